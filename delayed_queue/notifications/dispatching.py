@@ -24,6 +24,7 @@ from delayed_queue import Envelope, Retry, Snooze
 from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.db.resilience import is_unavailable, repeat, tidy_connections
 from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.http.callbacks.calls import least_wait
 from delayed_queue.http.rates import Hold
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route, routes_of, throttle_of
@@ -277,7 +278,7 @@ class Attempt:
         delay = get_settings().RETRY.delay_after(self._number)
         if delay is None:
             return self._end(Status.FAILED, outcome or "attempts exhausted")
-        return self._end(Status.ENQUEUED, outcome, max(delay, self._asked))
+        return self._end(Status.ENQUEUED, outcome, least_wait(delay, self._asked))
 
     @property
     def _doubt(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from delayed_queue import Envelope, Reject, Retry, RetryPolicy, handler
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, sign
+from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, least_wait, sign
 from delayed_queue.notifications import services, sweeping
 from delayed_queue.notifications.channels import close_routes, signing_secrets
 from delayed_queue.notifications.conf import get_settings
@@ -37,21 +37,20 @@ async def tell(envelope: Envelope) -> None:
         result = await send(CallbackRequest(found[0], body, headers))
     except InvalidMessage as error:
         raise Reject("the callback cannot be sent") from error
-    _judge(result)
+    _judge(result, envelope.attempt)
 
 
-def _judge(result: CallbackResult) -> None:
+def _judge(result: CallbackResult, attempt: int) -> None:
     if result.is_success:
         return
     if result.is_final:
         raise Reject(f"the callback was refused: {result.code}")
-    if result.retry_after is not None:
-        raise Retry(max(result.retry_after, timedelta(seconds=1)), result.code)
-    raise CallbackFailed(result.code)
+    step = _CALLBACK_RETRY.delay_after(attempt) or timedelta(0)
+    raise Retry(least_wait(step, result.retry_after), result.code)
 
 
-class CallbackFailed(Exception):
-    """The receiver has not confirmed; the policy says when to try again."""
+# Half a day of tries: a callback is worth less the later it comes.
+_CALLBACK_RETRY: Final = RetryPolicy.exponential(timedelta(seconds=10), max_attempts=15)
 
 
 SWEEPS: Final = "notifications-sweeps"
@@ -67,11 +66,7 @@ for _name in QUEUES:
         claim=get_settings().CLAIM,
     )(dispatch)
 
-# Half a day of tries: a callback is worth less the later it comes.
-handler(
-    services.CALLBACK_QUEUE,
-    retry=RetryPolicy.exponential(timedelta(seconds=10), max_attempts=15),
-)(tell)
+handler(services.CALLBACK_QUEUE, retry=_CALLBACK_RETRY)(tell)
 
 
 @handler(SWEEPS)

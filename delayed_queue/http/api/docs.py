@@ -140,7 +140,8 @@ _STEPS: Final = [
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f-\x9f]+$"
 # Which hosts, addresses and ports are called is the guard's to say.
 URL_PATTERN: Final = (
-    r"^[Hh][Tt][Tt][Pp][Ss]?://[^/?#@\\ \x00-\x1f\x7f]+([/?][^#\\ \x00-\x1f\x7f]*)?$"
+    r"^[Hh][Tt][Tt][Pp][Ss]?://[^/?#@%\\ \x00-\x1f\x7f]+"
+    r"([/?]([^#%\\ \x00-\x1f\x7f]|%[0-9A-Fa-f]{2})*)?$"
 )
 _NOT_BOTH: Final[dict[str, Any]] = {
     "required": ["delay", "runAt"],

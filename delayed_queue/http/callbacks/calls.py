@@ -203,10 +203,20 @@ class Results:
         self._failures_in_a_row = 0
 
 
-def retry_after_of(headers: Mapping[str, str], now: datetime, limit: timedelta) -> timedelta | None:
-    """Return the wait that ``Retry-After`` asks for, from zero to the limit; None for none.
+def least_wait(step: timedelta, asked: timedelta | None) -> timedelta:
+    """Return how long to wait where the ladder says ``step`` and the receiver may have asked.
 
-    A date is read against the answer's own ``Date``, so that the receiver's clock may be wrong.
+    ``Retry-After`` can lengthen a wait and never shorten it: a receiver that answers 0, or a date
+    that is over, would otherwise use up all attempts within a second.
+    """
+    return step if asked is None else max(step, asked)
+
+
+def retry_after_of(headers: Mapping[str, str], now: datetime, limit: timedelta) -> timedelta | None:
+    """Return the wait that ``Retry-After`` asks for, from zero to the limit.
+
+    None without the header, and for a value that is neither seconds nor a date. A date is read
+    against the answer's own ``Date``, so that the receiver's clock may be wrong.
     """
     asked = headers.get("Retry-After", "").strip()
     if asked.isascii() and asked.isdigit():

@@ -28,6 +28,7 @@ from delayed_queue.http.callbacks.calls import (
     CallbackRequest,
     CallbackResult,
     Failure,
+    least_wait,
     sign,
     webhook_id,
 )
@@ -174,7 +175,7 @@ class DeliveryContext:
         try:
             place = self._place_of(callback.url)
         except UrlRefused as error:
-            return self._logged(callback, None, _refused(error))
+            return self._logged(callback, callback.url, None, _refused(error))
         endpoint = await self.endpoints.of(place)
         if endpoint.is_disabled:
             raise Deferred(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
@@ -183,7 +184,7 @@ class DeliveryContext:
         except Deferred as error:
             error.is_for_host = self.breaker.state_of(place.host).takes_nothing()
             raise
-        self._logged(callback, endpoint, result)
+        self._logged(callback, place.url, endpoint, result)
         if result.disables_endpoint:
             await quietly(self.endpoints.disable(endpoint, "The receiver answered 410 Gone."))
         return result
@@ -227,7 +228,11 @@ class DeliveryContext:
             host.heard_at = time.monotonic()
 
     def _logged(
-        self, callback: Callback, endpoint: KnownEndpoint | None, result: CallbackResult
+        self,
+        callback: Callback,
+        url: str,
+        endpoint: KnownEndpoint | None,
+        result: CallbackResult,
     ) -> CallbackResult:
         envelope = callback.envelope
         self.log.add(
@@ -246,7 +251,7 @@ class DeliveryContext:
                 excerpt=result.excerpt.replace("\0", "\ufffd"),
                 is_ambiguous=result.is_ambiguous,
                 endpoint_id=None if endpoint is None else endpoint.id,
-                url=url_to_show(callback.url),
+                url=url_to_show(url),
             )
         )
         return result
@@ -305,7 +310,7 @@ async def _deliver(context: DeliveryContext, callback: Callback) -> None:
     if callback.wait is None:
         await context.log.flush()
         raise Reject(f"attempts exhausted: {result.code}", text)
-    raise Retry(callback.wait if result.retry_after is None else result.retry_after, text)
+    raise Retry(least_wait(callback.wait, result.retry_after), text)
 
 
 def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback:

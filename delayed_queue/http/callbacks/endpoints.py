@@ -45,11 +45,15 @@ DISABLED_WAIT: Final = (300.0, 900.0)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The parts of a url: its origin, its path, and ``host:port`` as the breaker knows it."""
+    """The parts of a url: its origin, its path, and ``host:port`` as the breaker knows it.
+
+    ``url`` is what is called.
+    """
 
     origin: str
     path: str
     host: str
+    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,12 @@ class KnownEndpoint:
 def place_of(url: str, policy: Policy | None = None) -> Place:
     """Return where a url leads; raises UrlRefused for one that is refused as it stands."""
     target = read_url(url, policy or current_policy())
-    parsed = target.url
+    parsed = target.parsed
     name = f"[{target.host}]" if ":" in target.host else target.host
     is_default = target.port == {"http": 80, "https": 443}[parsed.scheme]
     authority = name if is_default else f"{name}:{target.port}"
     return Place(
-        f"{parsed.scheme}://{authority}", _path(parsed), f"{name}:{target.port}"
+        f"{parsed.scheme}://{authority}", _path(parsed), f"{name}:{target.port}", str(target.url)
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The policy of callbacks' targets: one for urls that are offered and addresses that are dialled.
 
-A url is read by yarl, as aiohttp will read it, and no more of it is accepted than both read alike.
-Nothing here touches the network.
+A url's host is read by yarl, as aiohttp will read it, and no more of it is accepted than both read
+alike. Its path and query are called as they were given. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ipaddress import (
     ip_network,
 )
 from typing import Final, TypeAlias
+from urllib.parse import quote
 
 from yarl import URL
 
@@ -81,6 +82,10 @@ _AUTHORITY: Final = re.compile(
     r"https?://(\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]@:/?#%]+))(:[0-9]{1,5})?(?=[/?]|\Z)",
     re.IGNORECASE,
 )
+# The rest of a url, as far as it can stand in a request line: RFC 3986's characters and brackets.
+_AS_GIVEN: Final = "%/?:@!$&'()*+,;=-._~[]"
+_TARGET: Final = re.compile(r"[^:]*://[^/?#]*([^#]*).*", re.DOTALL)
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 # As the URL standard has it: who ends like this is an address or nothing, whatever inet_aton makes
 # of it.
@@ -126,9 +131,13 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A url that was accepted, and what will be dialled for it."""
+    """A url that was accepted, and what will be dialled for it.
+
+    ``url`` is called as it was given. ``parsed`` is its normal form, as endpoints match it.
+    """
 
     url: URL
+    parsed: URL
     host: str
     port: int
     address: Address | None
@@ -150,7 +159,7 @@ def read_url(url: str, policy: Policy) -> Target:
     """Return what will be dialled for the url, or raise UrlRefused."""
     given = _checked_text(url)
     try:
-        parsed = URL(url)
+        parsed, exact = URL(url), as_given(url)
         host, port = parsed.raw_host or "", parsed.port or 0
     except ValueError as error:
         raise UrlRefused("The url is malformed.") from error
@@ -166,7 +175,22 @@ def read_url(url: str, policy: Policy) -> Target:
         raise UrlRefused(
             f"The address in the url is not public, nor in {_SECTION}['ALLOWED_NETWORKS']."
         )
-    return Target(parsed, host, port, address)
+    return Target(exact, parsed, host, port, address)
+
+
+def as_given(url: str) -> URL:
+    """Return the URL whose path and query go out byte for byte.
+
+    A signature covers them, and ``%2F`` is another path than ``/``. Only what cannot stand in a
+    request line is escaped. Raises ValueError for what is no URL.
+    """
+    parsed = URL(url)
+    target = quote(_TARGET.sub(r"\1", url), safe=_AS_GIVEN)
+    # As the path, with the query: yarl would drop the sign of an empty one.
+    path = target if target.startswith("/") else f"/{target}"
+    return URL.build(
+        scheme=parsed.scheme, authority=parsed.raw_authority, path=path, encoded=True
+    )  # fmt: skip
 
 
 def check_addresses(host: str, answers: Iterable[str], policy: Policy) -> None:
@@ -190,6 +214,8 @@ def _checked_text(url: str) -> str:
     match = _AUTHORITY.match(url)
     if match is None:
         raise UrlRefused("A url is http:// or https:// and a host, without user and password.")
+    if _BAD_ESCAPE.search(url):
+        raise UrlRefused("An escape in a url is % and two hexadecimal digits; % itself is %25.")
     host = match["v6"] or match["name"]
     # To write a name of other scripts in ASCII takes as long as the square of its length.
     if len(host) > MAX_HOST:

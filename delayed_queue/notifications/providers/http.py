@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from aiohttp import (
@@ -25,9 +25,17 @@ from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable, UrlRefused
 from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostState
-from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, Failure, sign
+from delayed_queue.http.callbacks.calls import (
+    CallbackRequest,
+    CallbackResult,
+    Failure,
+    retry_after_of,
+    sign,
+)
 from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import place_of
+from delayed_queue.http.callbacks.guard import as_given
+from delayed_queue.http.conf import callback_settings
 from delayed_queue.notifications.providers import (
     Outcome,
     Verdict,
@@ -38,7 +46,6 @@ from delayed_queue.notifications.providers import (
 from delayed_queue.notifications.services import Begun
 
 MAX_ANSWER: Final = 64 * 1024
-MAX_WAIT: Final = timedelta(hours=1)
 FIELDS: Final = {"to": "{recipient}", "text": "{body}", "reference": "{id}"}
 
 # What a status means where the provider's table says nothing. Our account, our address and their
@@ -95,7 +102,7 @@ class HttpSmsProvider:
         self.name = name
         self.is_idempotent = bool(idempotency_header)
         self.repeats_in_doubt = repeats_in_doubt
-        self._url = url
+        self._url = as_given(url)
         self._fields = dict(fields)
         self._is_json = encoding == "json"
         self._headers = dict(headers or {})
@@ -151,7 +158,9 @@ class HttpSmsProvider:
         if verdict is Verdict.ACCEPTED:
             return Outcome(verdict, shown, str(answer.get(self._id_field, ""))[:200])
         return Outcome(
-            verdict, shown, retry_after=_wait_of(wire.headers),
+            verdict, shown, retry_after=retry_after_of(
+                wire.headers, datetime.now(UTC), callback_settings().RETRY_AFTER_LIMIT
+            ),
             detail=cleaned(text), blames_provider=status >= 500 or status in (401, 402, 403),
         )  # fmt: skip
 
@@ -194,13 +203,6 @@ def _object_of(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _wait_of(headers: Mapping[str, str]) -> timedelta | None:
-    asked = headers.get("Retry-After", "").strip()
-    if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
-        return None
-    return min(timedelta(seconds=int(asked)), MAX_WAIT)
 
 
 LEFT_ALONE: Final = "host-left-alone"

@@ -32,7 +32,7 @@ VALUES: dict[str, list[Any]] = {
     "url": [
         "https://e.org/", "http://e.org", "HTTPS://e.org?a#", "ftp://e.org/", "", "e.org", "/x",
         "https://e.org/ä", "https://ä.org/", "https://e.org/#a", "https://u:p@e.org/",
-        "https://e.org/ a", "https://e.org/\\", "https://e.org/a%2Fb", "https://e.org/{x}",
+        "https://e.org/ a", "https://e.org/\\", "https://e.org/a%2Fb", "https://e.org/%zz", "https://e.org/{x}",
         "mailto:a@b.org", "https://e.org/" + "x" * 2034, "https://e.org/" + "x" * 2035, None, 5,
     ],
     "ttr": [1, 0.5, 86400, 86401, None, "1", True],
@@ -131,7 +131,7 @@ def test_the_limits_of_settings_are_described(client: Client, settings: Settings
     settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
         "API": {"POP_COUNT": 7, "POP_TIMEOUT": timedelta(seconds=9), "BULK_ITEMS": 11}
     }
-    found = client.get("/queue/v1/openapi.json", headers={"host": "localhost"}).json()
+    found = client.get("/queue/v1/openapi.json").json()
     pop = found["paths"]["/queue/v1/topics/{topic}/pop"]["post"]["parameters"]
     maxima = {each["name"]: each["schema"].get("maximum") for each in pop}
     assert (maxima["count"], maxima["timeout"]) == (7, 9)

@@ -41,8 +41,10 @@ def test_the_longest_prefix_that_ends_where_a_part_of_the_path_does(url: str, pr
 
 
 def test_where_a_url_leads():
-    assert place_of("https://a.com/x") == Place("https://a.com", "/x", "a.com:443")
-    assert place_of("http://a.com/x") == Place("http://a.com", "/x", "a.com:80")
+    assert place_of("https://a.com/x") == Place(
+        "https://a.com", "/x", "a.com:443", "https://a.com/x"
+    )
+    assert place_of("http://a.com/x") == Place("http://a.com", "/x", "a.com:80", "http://a.com/x")
     assert prefix_of("https://a.com/x/") == ("https://a.com", "https://a.com/x")
     with pytest.raises(UrlRefused):
         place_of("https://10.0.0.1/")

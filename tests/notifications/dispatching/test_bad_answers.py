@@ -7,6 +7,7 @@ import gzip
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -49,6 +50,17 @@ def asked(parts: Sequence[bytes], *, hangs: bool = False, **options: Any) -> Out
         outcome = asyncio.run(ask(server.url))
         assert server.total == 1
         return outcome
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("90", 90), ("Thu, 01 Jan 2026 00:01:30 GMT", 90), ("0", 0), ("soon", None), ("-5", None),
+     ("Wed, 31 Dec 2025 00:00:00 GMT", 0), ("9" * 30, 24 * 3600)],
+)  # fmt: skip
+def test_j17_a_providers_retry_after_is_read_as_a_receivers_is(value: str, seconds: int | None):
+    head = f"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: {value}\r\n"
+    outcome = asked([f"{head}Date: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n".encode()])
+    assert outcome.retry_after == (None if seconds is None else timedelta(seconds=seconds))
 
 
 def test_n8_a_refusal_that_comes_in_parts_is_read_to_its_end():

@@ -12,12 +12,13 @@ from pytest_django import Settings
 from standardwebhooks import Webhook
 
 from delayed_queue import DelayedQueue
-from delayed_queue.models import DeadLetter
+from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import signing_secrets
 from delayed_queue.notifications.handlers import LOST, sweep, tell
 from delayed_queue.notifications.models import Delivery, Notification, Status
 from example_project import settings as project
+from tests.http.callbacks.servers import Receiver, answering
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher
 from tests.notifications.factories import enqueue, lease
 from tests.notifications.fakes import FakeHook
@@ -157,3 +158,39 @@ def test_n3_the_other_sweep_ends_what_has_no_message():
     assert tick is not None
     sweep(tick)
     assert status_of(lost) == Status.FAILED
+
+
+def test_j16_a_webhook_and_a_callback_are_called_as_they_were_given(
+    settings: Settings, dispatch: dict[str, Any]
+) -> None:
+    with Receiver() as receiver:
+        dispatch["PROVIDERS"]["webhook"] = [{"kind": "webhook", "name": "hooks"}]
+        dispatch["PROVIDERS"]["sms"] = [
+            {"kind": "http", "name": "texts", "url": f"{receiver.url}?key=a%2Fb%3d"}
+        ]
+        settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
+            "CALLBACKS": {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "ALLOWED_PORTS": [receiver.port]}
+        }
+        enqueue_webhook(f"{receiver.url}/a%2Fb?sig=%3Ac")
+        enqueue(channel="sms", callback_url=f"{receiver.url}?sig=x%2by")
+        dispatch_all(2)
+        tell_all(1)
+        called = sorted(each.path for each in receiver.requests)
+        assert called == ["/hook/a%2Fb?sig=%3Ac", "/hook?key=a%2Fb%3d", "/hook?sig=x%2by"]
+
+
+@pytest.mark.parametrize("asked", ["0", "Wed, 31 Dec 2025 00:00:00 GMT", "soon"])
+def test_j17_a_receiver_cannot_shorten_the_wait_of_a_callback(
+    settings: Settings, asked: str
+) -> None:
+    headers = {"Retry-After": asked, "Date": "Thu, 01 Jan 2026 00:00:00 GMT"}
+    with Receiver(answering(503, headers=headers)) as receiver:
+        settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
+            "CALLBACKS": {"ALLOWED_NETWORKS": ["127.0.0.0/8"], "ALLOWED_PORTS": [receiver.port]}
+        }
+        services.offer_callbacks([(enqueue(callback_url=receiver.url).id, SENT)])
+        worker = worker_with(handler_of(services.CALLBACK_QUEUE, tell), burst=True)
+        worker.run()
+    assert worker.counts.failed == 1
+    stored = Message.objects.get(kind__startswith=services.CALLBACK_QUEUE)
+    assert stored.scheduled_at > datetime.now(UTC) + timedelta(seconds=2)
