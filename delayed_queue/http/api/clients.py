@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from django.http import HttpRequest
+
+T = TypeVar("T")
 
 
 def socket_of(request: HttpRequest) -> socket.socket | None:
@@ -27,3 +32,45 @@ def stop_reading(request: HttpRequest) -> None:
             client.shutdown(socket.SHUT_RD)
         except OSError:  # the client has closed it
             return
+
+
+def is_gone(request: HttpRequest) -> bool:
+    """Return whether the client has closed its connection; False where that cannot be seen."""
+    client = socket_of(request)
+    if client is None:
+        return False
+    try:
+        return client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+async def while_connected(request: HttpRequest, work: Callable[[], Awaitable[T]]) -> T | None:
+    """Return the result of the work; cancel it, and return None, when the client is gone.
+
+    Nothing is begun for a client that left before. Under ASGI the server cancels the view itself.
+    """
+    client = socket_of(request)
+    if client is None:
+        return await work()
+    if is_gone(request):
+        return None
+    loop, working = asyncio.get_running_loop(), asyncio.ensure_future(work())
+
+    def stop_if_gone() -> None:
+        # Once: bytes of a next request would wake this again and again.
+        loop.remove_reader(client)
+        if is_gone(request):
+            working.cancel()
+
+    loop.add_reader(client, stop_if_gone)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if not is_gone(request):
+            raise
+        return None
+    finally:
+        loop.remove_reader(client)

@@ -90,7 +90,7 @@ async def pop(
         partial(give_back, topic, using=using),
         using,
     )
-    jobs = await waiting_pops.wait(wish, timeout)
+    jobs = await waiting_pops.wait_for(request, wish, timeout)
     return reply(200, [_as_dict(each) for each in jobs]) if jobs else nothing()
 
 

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+from django.core.handlers.wsgi import WSGIRequest
 from django.db import DEFAULT_DB_ALIAS
+from django.http import HttpRequest
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.wakeups import AsyncListener, channel_of
 from delayed_queue.http.api.bodies import unavailable
 from delayed_queue.http.api.building import submit
+from delayed_queue.http.api.clients import is_gone, socket_of, while_connected
 from delayed_queue.http.conf import api_settings
 from delayed_queue.observe.logs import log
 
@@ -199,6 +202,8 @@ def give_back(wish: Wish[T], came: Future[Sequence[T]]) -> None:
         submit(wish.give_back, came.result())
 
 
+# The longest wait for a client whose connection cannot be seen: it may be gone all that time.
+BLIND_SECONDS: Final = 5.0
 # How long closing waits for claims under way, and for a connection that is being made.
 TIMEOUT_SECONDS: Final = 10.0
 
@@ -210,7 +215,8 @@ class WaitingPops:
 
         @router.post("/topics/{topic}/pop", auth=requires("consume"), response=…)
         async def pop(request, topic: str, count: int = 1, timeout: float = 0):
-            jobs = await waiting_pops.wait(Wish(topic, kinds, claim, next_look, give_back), timeout)
+            wish = Wish(topic, kinds, claim, next_look, give_back)
+            jobs = await waiting_pops.wait_for(request, wish, timeout)
             return Status(200, jobs) if jobs else Status(204, None)
     """
 
@@ -224,6 +230,22 @@ class WaitingPops:
     def waiting(self) -> int:
         """How many pops wait."""
         return self.room.waiting
+
+    async def wait_for(
+        self, request: HttpRequest, wish: Wish[T], timeout: float
+    ) -> Sequence[T]:  # fmt: skip
+        """Wait as ``wait`` does, for as long as the request's client is connected.
+
+        What was claimed for a client that is gone is given back, uncounted. A WSGI server that
+        does not show the connection waits for BLIND_SECONDS at most.
+        """
+        if isinstance(request, WSGIRequest) and socket_of(request) is None:
+            timeout = min(timeout, BLIND_SECONDS)
+        found = await while_connected(request, partial(self.wait, wish, timeout)) or []
+        if not found or not is_gone(request):
+            return found
+        submit(wish.give_back, found)
+        return []
 
     async def wait(self, wish: Wish[T], timeout: float) -> Sequence[T]:
         """Return what the wish claims as soon as there is some; empty after the timeout.

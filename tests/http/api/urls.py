@@ -66,7 +66,7 @@ class Popped(Schema):
     "/topics/{topic}/pop", auth=requires("consume"), response={200: list[Popped], 204: None}
 )
 async def pop(request: Any, topic: str, count: int = 1, timeout: float = 0) -> Any:
-    jobs = await waiting_pops.wait(wish(topic, count), timeout)
+    jobs = await waiting_pops.wait_for(request, wish(topic, count), timeout)
     found = [{"key": each.key, "lease": each.lease_id, "attempt": each.attempt} for each in jobs]
     return Status(200, found) if found else Status(204, None)
 
