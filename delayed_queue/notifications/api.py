@@ -213,6 +213,10 @@ def send(request: HttpRequest) -> Any:
     return _sent(request)
 
 
+def _is_plain(request: HttpRequest) -> bool:
+    return request.method == "POST" and not request.META.get("QUERY_STRING")
+
+
 def send_plainly(request: Any) -> HttpResponse:
     """Do what ``send`` does."""
     request.auth = _MAY_SEND.let_in(request)
@@ -399,4 +403,4 @@ api: Final = make_api(
     description="Ask for an email, an SMS or a webhook; each is sent once, in time, or told of.",
 )
 api.add_router("", router)
-api.quick["send"] = Quick(lambda request: request.method == "POST", send_plainly)
+api.quick["send"] = Quick(_is_plain, send_plainly)

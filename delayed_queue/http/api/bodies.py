@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from http import HTTPStatus
 from itertools import islice
 from math import ceil, isfinite
@@ -93,6 +94,12 @@ def unavailable(code: str = "database_unavailable", detail: str = "") -> Problem
 S = TypeVar("S", bound=Sized)
 
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+# A number that is read as a double, without its sign, and the length up to which such a one keeps
+# its digits. A run of digits is scanned once: it may be as long as a body.
+_FRACTION: Final = re.compile(
+    rb"(?<![0-9])[0-9]++(?:\.[0-9]++(?:[eE][+-]?[0-9]++)?|[eE][+-]?[0-9]++)"
+)
+_SURE_DIGITS: Final = 15
 # From the first sign that is not blank: what comes before it is not looked at twice.
 _LINES: Final = re.compile(rb"\S[^\n]*")
 
@@ -100,8 +107,9 @@ _LINES: Final = re.compile(rb"\S[^\n]*")
 def parse(raw: bytes, depth: int, *, most: int | None = None) -> Any:
     """Return the value of a JSON text; raises Problem 400 for anything doubtful.
 
-    Refused are NaN and infinities (1e400 too), lone surrogates, NUL, a byte order mark, deeper
-    nesting than ``depth``, and an object that has a name twice: two readers of it may differ.
+    Refused are NaN and infinities (1e400 too), numbers of which a double loses digits, lone
+    surrogates, NUL, a byte order mark, deeper nesting than ``depth``, and an object that has a
+    name twice: two readers of it may differ.
     An array of more than ``most`` items is Problem 413.
     """
     try:
@@ -116,7 +124,25 @@ def parse(raw: bytes, depth: int, *, most: int | None = None) -> Any:
     # one of them came twice, and the parser has kept the last.
     if names != raw.count(b":") and names != _STRINGS.sub(b"", raw).count(b":"):
         raise malformed("an object has the same name twice")
+    if _FRACTION.search(raw) is not None:
+        _check_fractions(raw)
     return value
+
+
+def _check_fractions(raw: bytes) -> None:
+    for number in _FRACTION.findall(_STRINGS.sub(b"", raw)):
+        if not keeps_digits(number.decode()):
+            raise malformed("a number has more digits than a double holds")
+
+
+def keeps_digits(number: str) -> bool:
+    """Return whether a JSON number is the same after it was read as a double and written."""
+    if len(number) <= _SURE_DIGITS and "e" not in number.lower():
+        return True
+    double = float(number)
+    if double == 0:  # Decimal refuses exponents of many digits
+        return not set("123456789").intersection(number.lower().partition("e")[0])
+    return Decimal(number) == Decimal(repr(double))
 
 
 def lines_of(raw: bytes, most: int) -> list[bytes]:

@@ -54,6 +54,7 @@ from delayed_queue.http.api.bodies import (
 )
 from delayed_queue.http.api.clients import stop_reading
 from delayed_queue.http.api.docs import described, docs_page, openapi_file
+from delayed_queue.http.api.queries import check_query, parameters_of
 from delayed_queue.http.conf import api_settings
 from delayed_queue.observe.logs import log
 
@@ -319,15 +320,17 @@ def _dotted(where: tuple[Any, ...]) -> str:
 
 
 def _admitting(run: Any) -> Any:
-    """Read the body, bounded and of the right type, after the token was checked.
+    """Check the query and read the body, bounded and of the right type, after the token's check.
 
     A caller without a token could otherwise hold a thread of a WSGI server by half a body.
     """
     operation: Any = run.__self__
-    rule, check_token = rule_of(operation), operation._run_checks  # noqa: SLF001
+    rule, parameters = rule_of(operation), parameters_of(operation)
+    check_token = operation._run_checks  # noqa: SLF001
 
     def refused(request: HttpRequest) -> HttpResponseBase | None:
         try:
+            check_query(request.GET, *parameters)
             admit(request, rule)
         # As Ninja does for what an operation raises: a problem, and logged if it is ours.
         except Exception as error:

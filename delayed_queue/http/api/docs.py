@@ -232,7 +232,7 @@ ADDING: Final[dict[str, Any]] = {
             "name": IDEMPOTENCY_KEY,
             "required": False,
             "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY,
-                       "pattern": "^[ -~]+$"},
+                       "pattern": "^[ -+\\--~]+$"},
             "description": "The same request with the same key is answered as the first one was.",
         }
     ],

@@ -79,9 +79,16 @@ def once(
 
 
 def check_idempotency_key(key: str) -> str:
-    """Return the key, or refuse one that is not 1 to 200 printable ASCII characters."""
-    if not 1 <= len(key) <= MAX_KEY or not (key.isascii() and key.isprintable()):
-        raise InvalidMessage(f"An idempotency key is 1 to {MAX_KEY} printable ASCII characters.")
+    """Return the key, or refuse one that is not 1 to 200 printable ASCII characters.
+
+    A comma is refused too: servers join with it a header that came twice, which counts once.
+    """
+    is_key = 1 <= len(key) <= MAX_KEY and key.isascii() and key.isprintable()
+    if not is_key or "," in key:
+        raise InvalidMessage(
+            f"An idempotency key is 1 to {MAX_KEY} printable ASCII characters without a comma, and "
+            "comes once."
+        )
     return key
 
 

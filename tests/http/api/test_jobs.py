@@ -102,7 +102,7 @@ class TestPlainRequests:
     def test_are_answered_as_others_are(
         self, caller: Client, data: Any, more: dict[str, str]
     ) -> None:
-        answers = [post(caller, path, data, **more) for path in ("/jobs", "/jobs?other=1")]
+        answers = [post(caller, path, data, **more) for path in ("/jobs", "/jobs?ifExists=fail&")]
         if answers[0].status_code == 202:
             assert answers[1].json()["code"] == "job_already_exists"
             return
