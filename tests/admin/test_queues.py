@@ -146,6 +146,24 @@ def test_beyond_ten_thousand_counts_are_estimated(
     assert lines["small"].due == "90"
 
 
+def test_a_queue_of_twenty_thousand_shows_an_estimate(admin_client: Client):  # O3
+    rows = [
+        Message(
+            kind="big|json",
+            key=str(n),
+            payload=b"1",
+            scheduled_at=0,
+            scheduled_at_initially=0,
+            created_at=0,
+        )
+        for n in range(20_000)
+    ]
+    Message.objects.bulk_create(rows)
+    (line,) = [each for each in admin_client.get(QUEUES).context["lines"] if each.queue == "big"]
+    assert str(line.due).startswith("≈ ")
+    assert 16_000 < int(str(line.due)[2:].replace(",", "")) < 24_000
+
+
 # The trends, and a queue's history
 
 
