@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin, messages
@@ -31,6 +31,7 @@ from delayed_queue.admin.lists import (
     Keyset,
     KeysetChangeList,
     LetterRow,
+    ListAdmin,
     MessageRow,
     as_read,
     find,
@@ -41,16 +42,11 @@ from delayed_queue.db.resilience import waited_too_long
 from delayed_queue.observe.overview import name_of
 from delayed_queue.queue.hooks import hooks
 
-if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Any]
-else:
-    _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
-
 ORIGIN: Final = "origin"
 CONFIRMED: Final = "confirmed"
 
 
-class QueueModelAdmin(_Base):
+class QueueModelAdmin(ListAdmin):
     """Read-only pages of bounded cost, and fenced operations, each with its own permission."""
 
     operations: tuple[Operation, ...] = ()

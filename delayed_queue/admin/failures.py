@@ -21,7 +21,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.filters import GROUP, KIND, chosen_kind
+from delayed_queue.admin.filters import GROUP, KIND, chosen_kind, valid_kind
 from delayed_queue.admin.operations import (
     Call,
     DurationField,
@@ -109,7 +109,7 @@ def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRes
         return run_view(model_admin, request)
     using = model_admin.get_queryset(request).db
     kind = chosen_kind(request)
-    kinds = None if kind is None else [kind]
+    kinds = None if kind is None else [valid_kind(kind)]
     rows = DeadLetter.objects.groups(kinds, shown=SHOWN, using=using)
     found, now = rows[0].groups if rows else 0, timezone.now()
     context = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR
+from django.core.exceptions import BadRequest
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
@@ -16,6 +17,8 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import LEASE
 from delayed_queue.admin.lists import DatabaseClock, RowState, find
+from delayed_queue.codecs import check_kind
+from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.models import Worker
 from delayed_queue.observe.overview import MAX_KINDS, name_of
 
@@ -44,6 +47,14 @@ class KnowsKinds(Protocol):
 
 def chosen_kind(request: HttpRequest) -> str | None:
     return request.GET.get(KIND)
+
+
+def valid_kind(kind: str) -> str:
+    """Return the kind; raise BadRequest for one that no queue can have."""
+    try:
+        return check_kind(kind)
+    except InvalidMessage as error:
+        raise BadRequest(str(error)) from error
 
 
 def is_narrow(request: HttpRequest) -> bool:
@@ -77,11 +88,7 @@ class KindFilter(SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         kind = self.value()
-        if kind is None:
-            return queryset
-        if "\x00" in kind:
-            raise IncorrectLookupParameters("no kind contains a NUL character")
-        return queryset.filter(kind=kind)
+        return queryset if kind is None else queryset.filter(kind=kind)
 
 
 def _label(kind: str) -> str:
@@ -177,11 +184,7 @@ class LeaseFilter(HolderFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         lease_id = self.value()
-        if lease_id is None:
-            return queryset
-        if "\x00" in lease_id:
-            raise IncorrectLookupParameters("no lease contains a NUL character")
-        return queryset.filter(lease_id=lease_id)
+        return queryset if lease_id is None else queryset.filter(lease_id=lease_id)
 
 
 class WorkerFilter(HolderFilter):
@@ -217,7 +220,7 @@ class GroupFilter(HolderFilter):
         fingerprint = self.value()
         if fingerprint is None:
             return queryset
-        if "\x00" in fingerprint or chosen_kind(request) is None:
+        if chosen_kind(request) is None:
             raise IncorrectLookupParameters("a failure is one of a queue")
         return queryset.filter(fingerprint=fingerprint)
 

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.filters import KIND
+from delayed_queue.admin.filters import KIND, valid_kind
 from delayed_queue.admin.formats import (
     Line,
     Mark,
@@ -28,8 +28,7 @@ from delayed_queue.admin.formats import (
 )
 from delayed_queue.admin.limits import CHANGES, change_view, groups_of
 from delayed_queue.admin.schedule_forms import rule_of
-from delayed_queue.codecs import check_kind
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
 from delayed_queue.observe.overview import EXACT, name_of
@@ -118,7 +117,7 @@ FIGURES: Final = (
 def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
-    kind, chosen = _kind(request), request.GET.get(RANGE, "1h")
+    kind, chosen = valid_kind(request.GET.get(KIND, "")), request.GET.get(RANGE, "1h")
     if request.method == "POST":
         return change_view(model_admin, request, kind)
     if chosen not in RANGES:
@@ -147,13 +146,6 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
     }
     request.current_app = model_admin.admin_site.name
     return TemplateResponse(request, "admin/delayed_queue/queue_history.html", context)
-
-
-def _kind(request: HttpRequest) -> str:
-    try:
-        return check_kind(request.GET.get(KIND, ""))
-    except InvalidMessage as error:
-        raise BadRequest(str(error)) from error
 
 
 def _at(minute: float) -> datetime:

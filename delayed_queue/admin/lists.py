@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from django import forms
+from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import (
@@ -29,6 +30,10 @@ from delayed_queue.models import EpochMillisecondField
 
 if TYPE_CHECKING:
     from delayed_queue.admin.base import QueueModelAdmin
+
+    _Base = admin.ModelAdmin[Any]
+else:
+    _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
 # Any number of fewer digits is a bigint.
 _MOST_DIGITS: Final = 19
@@ -188,7 +193,7 @@ class Keyset:
         return queryset.filter((LessThan if self.descending else GreaterThan)(here, there))
 
     def _value(self, position: str | None) -> int | str:
-        if position is None or "\x00" in position:
+        if position is None:
             raise ValueError("no position")
         return position if self.is_text else _bigint(position)
 
@@ -198,6 +203,15 @@ def _bigint(text: str) -> int:
     if not -_MAX_BIGINT <= number < _MAX_BIGINT:
         raise ValueError("out of range")
     return number
+
+
+class ListAdmin(_Base):
+    """A model admin whose lists refuse a NUL in their URL: PostgreSQL cannot compare it."""
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        if any("\x00" in each for _, values in request.GET.lists() for each in values):
+            raise IncorrectLookupParameters("no text contains a NUL character")
+        return super().get_changelist_instance(request)
 
 
 class KeysetChangeList(ChangeList):

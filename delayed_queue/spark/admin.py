@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -16,13 +16,8 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import number, percent, seconds
-from delayed_queue.admin.lists import find
+from delayed_queue.admin.lists import ListAdmin, find
 from delayed_queue.spark.models import PipelineReport
-
-if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Any]
-else:
-    _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
 _PLOTS: Final = {
     "lateness": _("Lateness by kind"),
@@ -41,7 +36,7 @@ _SPANS: Final = ("p50", "p95", "p99", "max")
 
 
 @admin.register(PipelineReport)
-class PipelineReportAdmin(_Base):
+class PipelineReportAdmin(ListAdmin):
     """One page; ``manage.py queuepipeline report`` makes what it shows."""
 
     class Media:

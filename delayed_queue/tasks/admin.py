@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.paginator import Paginator
 from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
@@ -20,6 +21,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
@@ -33,18 +35,14 @@ from delayed_queue.admin.filters import (
     WorkerFilter,
 )
 from delayed_queue.admin.formats import LEASE
+from delayed_queue.admin.lists import ListAdmin
 from delayed_queue.admin.messages import MESSAGE_OPERATIONS, Group, MessageAdmin, MessageOperation
-from delayed_queue.admin.operations import Call
+from delayed_queue.admin.operations import Call, Entry, english, record
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe.overview import MAX_KINDS
 from delayed_queue.tasks.models import TaskPriority, TaskResult, TaskUnderWay
 from delayed_queue.tasks.options import is_id, kind_of_priority, split_kind
-
-if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Any]
-else:
-    _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
 _PAGE: Final = 50
 # Beyond it nobody pages: a count would read the whole table.
@@ -96,7 +94,7 @@ _FITTING: Final = {
 
 
 @admin.register(TaskResult)
-class TaskResultAdmin(_Base):
+class TaskResultAdmin(ListAdmin):
     """Tasks that have run, or say how far they are; waiting ones are messages of their queue."""
 
     list_display = ("path", "short_id", "queue", "state", "attempts", "duration", "progress")
@@ -277,7 +275,7 @@ class TaskResultAdmin(_Base):
         count = 0
         for row in rows:
             try:
-                count += call(row)
+                count += _carry_out(request, queryset, row, done, call)
             # A task that imports no more, or a backend that is gone; it says so.
             except Exception as error:
                 self.message_user(request, f"{row.pk}: {error}", messages.ERROR)
@@ -289,6 +287,19 @@ class TaskResultAdmin(_Base):
         name = "admin:delayed_queue_tasks_taskresult_change"
         url = reverse(name, args=[rows[0].pk], current_app=self.admin_site.name)
         return HttpResponseRedirect(url)
+
+
+def _carry_out(
+    request: HttpRequest, queryset: QuerySet[Any], row: TaskResult, done: Any,
+    change: Callable[[TaskResult], bool],
+) -> bool:  # fmt: skip
+    """Change one task and record it in the admin's log, in one transaction."""
+    call = Call(queryset.using(_backend_of(row).settings.database), [], request.user)
+    with call.transaction():
+        if not change(row):
+            return False
+        record(call, CHANGE, [Entry(row, f"{capfirst(english(done))}.")])
+        return True
 
 
 class TaskKindFilter(KindFilter):

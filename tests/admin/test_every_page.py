@@ -11,12 +11,15 @@ from typing import Any, Final
 import pytest
 from django.apps import apps
 from django.contrib import admin
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR
 from django.db import transaction
 from django.test import Client
-from django.urls import URLPattern, URLResolver, resolve
+from django.urls import URLPattern, URLResolver, resolve, reverse
+from django.utils.http import urlencode
 from django.utils.translation import override
 from pytest_django import Settings
 
+from delayed_queue.admin.lists import AFTER, KeysetChangeList
 from tests.admin.support import page, post, tokens
 from tests.support import gallery
 
@@ -29,6 +32,8 @@ NO_PAGES: Final = {
     "delayed_queue_spark_pipelinereport_plot", "delayed_queue_queueoverview_changelist", None,
 }  # fmt: skip
 _VARIABLE: Final = re.compile(r"{{ *([\w.]+)")
+# What PostgreSQL, or a cast, refuses.
+TYPED: Final = ("a\0b", "9" * 5000, str(2**63))
 MISSING: Final = re.compile("¤(.*?)¤", re.DOTALL)
 WEEKDAY: Final = re.compile(r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d+")
 
@@ -110,3 +115,54 @@ def test_each_operation_asks_first_where_it_has_something_to_warn_of(
                 assert wanted.isdisjoint(MISSING.findall(html)), (url, operation.name)
                 asked += 1
     assert asked > 10
+
+
+def lists() -> list[tuple[str, Any]]:
+    """Return the path and the model admin of each list of ours."""
+    models = [each for each in apps.get_models() if admin.site.is_registered(each)]
+    return [
+        (gallery.list_of(each), admin.site.get_model_admin(each))
+        for each in models
+        if each._meta.app_label.startswith("delayed_queue")
+        and each._meta.model_name != "queueoverview"
+    ]
+
+
+def parameters(model_admin: Any) -> set[str]:
+    """Return what the URL of a list may say: filters, search, position."""
+    filters = [
+        getattr(each, "parameter_name", f"{each}__exact") for each in model_admin.list_filter
+    ]
+    position = AFTER if issubclass(model_admin.get_changelist(None), KeysetChangeList) else PAGE_VAR
+    return {*filters, SEARCH_VAR, position}
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_no_list_fails_for_what_is_typed_into_its_url(admin_client: Client, typed: str) -> None:
+    found = {}
+    for path, model_admin in lists():
+        for name in parameters(model_admin):
+            url = f"{path}{'&' if '?' in path else '?'}{urlencode({name: typed})}"
+            found[url] = admin_client.get(url).status_code
+    for name in ("queues", "failures", "history"):
+        url = (
+            reverse(f"admin:delayed_queue_{name}")
+            + "?"
+            + urlencode({"kind": typed, "range": typed})
+        )
+        assert admin_client.get(url).status_code < 500
+    assert len(found) > 40
+    assert {url: status for url, status in found.items() if status not in (200, 302)} == {}
+
+
+def test_each_choice_of_each_filter_can_be_chosen(admin_client: Client) -> None:
+    chosen = 0
+    for path in (path for path, model_admin in lists() if model_admin.list_filter):
+        changelist = admin_client.get(path, follow=True).context["cl"]
+        for each in changelist.filter_specs:
+            for choice in each.choices(changelist):
+                if choice["query_string"].startswith("?"):
+                    url = path.partition("?")[0] + choice["query_string"]
+                    assert admin_client.get(url, follow=True).status_code == 200, url
+                    chosen += 1
+    assert chosen > 30

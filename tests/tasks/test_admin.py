@@ -101,6 +101,17 @@ def test_run_again_retry_and_cancel(root: Client, work: Any) -> None:
     assert not Message.objects.exists()
     assert "1 of 1 enqueued again" in act(root, "run_again", row)
     assert Message.objects.get().key != str(row.pk)
+    entries = list(LogEntry.objects.order_by("pk"))
+    said = [each.change_message for each in entries]
+    assert said == ["To be run now.", "Cancelled.", "Enqueued again."]
+    assert {(each.object_id, each.object_repr) for each in entries} == {(str(row.pk), str(row))}
+
+
+def test_what_was_not_changed_is_not_logged(root: Client, work: Any) -> None:
+    work.add.enqueue(1)
+    drain()
+    assert "0 of 1 cancelled" in act(root, "cancel_tasks", TaskResult.objects.get())
+    assert not LogEntry.objects.exists()
 
 
 def test_the_page_of_a_task_has_buttons_for_what_can_be_done(root: Client, work: Any) -> None:

@@ -19,18 +19,13 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.lists import AFTER, LIVE, KeysetChangeList
+from delayed_queue.admin.lists import AFTER, LIVE, KeysetChangeList, ListAdmin
 from delayed_queue.db.sql import Page
 from delayed_queue.notifications import managing
 from delayed_queue.notifications.models import Status
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
-
-if TYPE_CHECKING:
-    Base = admin.ModelAdmin[Any]
-else:
-    Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
 APP: Final = "delayed_queue_notifications"
 MAX_LISTED: Final = 5_000
@@ -53,7 +48,7 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg] # not subscriptable 
         return len(rows[:MAX_LISTED].values_list("pk", flat=True))
 
 
-class ShownOnly(Base):
+class ShownOnly(ListAdmin):
     """Read-only pages of bounded cost."""
 
     list_per_page = 100
@@ -80,7 +75,8 @@ class ShownOnly(Base):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Allow the filters only: a lookup typed into the URL could scan, or spell out texts."""
-        return lookup in {getattr(each, "parameter_name", each) for each in self.list_filter}
+        allowed = {getattr(each, "parameter_name", f"{each}__exact") for each in self.list_filter}
+        return lookup in allowed
 
 
 def may(request: HttpRequest, codename: str) -> bool:
