@@ -269,7 +269,7 @@ class Tries:
         connection = self._connection
         if connection.connection is None:
             connection.ensure_connection()
-        elif _has_unread(connection.connection) and not connection.is_usable():
+        elif has_unread(connection.connection) and not connection.is_usable():
             connection.close()
             connection.ensure_connection()
         self._pid = connection.connection.pgconn.backend_pid
@@ -346,7 +346,7 @@ class Tries:
         return None if wait is None or time.monotonic() + wait > ends_at else wait
 
 
-def _has_unread(raw: psycopg.Connection[Any]) -> bool:
+def has_unread(raw: psycopg.Connection[Any]) -> bool:
     """Return whether there is something to read from the server, be it the end."""
     try:
         socket = raw.pgconn.socket
@@ -381,12 +381,15 @@ def sqlstate_of(error: BaseException) -> str | None:
     return getattr(error.__cause__, "sqlstate", None)
 
 
-def tidy_connections(*, idle: bool) -> None:
+def tidy_connections(*, idle: bool) -> Sequence[BaseDatabaseWrapper]:
     """Close this thread's connections that are of no use or, when idle, outlived CONN_MAX_AGE.
 
-    Django does this around each request. Here, with the default CONN_MAX_AGE of 0, it would
-    mean a new connection for each message; so age counts only between bursts of work.
+    Return all that it has. Django does this around each request. Here, with the default
+    CONN_MAX_AGE of 0, it would mean a new connection for each message; so age counts only between
+    bursts of work.
     """
-    for connection in connections.all(initialized_only=True):
+    kept = connections.all(initialized_only=True)
+    for connection in kept:
         if idle or connection.errors_occurred:
             tend(connection)
+    return kept

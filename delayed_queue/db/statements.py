@@ -528,6 +528,7 @@ _sessions: Final[WeakKeyDictionary[BaseDatabaseWrapper, Session]] = WeakKeyDicti
 
 
 def _session_of(connection: BaseDatabaseWrapper) -> Session:
+    connection.close_if_health_check_failed()  # as Django's cursors do
     connection.ensure_connection()
     session = _sessions.get(connection)
     if session is None or session.raw is not connection.connection:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from django.db import Error, connections
 
+from delayed_queue.db.kept import is_unconnected
 from delayed_queue.db.resilience import (
     is_conflict,
     repeat,
@@ -56,6 +57,10 @@ class NotBegun(Snooze):
 
     def __init__(self) -> None:
         super().__init__(timedelta(0))
+
+
+# How long a message waits whose handler could not connect to the database of its queue.
+UNCONNECTED: Final = timedelta(seconds=1)
 
 
 class Claim:
@@ -130,6 +135,14 @@ class Claim:
     def leave(self, envelope: Envelope) -> None:
         """Have a message given back that nobody has begun, if the lease still holds it."""
         self.failures.append((envelope, NotBegun()))
+
+    def fail(self, envelope: Envelope, error: BaseException) -> None:
+        """Record an error; where the handler could not connect, the message waits, uncounted."""
+        if is_unconnected(error, self.consumer.queue.using):
+            fields = {"queue": envelope.queue, "key": envelope.key}
+            log(logging.WARNING, "handler_unconnected", **fields, error=type(error).__name__)
+            error = Snooze(UNCONNECTED)
+        self.failures.append((envelope, error))
 
     def by_manner(self) -> list[Claim]:
         """Return it, or a claim for each manner in which its messages are to be handled."""

@@ -6,14 +6,15 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import repeat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from delayed_queue.db.kept import expect_first_statement
 from delayed_queue.db.resilience import tidy_connections
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
@@ -30,6 +31,9 @@ from delayed_queue.worker.executor import (
     Work,
     emptied,
 )
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 # How long the end of a process waits for cancelled handlers.
 CANCEL_SECONDS: Final = 1.0
@@ -55,6 +59,8 @@ class EventLoop(Pool):
         # Those that a handler runs in: one that has not begun could not say so when cancelled.
         self._running: dict[Envelope, asyncio.Task[None]] = {}
         self._is_tidy = asyncio.Event()
+        # The connections of the thread behind the loop.
+        self._kept: Sequence[BaseDatabaseWrapper] = ()
         self._is_stopped = False
 
     def start(self) -> None:
@@ -191,6 +197,7 @@ class EventLoop(Pool):
         began_at, is_done = time.monotonic(), False
         self._board.mark(slot, is_suspect=claim.is_suspect)
         self._board.take(slot, envelope.message_id)
+        expect_first_statement(self._kept)
         try:
             self._running[envelope] = asyncio.current_task()  # type: ignore[assignment]
             current_envelope.set(envelope)
@@ -199,7 +206,7 @@ class EventLoop(Pool):
         # what was cancelled at the end has none: it was given back.
         except BaseException as error:
             if not self._is_stopped:
-                claim.failures.append((envelope, error))
+                claim.fail(envelope, error)
         else:
             is_done = True
             claim.done.append(envelope.message_id)
@@ -235,5 +242,5 @@ class EventLoop(Pool):
         while True:
             await self._is_tidy.wait()
             self._is_tidy.clear()
-            await tidy(idle=True)
+            self._kept = await tidy(idle=True)
             await asyncio.sleep(TIDY_SECONDS)

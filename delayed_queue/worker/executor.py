@@ -9,18 +9,22 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from django.db import connections
 
+from delayed_queue.db.kept import expect_first_statement
 from delayed_queue.db.resilience import tidy_connections
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 # How far ahead of a pool a worker leases: what it begins within this time, but so many batches at
 # most: two that are being claimed, and two that are worked off meanwhile. More would keep messages
@@ -213,6 +217,8 @@ class Slot:
         # The claim, the message and the time it must end by, where its handler has a timeout.
         self.timed: deque[tuple[Claim, Envelope, float]] = deque()
         self.tidied_at = self.checked_at = 0.0
+        # The connections of its thread, as far as they are known.
+        self.kept: Sequence[BaseDatabaseWrapper] = ()
 
 
 class Executor(Pool):
@@ -374,6 +380,8 @@ class Executor(Pool):
 
     def _handle(self, slot: Slot, claim: Claim, envelope: Envelope) -> None:
         self._board.take(slot.number, envelope.message_id)
+        if slot.kept:
+            expect_first_statement(slot.kept)
         if claim.is_suspect:
             self._board.mark(slot.number, is_suspect=True)
         try:
@@ -383,7 +391,7 @@ class Executor(Pool):
         # renewed for ever.
         except BaseException as error:
             slot.checked_at = 0.0
-            claim.failures.append((envelope, error))
+            claim.fail(envelope, error)
         else:
             claim.done.append(envelope.message_id)
         if claim.is_suspect:
@@ -413,6 +421,6 @@ class Executor(Pool):
         is_time = now - slot.tidied_at > TIDY_SECONDS
         if is_time:
             slot.tidied_at = now
-        used = connections.all(initialized_only=True)
-        if used and (is_time or any(each.errors_occurred for each in used)):
+        slot.kept = connections.all(initialized_only=True)
+        if slot.kept and (is_time or any(each.errors_occurred for each in slot.kept)):
             tidy_connections(idle=is_time)
