@@ -147,7 +147,7 @@ class TestEventLoop:
         worker = worker_with(handler_of("endless", endless), shutdown_timeout=SHORT)
         with running(worker):
             assert begun.wait(20)
-        assert Message.objects.values_list("attempts", "lease_id").get() == (1, None)
+        assert Message.objects.values_list("attempts", "lease_id").get() == (0, None)
         assert worker.counts == Counts()
 
 
