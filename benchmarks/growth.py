@@ -125,27 +125,21 @@ class _Exchanges:
     """The round trips of a worker, on a connection set up as a worker's is."""
 
     def __enter__(self) -> _Exchanges:
-        from django.db import connections
+        from delayed_queue.db.own import using_own_connection
 
-        from delayed_queue.db.sql import keep_plans
-
-        # A new one: what the last one planned was for another table.
-        connections["default"].close()
-        keep_plans()
+        # A new connection: the plans of the last one were for another table.
+        self._own = using_own_connection("default")
+        self._own.__enter__()
         self._consumer = _consumer()
         self._leases: list[str] = []
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        from django.db import connections
-
-        from delayed_queue.db.sql import keep_plans
         from delayed_queue.db.statements import run
         from delayed_queue.queue.store.settle import acknowledging_leases
 
         run("default", [acknowledging_leases(self._leases)])
-        keep_plans(keep=False)
-        connections["default"].close()
+        self._own.__exit__(None, None, None)
 
     def measure(self, batch: int, count: int) -> list[float]:
         self._exchange(batch)  # the first one plans, and acknowledges another size
@@ -180,11 +174,9 @@ class _Exchanges:
         """
         from django.db import connections, transaction
 
-        from delayed_queue.db.statements import plan_each_time
         from delayed_queue.queue.store.claim import claiming
 
         connections["default"].ensure_connection()
-        plan_each_time("default")
         statement, parameters = claiming(JSON_KIND, BATCH, "explained", "again", 60_000)
         cursor = psycopg.Cursor(connections["default"].connection)
         for _ in range(2):

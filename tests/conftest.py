@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from django.conf import settings
 from django.db import connections
+from pytest_django import Settings
 
 from delayed_queue.observe import signals
 from tests.support.concurrency import raw_connection
@@ -100,6 +101,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return str(super()._split_scope(nodeid))
 
     return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "both_paths" in metafunc.fixturenames:
+        # What starts processes has settings of its own there.
+        is_slow = any(metafunc.definition.get_closest_marker(each) for each in ("slow", "long"))
+        paths = ["session"] if is_slow else ["session", "cursors"]
+        metafunc.parametrize("both_paths", paths, indirect=True)
+
+
+@pytest.fixture
+def both_paths(request: pytest.FixtureRequest, settings: Settings) -> None:
+    """Run the test over sessions, and again with all statements going through Django's cursors."""
+    settings.DEBUG = request.param == "cursors"
 
 
 @pytest.fixture

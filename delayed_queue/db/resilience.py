@@ -15,8 +15,9 @@ from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, OperationalError,
 
 from delayed_queue import retries
 from delayed_queue.conf import get_settings
+from delayed_queue.db.session import is_pooled
 from delayed_queue.db.sql import IS_READ_ONLY, LOST_SESSIONS, value_of
-from delayed_queue.db.statements import fetch, is_pooled
+from delayed_queue.db.statements import fetch
 from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
 from delayed_queue.retries import READ_ONLY, is_transient
 

@@ -5,14 +5,10 @@ Free of Django and of any driver: whoever sends a statement can read its answer.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, LiteralString, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
+from typing import Any, Final, Generic, LiteralString, NamedTuple, TypeVar
 
 Row = tuple[Any, ...]
 N = TypeVar("N", bound=NamedTuple)
@@ -71,52 +67,13 @@ WHERE pg_inherits.inhparent = %(table)s::regclass
     AND partition.relname ~ '_[0-9]+$'
 """
 
-# Statements with only one plan. PostgreSQL keeps the plan of a prepared statement after five
-# executions, and one that was made while the table was small reads it from end to end when it
-# has grown, until the next ANALYZE. All others are prepared only where it plans each time.
+# Statements that have only one plan, so that they are prepared on every connection. PostgreSQL may
+# keep the plan of a prepared statement after five executions. One that was made on an empty table
+# may read the table from end to end when it has grown, until the next ANALYZE. So all other
+# statements are prepared only where the planner is set to keep plans that go by an index.
 ONE_PLAN: Final[set[str]] = {NOTIFY}
-
-_PLAN_EACH_TIME: Final = "SET plan_cache_mode = force_custom_plan"
-
-# On a connection that runs nothing else, plans are kept, and can be: with these settings even
-# one that is made on an empty table goes by the index. A third of a single claim is planning.
-# Before PostgreSQL 18 what is forbidden counts as dear, and would be compiled at each run.
-# What runs there needs no more than READ COMMITTED, and would fail where it can wait or pass over.
-_KEEP_PLANS: Final = """
-SET plan_cache_mode = force_generic_plan;
-SET enable_seqscan = off;
-SET enable_bitmapscan = off;
-SET enable_sort = off;
-SET jit = off;
-SET default_transaction_isolation = 'read committed'
-"""
-_thread = threading.local()
-
-
-def keep_plans(keep: bool = True) -> None:
-    """Have this thread's new connections keep the plans of the package's statements.
-
-    For a thread whose connections run nothing else: other queries would be planned badly.
-    """
-    _thread.keeps_plans = keep
-
-
-def keeps_plans() -> bool:
-    return getattr(_thread, "keeps_plans", False)
-
-
-def tell_how_to_plan(connection: BaseDatabaseWrapper) -> bool:
-    """Say it to the server; return False inside a transaction, whose rollback would undo it."""
-    if not connection.get_autocommit():
-        return False
-    raw = connection.connection
-    with connection.wrap_database_errors:
-        try:
-            raw.execute(_KEEP_PLANS if keeps_plans() else _PLAN_EACH_TIME)
-        finally:
-            if raw.closed:  # an atomic block that comes next would not replace it
-                connection.close()
-    return True
+# Statements that set the planner so until the end of their transaction.
+KEPT_BEHIND: Final[set[str]] = set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,10 +122,14 @@ class Listener:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Listen no more, so that the connection can go back to a pool."""
         raw, self._raw = self._raw, None
         if raw is not None and raw is self._connection.connection:
             raw.remove_notify_handler(self._hear)
-            # A connection that broke listens no more, and its next user will hear of it.
+            # A broken connection listens no more, and its next user gets the error.
             with suppress(psycopg.Error):
                 _together(raw, "UNLISTEN {}", [*self._kinds, *self._leases])
 
@@ -196,10 +200,10 @@ class Listener:
             with self._connection.wrap_database_errors:
                 return question()
         except OperationalError:
-            # Gone: say "look", for the look reconnects with the queue's own backoff. Forgotten
-            # too: asked again, it would say "look" for ever, and each time lose the new one.
+            # Lost: the poll that follows reconnects with the queue's own backoff. The next call
+            # listens on that new connection.
+            self.stop()
             self._connection.close()
-            self._raw = None
             self._miss()
             return True
 

@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue import ScheduledMessage
 from delayed_queue.db.resilience import is_in_transaction
-from delayed_queue.db.statements import fetch_all_at_once, plan_each_time
+from delayed_queue.db.statements import fetch_all_at_once
 from delayed_queue.messages import Counts
 from delayed_queue.notifications.catalogue import (
     RememberedTemplates,
@@ -177,8 +177,6 @@ class _Intake:
         if results or is_in_transaction(DEFAULT_DB_ALIAS):
             templates.confirm()
         if candidates:
-            # Once for each connection, and not within a transaction.
-            plan_each_time(DEFAULT_DB_ALIAS)
             results.update(self._store(candidates, templates))
         return [results[place] for place in range(len(raws))]
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 from django.dispatch import Signal
 
 from delayed_queue.conf import logs_errors
+from delayed_queue.db.own import using_projects_connection
 from delayed_queue.messages import Envelope
 from delayed_queue.observe.logs import log, logger
 
@@ -44,7 +45,9 @@ def announce(signal: Signal, sender: Any, **named: Any) -> None:
     """Send to every receiver; log those that raise."""
     if not signal.has_listeners():
         return
-    for receiver, answer in signal.send_robust(sender, **named):
+    with using_projects_connection():
+        answers = signal.send_robust(sender, **named)
+    for receiver, answer in answers:
         if isinstance(answer, Exception):
             log(logging.ERROR, "receiver_failed", answer, receiver=_name_of(receiver))
 

@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.conf import check_interval, check_lease, get_settings
 from delayed_queue.db.resilience import Lost, drop_if_lost, repeat
-from delayed_queue.db.statements import fetch_all_at_once, plan_each_time
+from delayed_queue.db.statements import fetch_all_at_once
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND, check_claim, to_milliseconds
@@ -90,7 +90,6 @@ class QueueBase:
     def _transaction(self, *, durable: bool = False) -> Any:
         if durable or not connections[self.using].in_atomic_block:
             drop_if_lost(self.using)
-            plan_each_time(self.using)
         return transaction.atomic(using=self.using, durable=durable)
 
     def _handler_block(self) -> Any:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from django.db import Error, connections
+from django.db import Error
 
+from delayed_queue.db.own import own_connection
 from delayed_queue.db.resilience import (
     has_stale_plan,
     is_conflict,
@@ -18,7 +19,7 @@ from delayed_queue.db.resilience import (
     waited_too_long,
 )
 from delayed_queue.db.sql import Row
-from delayed_queue.db.statements import Sent, Step, can_send, run
+from delayed_queue.db.statements import Sent, Step, run
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.settle import returning_leases
@@ -165,7 +166,7 @@ class Exchanges:
     def start(self) -> None:
         """Be ready for two at a time, in the thread that makes them; they connect when used."""
         if self._most > 1:
-            self._free = [connections.create_connection(self._using) for _ in range(self._most)]
+            self._free = [own_connection(self._using) for _ in range(self._most)]
 
     @property
     def has_work(self) -> bool:
@@ -175,7 +176,7 @@ class Exchanges:
     def turn(self, plan: Callable[[], ClaimPlan | None]) -> bool:
         """Make those that there are to make now; return whether more may be to do at once."""
         self._deferral.try_again()
-        if not self._sent and not (self._batches_fill and self._free and can_send(self._free[0])):
+        if not self._sent and not (self._batches_fill and self._free):
             return self._make(plan()) > 0
         self._send(plan)
         if not self._sent:

@@ -131,27 +131,28 @@ class Heartbeat:
         self._chores.stop()
 
     def _run(self) -> None:
+        self._listener = Listener([RUNS], self._using)
         try:
-            listener = Listener([RUNS], self._using)
             while not self._stopped.is_set():
                 self._attempt(self._turn)
-                self._sleep(listener)
+                self._sleep()
             self._attempt(self._retire)
             self._sampler.look(self._describe().tallies, is_last=True)
         finally:
+            self._listener.stop()
             connections.close_all()
 
-    def _sleep(self, listener: Listener) -> None:
-        """Sleep until the next beat; a bulk run that is announced meanwhile begins at once."""
+    def _sleep(self) -> None:
+        """Sleep until the next beat; a bulk run that is announced meanwhile starts at once."""
         beats_at = time.monotonic() + self._interval
         while not self._stopped.is_set() and (left := beats_at - time.monotonic()) > 0:
             if self._is_failing:
                 select.select([self._stopped], [], [], left)
             else:
-                self._attempt(partial(self._listen, listener, left))
+                self._attempt(partial(self._listen, left))
 
-    def _listen(self, listener: Listener, seconds: float) -> None:
-        if listener.wait(seconds, self._stopped):
+    def _listen(self, seconds: float) -> None:
+        if self._listener.wait(seconds, self._stopped):
             self._chores.look()
 
     def _attempt(self, call: Callable[[], None]) -> None:
@@ -168,6 +169,7 @@ class Heartbeat:
         if self._failure != state_of(error):
             log(logging.WARNING, "heartbeat_failed", error=described(error))
         self._failure = state_of(error)
+        self._listener.stop()
         connections[self._using].close()
 
     def _turn(self) -> None:

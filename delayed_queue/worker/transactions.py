@@ -15,7 +15,7 @@ from delayed_queue.db.resilience import (
     is_unavailable,
     through_conflicts,
 )
-from delayed_queue.db.statements import execute, plan_each_time
+from delayed_queue.db.statements import execute
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
@@ -134,7 +134,6 @@ class TransactionalRun(Run):
         """Take batches while they are full, for a short while: the worker has others to serve."""
         queue = self.consumer.queue
         drop_if_lost(queue.using)
-        plan_each_time(queue.using)
         if self.poll.asks_ahead:
             horizon = queue.poll_interval // MILLISECOND
             self._next_due_in = Message.objects.next_due(queue.kind, horizon, using=queue.using)

@@ -15,8 +15,8 @@ from django.db import Error, connections
 
 from delayed_queue.conf import get_settings
 from delayed_queue.cron.keeper import CronKeeper, CronThread
+from delayed_queue.db.own import using_own_connection
 from delayed_queue.db.resilience import is_unavailable, write_by_halves
-from delayed_queue.db.sql import keep_plans
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
@@ -149,7 +149,11 @@ class Worker:
 
     def run(self) -> Counts:
         """Work until stopped, drained (burst), or done with max_messages."""
-        keep_plans()
+        with using_own_connection(self.options.using):
+            self._run()
+        return self.counts
+
+    def _run(self) -> None:
         try:
             self._exchanges.start()
             self.dispatcher.start()
@@ -162,8 +166,6 @@ class Worker:
         finally:
             self._wind_down()
             signals.announce(signals.worker_stopped, self)
-            keep_plans(keep=False)
-        return self.counts
 
     def _loop(self) -> None:
         # An outage must not end the worker: each turn of this loop is one reconnection.

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.db.sql import keep_plans
+from delayed_queue.db.own import using_own_connection
 from delayed_queue.db.statements import run
 from delayed_queue.queue.store.claim import claiming
 from delayed_queue.queue.store.settle import (
@@ -66,7 +66,7 @@ def test_a_producer_keeps_the_plan_of_its_batches(raw: psycopg.Connection[Any]):
     assert executions(raw, "INSERT INTO delayed_queue") == [(OFTEN - 5, 5)]
 
 
-def test_a_consumer_keeps_no_plan(raw: psycopg.Connection[Any]):
+def test_a_consumer_has_its_statements_planned_each_time(raw: psycopg.Connection[Any]):
     queue = DelayedQueue("orders")
     for number in range(OFTEN):
         queue.offer_batch([ScheduledMessage(f"{number}-{each}", 1) for each in range(2)])
@@ -76,9 +76,9 @@ def test_a_consumer_keeps_no_plan(raw: psycopg.Connection[Any]):
         assert envelope is not None
         assert envelope.acknowledge()
 
-    assert executions(raw, "UPDATE delayed_queue") == [(0, OFTEN)]
-    assert all(kept == 0 for kept, _ in executions(raw, "DELETE FROM delayed_queue"))
-    assert sum(new for _, new in executions(raw, "DELETE FROM delayed_queue")) == 2 * OFTEN
+    assert not executions(raw, "UPDATE delayed_queue")
+    assert not executions(raw, "DELETE FROM delayed_queue")
+    assert raw.execute("SHOW plan_cache_mode").fetchall() == [("auto",)]
 
 
 def test_what_began_on_an_empty_table_does_not_read_a_full_one_to_its_end(
@@ -103,9 +103,7 @@ def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
     raw: psycopg.Connection[Any],
 ):
     """Made on an empty table, not one of them reads the full one to its end."""
-    connection.close()
-    keep_plans()
-    try:
+    with using_own_connection("default"):
         for _ in range(OFTEN):
             turn("nothing", [])
         worker = connection.connection
@@ -122,28 +120,25 @@ def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
             assert executions(worker, word)
             assert all(new == 0 for _, new in executions(worker, word))
         assert connection.connection is worker
-    finally:
-        keep_plans(keep=False)
-        connection.close()
 
 
-def test_what_a_worker_asks_is_never_compiled(
+def test_the_statements_of_a_worker_are_never_compiled(
     raw: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ):
     """What its settings forbid counts as dear before PostgreSQL 18: it was, for seconds a claim."""
     monkeypatch.setenv("PGOPTIONS", "-c jit=on")
-    settings = []
-    for is_worker in (False, True):
-        connection.close()
-        keep_plans(keep=is_worker)
-        try:
-            turn("nothing", [])
-            settings += connection.connection.execute("SHOW jit").fetchall()
-        finally:
-            keep_plans(keep=False)
-            connection.close()
-    # Of others' connections the statements are not ours alone.
-    assert settings == [("on",), ("off",)]
+    connection.close()
+    turn("nothing", [])
+    assert setting("jit") == "on"
+    with using_own_connection("default"):
+        turn("nothing", [])
+        assert setting("jit") == "off"
+
+
+def setting(name: str) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SHOW {name}")
+        return str(cursor.fetchone()[0])
 
 
 def turn(lease_id: str, ids: list[int]) -> list[int]:

@@ -24,6 +24,7 @@ from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
 HOUR = timedelta(hours=1)
+pytestmark = pytest.mark.usefixtures("both_paths")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from delayed_queue.worker.settling import Counts, Settler
 from tests.support.operations import PAST
 from tests.support.running import handler_of, worker_with
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 
 def test_one_that_came_back_meanwhile_is_done_once_and_its_first_lease_is_lost() -> None:

@@ -20,7 +20,7 @@ from delayed_queue.worker.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import SOON, handler_of, registry_with, running
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 
 def worker_of(*handlers: Handler, alone: float, **more: Any) -> Worker:

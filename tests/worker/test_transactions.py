@@ -20,7 +20,7 @@ from delayed_queue.worker.settling import Counts
 from tests.support.running import handler_of, worker_with
 from tests.workerapp.models import Effect
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 HOUR = RetryPolicy.ladder("1h")
 

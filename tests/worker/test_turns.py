@@ -20,7 +20,7 @@ from tests.support.processes import wait_until
 from tests.support.running import SOON, handler_of, running
 from tests.worker.dynamic import HOUR, Changing, is_empty, offer
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 
 class TestTurns:

@@ -24,7 +24,7 @@ from tests.support.processes import wait_until
 from tests.support.running import SOON, handler_of, registry_of, registry_with, running
 from tests.workerapp.models import Effect
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 
 def burst(*queues: str, **options: Any) -> Counts:

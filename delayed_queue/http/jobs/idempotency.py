@@ -14,7 +14,6 @@ from typing import Final
 from django.db import DEFAULT_DB_ALIAS, Error, transaction
 
 from delayed_queue.db.resilience import repeat
-from delayed_queue.db.statements import plan_each_time
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.conf import MAX_KEY
 from delayed_queue.http.models import IdempotencyKey
@@ -95,7 +94,6 @@ def check_idempotency_key(key: str) -> str:
 def _once(
     scope: str, key: str, digest: bytes, call: Callable[[], KeptAnswer], using: str
 ) -> KeptAnswer | Refusal:
-    plan_each_time(using)
     with transaction.atomic(using=using):
         is_held, kept = IdempotencyKey.objects.hold(
             lock_of("idempotency", scope, key), scope, key, RETENTION // MILLISECOND, using=using

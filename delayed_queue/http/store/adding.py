@@ -10,7 +10,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.db.sql import CLOCK, array_of, beside
+from delayed_queue.db.sql import CLOCK, KEPT_BEHIND, array_of, beside
 from delayed_queue.db.statements import Step, fetch_all_and_notify
 from delayed_queue.http.store.topics import LOCK_JOBS, TopicRow
 from delayed_queue.queue.store.claim import limiting_waits
@@ -33,6 +33,7 @@ SELECT
         true
     )
 """
+KEPT_BEHIND.add(KEEP_PLANS)
 
 # What is offered, numbered in input order as a batch of messages is; nothing when the topic has
 # other shards than the kinds were chosen for.

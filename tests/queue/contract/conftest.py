@@ -1,10 +1,12 @@
-"""The queues under test: every contract test runs on PostgreSQL and on the in-memory queue."""
+"""The queues under test: in memory, and on PostgreSQL over a session and by Django's cursors."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from delayed_queue import DelayedQueue
 from delayed_queue.testing import InMemoryQueue, InMemoryStore, ManualClock
@@ -14,23 +16,27 @@ from tests.queue.contract.support import MakeQueue
 __all__ = ["manual_clock"]
 
 
-@pytest.fixture(params=[pytest.param("postgresql", marks=pytest.mark.django_db), "memory"])
-def make_queue(request: pytest.FixtureRequest) -> MakeQueue:
+def _backends(mark: pytest.MarkDecorator) -> list[Any]:
+    return [*(pytest.param(each, marks=mark) for each in ("postgresql", "cursors")), "memory"]
+
+
+@pytest.fixture(params=_backends(pytest.mark.django_db))
+def make_queue(request: pytest.FixtureRequest, settings: Settings) -> MakeQueue:
     """Make queues that see each other's messages, inside one transaction of the test."""
-    return _maker(request.param)
+    return _maker(request.param, settings)
 
 
-@pytest.fixture(
-    params=[pytest.param("postgresql", marks=pytest.mark.django_db(transaction=True)), "memory"]
-)
-def make_shared_queue(request: pytest.FixtureRequest) -> MakeQueue:
+@pytest.fixture(params=_backends(pytest.mark.django_db(transaction=True)))
+def make_shared_queue(request: pytest.FixtureRequest, settings: Settings) -> MakeQueue:
     """Make queues whose calls commit, for tests with threads or transactions of their own."""
-    return _maker(request.param)
+    return _maker(request.param, settings)
 
 
-def _maker(backend: str) -> MakeQueue:
+def _maker(backend: str, settings: Settings) -> MakeQueue:
     if backend == "memory":
         return partial(InMemoryQueue, store=InMemoryStore())
+    # A query log, in every thread: then all statements go through Django's cursors.
+    settings.DEBUG = backend == "cursors"
     return DelayedQueue
 
 

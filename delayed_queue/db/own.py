@@ -1,0 +1,89 @@
+"""Connections that a worker opens for itself, outside of Django's pool."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+from django.db import connections
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+_own: Final[WeakSet[BaseDatabaseWrapper]] = WeakSet()
+_thread: Final = threading.local()
+
+
+def is_own(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether only statements of the package run on the connection."""
+    return connection in _own
+
+
+def own_connection(using: str) -> BaseDatabaseWrapper:
+    """Return a new connection for statements of the package alone, outside of Django's pool.
+
+    It keeps the plans of its statements, which would plan other queries badly.
+    """
+    made = connections.create_connection(using)
+    if is_in_pool(made):
+        options = {**made.settings_dict["OPTIONS"], "pool": False}
+        made.settings_dict = {**made.settings_dict, "OPTIONS": options}
+    _own.add(made)
+    return made
+
+
+@contextmanager
+def using_own_connection(using: str) -> Iterator[None]:
+    """Have this thread's statements run on a connection of its own; not in a transaction."""
+    projects = connections[using]
+    if projects.in_atomic_block:
+        yield
+        return
+    projects.close()
+    own = connections[using] = own_connection(using)
+    _thread.projects = using, projects
+    try:
+        yield
+    finally:
+        del _thread.projects
+        connections[using] = projects
+        own.close()
+        projects.close()
+
+
+@contextmanager
+def using_projects_connection() -> Iterator[None]:
+    """Lend the thread the connection that it had before ``using_own_connection``.
+
+    For code of the project, whose queries would be planned badly on the other.
+    """
+    found = getattr(_thread, "projects", None)
+    if found is None:
+        yield
+        return
+    using, projects = found
+    own, connections[using] = connections[using], projects
+    try:
+        yield
+    finally:
+        connections[using] = own
+        if projects.errors_occurred:
+            projects.close_if_unusable_or_obsolete()
+
+
+def is_in_pool(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the connection belongs to Django's own pool."""
+    return bool(connection.settings_dict["OPTIONS"].get("pool"))
+
+
+def pool_size(using: str) -> int | None:
+    """Return the most connections of the alias's pool; None without Django's pool."""
+    pool = connections[using].settings_dict["OPTIONS"].get("pool")
+    if not pool:
+        return None
+    chosen = {} if pool is True else pool
+    least = int(chosen.get("min_size", 4))  # as psycopg_pool has it
+    return int(chosen.get("max_size") or least)

@@ -1,0 +1,1 @@
+"""A database backend as django-tenants has it: each cursor first sets the schema of the tenant."""
