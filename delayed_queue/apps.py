@@ -22,6 +22,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
+from delayed_queue.db.own import pool_size
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
 from delayed_queue.observe import signals
@@ -193,6 +194,31 @@ def check_handlers(
             id="delayed_queue.E006" if is_asked else "delayed_queue.W006",
         )
         for failure in registry.failures.values()
+    ]
+
+
+@register()
+def check_pools(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W012: a pool with fewer connections than a worker process needs."""
+    if find_problems(getattr(settings, SETTING, {})):
+        return []
+    from delayed_queue.worker.options import WorkerOptions
+
+    needed = WorkerOptions().pooled_connections
+    return [
+        checks.Warning(
+            _("The pool of %(alias)r has %(size)d connections; a worker needs %(needed)d.")
+            % {"alias": alias, "size": size, "needed": needed},
+            hint=_(
+                "Raise max_size in OPTIONS['pool'], lower CONCURRENCY, or silence this where no "
+                "worker runs with these settings."
+            ),
+            id="delayed_queue.W012",
+        )
+        for alias in connections
+        if (size := pool_size(alias)) is not None and size < needed
     ]
 
 

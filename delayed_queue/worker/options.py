@@ -27,6 +27,11 @@ def _default_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
+# Connections of a worker process beside those of its handler threads and its claims: lease keeper,
+# heartbeat, chores, schedules, async ORM, and the last check before callbacks.
+SERVICE_CONNECTIONS: Final = 6
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """The options by which one worker process claims and handles.
@@ -87,6 +92,11 @@ class WorkerOptions:
         What two bring may pass each other, and one thread is to handle what is due first, first.
         """
         return self.claims or min(self.concurrency, 2)
+
+    @property
+    def pooled_connections(self) -> int:
+        """Connections that a process may take from a pool; those of its claims are its own."""
+        return self.concurrency + SERVICE_CONNECTIONS
 
     @property
     def slots(self) -> int:

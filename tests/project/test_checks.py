@@ -173,6 +173,20 @@ class TestEachId:
         globals()[f"provoke_{name.lower()}"](settings)
         assert ids(check("--deploy")) == {f"delayed_queue.{name}"}
 
+    @pytest.mark.parametrize("pool", [True, {"max_size": 13}, {"min_size": 2}])
+    def test_w21_of_a_pool_that_is_too_small(
+        self, pool: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker needs its 8 handler threads and 6 more."""
+        monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "pool", pool)
+        said = check()
+        assert ids(said) == {"delayed_queue.W012"}
+        assert "a worker needs 14" in said
+        monkeypatch.setitem(
+            connections["default"].settings_dict["OPTIONS"], "pool", {"max_size": 14}
+        )
+        assert not ids(check())
+
     @pytest.mark.parametrize("name", ["E009", "E010", "E011", "W010"])
     def test_of_tasks(self, name: str, settings: Settings) -> None:
         globals()[f"provoke_{name.lower()}"](settings)

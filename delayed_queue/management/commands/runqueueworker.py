@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -19,10 +20,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import MAX_INTERVAL, MAX_LEASE, SETTING
+from delayed_queue.db.own import pool_size
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
 from delayed_queue.handlers import registry
 from delayed_queue.management.base import QueueCommand, add_database, address, count, seconds, span
 from delayed_queue.messages import MILLISECOND
+from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import Board, Watchdog
 from delayed_queue.worker.health import (
     HealthReporter,
@@ -31,6 +34,7 @@ from delayed_queue.worker.health import (
     sharing_metrics,
     totals_of,
 )
+from delayed_queue.worker.inheritance import Connection, disown, open_connections
 from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
 from delayed_queue.worker.supervisor import (
     EXIT_RECYCLE,
@@ -143,6 +147,9 @@ class Command(QueueCommand):
     def handle(self, **options: Any) -> None:
         _demand_callbacks(options)
         chosen = _options(options)
+        if (size := pool_size(chosen.using)) is not None and size < chosen.pooled_connections:
+            needed = chosen.pooled_connections
+            log(logging.WARNING, "pool_too_small", size=size, needed=needed)
         if options["processes"] == 0:
             self._run_here(chosen, options)
         elif _is_reloading(chosen, options):
@@ -184,8 +191,11 @@ class Command(QueueCommand):
         if worker.is_used_up:
             sys.exit(EXIT_RECYCLE)
 
-    def _work(self, chosen: WorkerOptions, child: Child, lifeline: int) -> int:
+    def _work(
+        self, chosen: WorkerOptions, inherited: list[Connection], child: Child, lifeline: int
+    ) -> int:
         """Be one of the supervisor's processes; return the exit code."""
+        disown(inherited)
         worker = Worker(chosen, board=child.board, process=child.index)
         _drain_on_signals(worker)
         stop_when_orphaned(worker.stop, lifeline)
@@ -200,8 +210,9 @@ class Command(QueueCommand):
     def _supervise(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
         # Made and thrown away: what is wrong with it is said once, here.
         self._greet(options, Worker(chosen))
+        inherited = open_connections()
         self._spare_the_collector()
-        supervisor = Supervisor(_supervision(chosen), partial(self._work, chosen))
+        supervisor = Supervisor(_supervision(chosen), partial(self._work, chosen, inherited))
         reporter = partial(
             HealthReporter, lambda: report_on(supervisor, supervisor.places()), supervisor.totals
         )

@@ -32,7 +32,7 @@ from delayed_queue.worker.supervisor import (
     SupervisorOptions,
 )
 from tests.support.ledger import offer
-from tests.support.processes import children_of, wait_until, worker
+from tests.support.processes import children_of, database_url, wait_until, worker
 from tests.support.sampling import sample
 from tests.workerapp.models import Effect
 
@@ -286,6 +286,34 @@ def test_what_was_connected_before_a_fork_is_not_shared(tmp_path: Path) -> None:
     assert code == 0
     assert "database_unavailable" not in output
     assert Counter(Effect.objects.values_list("key", flat=True)) == Counter(keys)
+
+
+# A module of the project that opens a connection when it is imported, as in ready().
+OPENED: Final = """
+import os
+import psycopg
+from delayed_queue import handler
+shared = psycopg.connect(os.environ["SHARED"], autocommit=True)
+
+@handler("shared")
+def use(envelope):
+    shared.execute("SELECT 1")
+"""
+
+
+def test_w21_a_connection_of_the_project_that_is_open_at_the_fork_is_named(tmp_path: Path) -> None:
+    (tmp_path / "opened.py").write_text(OPENED)
+    DelayedQueue("shared").offer_or_update("a", 1)
+    variables = {
+        "MORE_HANDLERS": "opened", "PYTHONPATH": str(tmp_path), "SHARED": database_url(),
+    }  # fmt: skip
+    with worker("--queue", "shared", "--processes", "2", **variables) as process:
+        wait_until(lambda: process.has_said("event=failed"))
+        process.send_signal(signal.SIGTERM)
+        code, output = process.ended()
+    assert code == 0
+    assert output.count("event=connections_open_at_fork count=1") == 1
+    assert "error=OperationalError" in output
 
 
 def metrics_of(port: int) -> str:
