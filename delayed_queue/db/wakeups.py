@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 
+# How long a signal handler waits for the server to cancel a statement, in seconds.
+_CANCEL_SECONDS: Final = 2.0
 # Where those who hold a lease hear that it, or a part of it, was ended by somebody else.
 LEASES_CHANNEL: Final = "delayed_queue_leases"
 
@@ -94,7 +96,7 @@ def _cancel(connection: Any) -> None:
     # Gone, or refusing another: then there is no statement to wait for.
     if raw is not None:
         with suppress(psycopg.Error):
-            raw.cancel_safe()
+            raw.cancel_safe(timeout=_CANCEL_SECONDS)
 
 
 class Listener:

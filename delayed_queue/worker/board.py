@@ -18,6 +18,7 @@ from typing import Final
 
 from delayed_queue.conf import get_settings
 from delayed_queue.observe.logs import log
+from delayed_queue.worker.deadlines import EXIT_STUCK
 
 COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "in_flight")
 MAX_LEASES: Final = 512
@@ -41,7 +42,6 @@ _SUSPECT: Final = 1
 _TRANSACTIONAL: Final = 2
 
 
-EXIT_STANDS: Final = 70
 # How long a start may take at least, on a machine that is short of everything.
 START_SECONDS: Final = 600.0
 
@@ -215,4 +215,4 @@ class Watchdog:
             stood = standing.seconds(started_at)
             if stood > limit_of(self._board):
                 log(logging.CRITICAL, "loop_stands", seconds=f"{stood:.0f}")
-                os._exit(EXIT_STANDS)
+                os._exit(EXIT_STUCK)

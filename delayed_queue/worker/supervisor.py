@@ -29,6 +29,7 @@ from delayed_queue.observe import signals
 from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import COUNTERS, Board, Standing, limit_of
 from delayed_queue.worker.crashes import CrashReport, cause_of_death, give_back, listed
+from delayed_queue.worker.deadlines import EXIT_STUCK, in_daemon
 from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, number_metrics, totals_of
 from delayed_queue.worker.heartbeat import TELLING, Totals
 from delayed_queue.worker.settling import Counts
@@ -72,7 +73,8 @@ class Child:
         # None may come before we know of the child, nor be taken for ours by it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         # Who takes longer waits for the database, and has no lock meanwhile.
-        quiet = [each for each in (TELLING, SCRAPING) if each.acquire(timeout=QUIET_SECONDS)]
+        locks = (TELLING, SCRAPING, RECOVERING)
+        quiet = [each for each in locks if each.acquire(timeout=QUIET_SECONDS)]
         try:
             self.pid = os.fork()
             if self.pid == 0:
@@ -174,8 +176,13 @@ def stop_when_orphaned(stop: Callable[[], Any], lifeline: int) -> None:
 TICK_SECONDS: Final = 0.5
 # A claim that was on its way when its process died may commit after the look at its leases.
 SECOND_LOOK_SECONDS: Final = 1.0
-# What a child is given to say good-bye beyond its shutdown timeout.
-GRACE_SECONDS: Final = 5.0
+# A child is killed N seconds after its shutdown timeout; it should have ended itself before.
+GRACE_SECONDS: Final = 4.3
+# The supervisor waits at most N seconds for the recovery of what a dead process held; the
+# recovery then goes on in its thread.
+RECOVERY_PATIENCE: Final = 1.0
+# Held by a thread that recovers: the supervisor does not fork meanwhile, as with TELLING.
+RECOVERING: Final = threading.Lock()
 # For how long suspects are alone once a process has died with several messages in flight; twice as
 # long each time that this did not tell which of them it was.
 ALONE_SECONDS: Final = 10.0
@@ -269,10 +276,14 @@ class Supervisor:
 
     # Signals
 
-    def listen_to_signals(self) -> None:
-        """The first SIGTERM or SIGINT drains; the second kills the processes where they stand."""
+    def listen_to_signals(self, arm: Callable[[], None]) -> None:
+        """The first SIGTERM or SIGINT drains; the second kills the processes where they stand.
+
+        ``arm`` limits how long the first may take.
+        """
 
         def stop(number: int, frame: FrameType | None) -> None:
+            arm()
             for each in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(each, self._exit_now)
             self.stop()
@@ -347,7 +358,9 @@ class Supervisor:
     def _note_end(self, child: Child, pid: int, code: int) -> None:
         cause = cause_of_death(code, str(self), child.index, pid)
         report = CrashReport.of(child.board, cause)
-        if self._is_killing and code == -signal.SIGKILL:  # by us: no message did it
+        was_killed = self._is_killing and code == -signal.SIGKILL
+        if was_killed or (code == EXIT_STUCK and self._stop.is_set()):
+            # By us, or by itself at the end of its time: no message did it.
             report = replace(report, is_known=False)
         # A process that has turned drains when it is told to; until then the signal ends it.
         was_told = code in (-signal.SIGTERM, -signal.SIGINT) and not child.board.turned_at
@@ -360,19 +373,23 @@ class Supervisor:
             child.is_finished = True
 
     def _note_crash(self, child: Child, pid: int, code: int, report: CrashReport) -> None:
-        given_back = give_back(report, self.options.using)
-        names = given_back.names
-        fields = {"process": child.index, "exit_code": code, "in_flight": len(report.in_flight)}
-        named = names[0]._asdict() if len(names) == 1 else {"messages": listed(names)}
-        log(logging.ERROR, "process_died", worker=self, **fields, **(named if names else {}))
-        signals.announce(
-            signals.process_died, self, process=child.index, pid=pid, exit_code=code, messages=names
-        )
+        # In another thread: the database may answer nothing, and the other processes be watched.
+        _in_background(partial(self._recover, child.index, pid, code, report))
         self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, report))
         is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS
         if (code in _FINAL or is_hopeless) and not self._stop.is_set():
             self._exit_code = code if code > 0 else 1
             self.stop()
+
+    def _recover(self, process: int, pid: int, code: int, report: CrashReport) -> None:
+        """Give back what a dead process held, and report its death."""
+        names = give_back(report, self.options.using).names
+        fields = {"process": process, "exit_code": code, "in_flight": len(report.in_flight)}
+        named = names[0]._asdict() if len(names) == 1 else {"messages": listed(names)}
+        log(logging.ERROR, "process_died", worker=self, **fields, **(named if names else {}))
+        signals.announce(
+            signals.process_died, self, process=process, pid=pid, exit_code=code, messages=names
+        )
 
     def _isolate_suspects(self, child: Child, report: CrashReport) -> None:
         """Have suspects run alone, so that the next death shows which message is to blame."""
@@ -391,8 +408,22 @@ class Supervisor:
         now = time.monotonic()
         for look in [each for each in self._second_looks if force or each[0] <= now]:
             self._second_looks.remove(look)
-            if not give_back(look[1].leased(), self.options.using).is_complete and not force:
-                self._second_looks.append((now + LONGEST_PAUSE, look[1]))
+            _in_background(partial(self._give_back_again, look[1], is_last=force))
+
+    def _give_back_again(self, report: CrashReport, *, is_last: bool) -> None:
+        if not give_back(report.leased(), self.options.using).is_complete and not is_last:
+            self._second_looks.append((time.monotonic() + LONGEST_PAUSE, report))
+
+
+def _in_background(call: Callable[[], None]) -> None:
+    """Make a call that needs the database in a thread; wait for it only a moment."""
+
+    def recover() -> None:
+        with RECOVERING:
+            call()
+
+    with suppress(TimeoutError):
+        in_daemon(recover).result(RECOVERY_PATIENCE)
 
 
 class Reloader:

@@ -49,6 +49,8 @@ class Proxy:
         self.statements: list[tuple[str, str]] = []
         self.swallowed_tag: str | None = None
         self.aim: Aim | None = None
+        self._flow = threading.Event()
+        self._flow.set()
         self._listen()
         self._thread = threading.Thread(target=self._run, name="proxy")
         self._thread.start()
@@ -99,8 +101,19 @@ class Proxy:
         """Forward what an aim has held, and all that came behind it."""
         self._order(self._let_go)
 
+    def stall(self) -> None:
+        """Accept connections and bytes, and forward nothing, until ``resume()``.
+
+        So does a server whose processes are stopped.
+        """
+        self._order(self._flow.clear)
+
+    def resume(self) -> None:
+        self._flow.set()
+
     def stop(self) -> None:
         """Break everything, and return once the thread has ended."""
+        self.resume()
         self._order(self._end)
         self._thread.join()
         for each in (self._wakeup, self._waker, self.selector):
@@ -124,6 +137,7 @@ class Proxy:
         while not self._is_over:
             for key, _ in self.selector.select():
                 key.data()
+            self._flow.wait()
 
     def _listen(self) -> None:
         if self._listener is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
-from django.db import Error, connections
+from django.db import Error
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from delayed_queue import __version__
@@ -19,6 +20,7 @@ from delayed_queue.http.api.bodies import Problem, unavailable
 from delayed_queue.http.api.building import Api, Quick, make_api, respond
 from delayed_queue.http.conf import api_settings
 from delayed_queue.worker.database import check_schema
+from delayed_queue.worker.deadlines import SharedProbe
 
 Probe = Callable[[HttpRequest], HttpResponse]
 
@@ -68,17 +70,23 @@ def readyz(request: HttpRequest) -> HttpResponse:
     """Answer 200 when the database takes writes and has this version's tables, else 503."""
     using = api_settings().DATABASE
     try:
-        check_schema(using)
-        only_reads = is_read_only(using)
-    except Error:
+        _readiness.ask(partial(_check_database, using))
+    except (Error, TimeoutError):
         raise unavailable() from None
     except DelayedQueueError:
         raise unavailable("schema_mismatch", "Migrations and package differ.") from None
-    if only_reads:
-        # The next probe asks anew, and where it is sent then.
-        connections[using].close()
-        raise unavailable("database_read_only", "The database takes no writes.")
     return JsonResponse({"status": "ready"})
+
+
+# A probe waits at most this long, in seconds.
+_readiness: Final = SharedProbe(5.0)
+
+
+def _check_database(using: str) -> None:
+    """Check the schema and the server on a new connection, in another thread."""
+    check_schema(using)
+    if is_read_only(using):
+        raise unavailable("database_read_only", "The database takes no writes.")
 
 
 @_get

@@ -21,6 +21,7 @@ from delayed_queue.cron.keeper import CronKeeper, CronThread, Kept
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand, add_database, add_format, show
 from delayed_queue.messages import from_milliseconds
+from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
 
 NEXT_TIMES = 3
 _NOTHING: Final = (
@@ -153,11 +154,13 @@ def _instant(milliseconds: int | None) -> str | None:
 
 
 def _keep(thread: CronThread) -> None:
-    """Keep the schedules until SIGTERM or SIGINT."""
+    """Keep the schedules until SIGTERM or SIGINT, which it leaves a few seconds for the rest."""
+    with last_exit(LAST_EXIT_SECONDS) as arm:
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        thread.stop()
+        def stop(number: int, frame: FrameType | None) -> None:
+            arm()
+            thread.stop()
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop)
-    thread.run()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, stop)
+        thread.run()

@@ -8,6 +8,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.core.management.base import CommandError
@@ -23,12 +24,15 @@ from delayed_queue.models import Worker
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
 from delayed_queue.observe.snapshots import oldest_snapshot
 from delayed_queue.worker.database import is_needed, name_of_migration, our_labels
+from delayed_queue.worker.deadlines import in_daemon
 from delayed_queue.worker.health import problems_of_file
 from delayed_queue.worker.heartbeat import ALIVE
 
 MAX_COUNT: Final = 999_999
 _APP: Final = "delayed_queue"
 _CONNECT_SECONDS: Final = 5
+# A probe is answered within ten seconds; the start of Django takes its part of these.
+_ANSWER_SECONDS: Final = 7
 _OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_snapshot_age")
 
 
@@ -95,6 +99,13 @@ def _reasons(options: dict[str, Any]) -> list[str]:
 
 def _reasons_of_database(options: dict[str, Any]) -> list[str]:
     using = options["database"]
+    try:
+        return in_daemon(partial(_reasons_found, options, using)).result(_ANSWER_SECONDS)
+    except TimeoutError:
+        return [f"the database {using!r} has not answered within {_ANSWER_SECONDS} seconds"]
+
+
+def _reasons_found(options: dict[str, Any], using: str) -> list[str]:
     try:
         with _own_connection(using):
             missing = _missing_migrations(using)

@@ -27,6 +27,7 @@ from delayed_queue.management.base import QueueCommand, add_database, address, c
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import Board, Watchdog
+from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, SUPERVISOR_EXIT_SECONDS, last_exit
 from delayed_queue.worker.health import (
     HealthReporter,
     own_place,
@@ -182,8 +183,8 @@ class Command(QueueCommand):
             lambda: report_on(worker, [place()]),
             lambda: totals_of([board.counters()]),
             file=options["health_file"], address=options["health_address"],
-        ):  # fmt: skip
-            _stop_on_signals(worker)
+        ), last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm:  # fmt: skip
+            _stop_on_signals(worker, arm)
             Watchdog(board).start()
             self._greet(options, worker)
             worker.run()
@@ -197,10 +198,13 @@ class Command(QueueCommand):
         """Be one of the supervisor's processes; return the exit code."""
         disown(inherited)
         worker = Worker(chosen, board=child.board, process=child.index)
-        _drain_on_signals(worker)
-        stop_when_orphaned(worker.stop, lifeline)
         try:
-            with self.answering(chosen.using):
+            with (
+                self.answering(chosen.using),
+                last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm,
+            ):
+                _drain_on_signals(worker, arm)
+                stop_when_orphaned(partial(_stop, worker, arm), lifeline)
                 worker.run()
         except CommandError as error:
             self.stderr.write(f"{type(error).__name__}: {error}")
@@ -217,8 +221,12 @@ class Command(QueueCommand):
             HealthReporter, lambda: report_on(supervisor, supervisor.places()), supervisor.totals
         )
         address = options["health_address"]
-        with sharing_metrics(address), reporter(file=options["health_file"], address=address):
-            supervisor.listen_to_signals()
+        with (
+            sharing_metrics(address),
+            reporter(file=options["health_file"], address=address),
+            last_exit(_longest(chosen, SUPERVISOR_EXIT_SECONDS)) as arm,
+        ):
+            supervisor.listen_to_signals(arm)
             if options["reloaded"]:
                 stop_when_orphaned(supervisor.stop, sys.stdin.fileno())
             code = supervisor.run()
@@ -307,22 +315,32 @@ def _supervision(chosen: WorkerOptions) -> SupervisorOptions:
     )
 
 
-def _drain_on_signals(worker: Worker) -> None:
+def _longest(chosen: WorkerOptions, grace: float) -> float:
+    """Return the seconds that a stop may take, whatever the process waits for."""
+    return chosen.shutdown_timeout.total_seconds() + grace
+
+
+def _stop(worker: Worker, arm: Callable[[], None]) -> None:
+    arm()
+    worker.stop()
+
+
+def _drain_on_signals(worker: Worker, arm: Callable[[], None]) -> None:
     """Drain, however often it is asked for: a process manager may signal child and supervisor.
 
     Whoever wants to end it at once tells the supervisor twice.
     """
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda number, frame: worker.stop())
+        signal.signal(each, lambda number, frame: _stop(worker, arm))
 
 
-def _stop_on_signals(worker: Worker) -> None:
+def _stop_on_signals(worker: Worker, arm: Callable[[], None]) -> None:
     """The first SIGTERM or SIGINT drains; the second ends the process where it stands."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, _exit_now)
-        worker.stop()
+        _stop(worker, arm)
 
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, stop)

@@ -11,8 +11,10 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
+from delayed_queue.conf import get_settings
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.notifications.broker import Consumer
+from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
 
 
 class Command(QueueCommand):
@@ -34,9 +36,16 @@ class Command(QueueCommand):
         if consumer.url.startswith("memory:"):
             said = _("memory:// has the messages of this process alone: set AMQP_URL.")
             self.stderr.write(said)
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda *_: consumer.stop())
-        consumer.run()
+        seconds = get_settings().SHUTDOWN_TIMEOUT.total_seconds() + LAST_EXIT_SECONDS
+        with last_exit(seconds) as arm:
+
+            def stop(number: int, frame: object) -> None:
+                arm()
+                consumer.stop()
+
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, stop)
+            consumer.run()
         tally = consumer.tally
         facts = {"accepted": tally.accepted, "again": tally.duplicates, "parked": tally.parked}
         said = _("accepted %(accepted)s, duplicates %(again)s, parked %(parked)s")

@@ -1,0 +1,86 @@
+"""Deadlines for what waits for a database that answers nothing: stops and probes (W20)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from django.db import connections
+
+from delayed_queue.observe.logs import log
+
+T = TypeVar("T")
+
+# A process that was told to stop ends at the latest N seconds after its shutdown timeout. The
+# contract says 5; the supervisor waits for its processes, so that they end a little earlier.
+LAST_EXIT_SECONDS: Final = 4.0
+SUPERVISOR_EXIT_SECONDS: Final = 4.7
+# Exit code of a process that did not stop by itself (EX_SOFTWARE).
+EXIT_STUCK: Final = 70
+
+
+@contextmanager
+def last_exit(seconds: float, code: int = EXIT_STUCK) -> Iterator[Callable[[], None]]:
+    """Yield what a signal handler calls to have the process end N seconds later at the latest.
+
+    Not if the block has ended by then. A thread does it: the main thread may wait for an answer.
+    """
+    armed, is_over = threading.Event(), threading.Event()
+
+    def end() -> None:
+        armed.wait()
+        if not is_over.wait(seconds):
+            log(logging.ERROR, "stop_given_up", seconds=f"{seconds:.0f}")
+            os._exit(code)
+
+    threading.Thread(target=end, name="last-exit", daemon=True).start()
+    try:
+        yield armed.set
+    finally:
+        is_over.set()
+        armed.set()
+
+
+def in_daemon(call: Callable[[], T]) -> Future[T]:
+    """Begin a call in a thread that no exit waits for; it closes its connections at its end."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found = call()
+        # Whatever it is, the caller that waits for the future gets it.
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(found)
+        finally:
+            connections.close_all()
+
+    threading.Thread(target=run, name="deadline", daemon=True).start()
+    return future
+
+
+class SharedProbe:
+    """A call that at most one thread makes at a time, whose callers wait N seconds at most."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._pending: Future[None] | None = None
+
+    def ask(self, call: Callable[[], None]) -> None:
+        """Raise what the call raises, or TimeoutError.
+
+        While an earlier call waits, its caller's answer is the answer: a database that answers
+        nothing must not cost a thread per probe.
+        """
+        with self._lock:
+            pending = self._pending
+            if pending is None or pending.done():
+                pending = self._pending = in_daemon(call)
+        pending.result(self._seconds)

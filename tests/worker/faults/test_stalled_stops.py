@@ -1,0 +1,122 @@
+"""Stops and probes end while the database accepts connections and answers nothing (W20)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from django.db import connection
+from django.test import Client, RequestFactory
+
+from delayed_queue import DelayedQueue
+from delayed_queue.http.api.service import readyz
+from tests.support.ledger import effects
+from tests.support.processes import LEAN, Process, children_of, managed, wait_until
+from tests.support.programs import PRODUCTION
+from tests.support.proxy import Proxy
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+# What the contract allows beyond the shutdown timeout, and a busy machine's time to reap.
+LIMIT = 5 + 4
+TIMEOUT = 2
+
+
+@pytest.fixture
+def stallable(proxy: Proxy) -> Iterator[Proxy]:
+    """The proxy of the tests, which forwards again at the end, however the test ends."""
+    yield proxy
+    proxy.resume()
+
+
+def seconds_to_stop(process: Process) -> float:
+    began_at = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.ended(90)
+    return time.monotonic() - began_at
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_worker_ends_within_its_shutdown_timeout_and_five_seconds(
+    stallable: Proxy, processes: str
+) -> None:
+    queue = DelayedQueue("ledger")
+    arguments = ("--queue", "ledger", "--processes", processes, "--shutdown-timeout", str(TIMEOUT))
+    variables = LEAN | PRODUCTION | {"DATABASE_URL": stallable.url}
+    with managed("runqueueworker", "--poll-interval", "0.2", *arguments, **variables) as worker:
+        queue.offer_or_update("before", 1)
+        wait_until(lambda: effects()["before"] == 1)
+        stallable.stall()
+        assert seconds_to_stop(worker) < TIMEOUT + LIMIT
+        stallable.resume()
+
+
+def test_a_supervisor_watches_its_processes_while_it_recovers_what_a_dead_one_held(
+    stallable: Proxy,
+) -> None:
+    queue = DelayedQueue("ledger")
+    variables = LEAN | PRODUCTION | {"DATABASE_URL": stallable.url}
+    arguments = ("--queue", "ledger", "--processes", "2", "--poll-interval", "0.2")
+    with managed("runqueueworker", *arguments, **variables) as worker:
+        queue.offer_or_update("before", 1)
+        wait_until(lambda: effects()["before"] == 1)
+        wait_until(lambda: len(children_of(worker)) == 2)
+        first, second = children_of(worker)
+        stallable.stall()
+        for pid in (first, second):
+            os.kill(pid, signal.SIGKILL)
+            wait_until(partial(_is_gone, worker, pid))
+        wait_until(lambda: len(children_of(worker)) == 2)
+        stallable.resume()
+        queue.offer_or_update("after", 1)
+        wait_until(lambda: effects()["after"] == 1)
+
+
+def _is_gone(worker: Process, pid: int) -> bool:
+    return pid not in children_of(worker)
+
+
+def test_the_keeper_of_schedules_ends(stallable: Proxy) -> None:
+    variables = PRODUCTION | {"DATABASE_URL": stallable.url}
+    accepted = stallable.accepted
+    with managed("installcron", **variables) as keeper:
+        wait_until(lambda: stallable.accepted > accepted + 1)
+        stallable.stall()
+        assert seconds_to_stop(keeper) < LIMIT
+
+
+def test_queuehealth_answers_within_ten_seconds(stallable: Proxy) -> None:
+    variables = PRODUCTION | {"DATABASE_URL": stallable.url}
+    stallable.stall()
+    began_at = time.monotonic()
+    with managed("queuehealth", "--format", "json", **variables) as probe:
+        code, said = probe.ended(60)
+    assert time.monotonic() - began_at < 10 + 8  # Python and Django start on a busy machine
+    assert code == 1
+    assert not json.loads(said.strip().splitlines()[-1])["healthy"]
+
+
+@pytest.mark.usefixtures("proxied")
+@pytest.mark.urls("tests.http.api.urls")
+def test_readiness_is_refused_while_the_database_is_away(proxy: Proxy, client: Client) -> None:
+    proxy.refuse()
+    response = client.get("/queue/readyz")
+    assert (response.status_code, response.json()["code"]) == (503, "database_unavailable")
+    assert "Retry-After" in response.headers
+
+
+@pytest.mark.usefixtures("proxied")
+def test_readyz_answers_within_ten_seconds_and_holds_one_thread(
+    stallable: Proxy, rf: RequestFactory
+) -> None:
+    connection.close()
+    stallable.stall()
+    began_at = time.monotonic()
+    answers = [readyz(rf.get("/queue/readyz")) for _ in range(2)]
+    assert [each.status_code for each in answers] == [503, 503]
+    assert time.monotonic() - began_at < 20
