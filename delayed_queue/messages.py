@@ -55,11 +55,6 @@ MIN_MILLISECONDS: Final = to_milliseconds(datetime.min.replace(tzinfo=UTC))
 MAX_MILLISECONDS: Final = to_milliseconds(datetime.max.replace(tzinfo=UTC))
 
 
-def ago(span: timedelta) -> int:
-    """Return the instant so long ago, in milliseconds; the first there is for what is longer."""
-    return max(to_milliseconds(datetime.now(UTC)) - span // MILLISECOND, MIN_MILLISECONDS)
-
-
 def from_milliseconds(milliseconds: int) -> datetime:
     """Return the UTC instant; values a datetime cannot hold are clamped to its range.
 

@@ -14,7 +14,6 @@ from django.db.models import F
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
@@ -31,8 +30,9 @@ from delayed_queue.admin.operations import (
     reasons,
     record,
 )
+from delayed_queue.db.clock import ago, database_now
 from delayed_queue.exceptions import DelayedQueueError, InvalidMessage
-from delayed_queue.messages import ago, from_milliseconds
+from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.overview import Count, KindName, name_of
 from delayed_queue.queue.bulk import (
@@ -111,7 +111,7 @@ def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRes
     kind = chosen_kind(request)
     kinds = None if kind is None else [valid_kind(kind)]
     rows = DeadLetter.objects.groups(kinds, shown=SHOWN, using=using)
-    found, now = rows[0].groups if rows else 0, timezone.now()
+    found, now = rows[0].groups if rows else 0, database_now(using)
     context = {
         **_frame(model_admin, request, _("Failures")),
         "lines": [GroupLine(row, now) for row in rows],
@@ -161,8 +161,9 @@ class RunForm(forms.Form):
         required=False, max_length=500, label=_("Why"), help_text=_("Kept with the run.")
     )
 
-    def __init__(self, data: Any, plan: BulkPlan) -> None:
+    def __init__(self, data: Any, plan: BulkPlan, using: str) -> None:
         super().__init__(data)
+        self.using = using
         # What is meant; of all letters of the failure, while what was typed makes no plan.
         self.plan = plan
         if plan.action != REDRIVE:
@@ -181,7 +182,7 @@ class RunForm(forms.Form):
         }
         for name, age in (("since", "newer_than"), ("until", "older_than")):
             if age in given:
-                given[name] = ago(given.pop(age))
+                given[name] = ago(given.pop(age), self.using)
         return given
 
 
@@ -193,8 +194,9 @@ def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse
     if not request.user.has_perm(_PERMISSIONS[action]):
         raise PermissionDenied
     is_confirmed, is_filled = "confirmed" in request.POST, "why" in request.POST
-    form = RunForm(request.POST if is_filled or is_confirmed else None, _plan(request, action))
     using = model_admin.get_queryset(request).select_for_update().db
+    posted = request.POST if is_filled or is_confirmed else None
+    form = RunForm(posted, _plan(request, action), using)
     if not form.is_valid() or not is_confirmed or not _begin(request, form, using):
         return _confirmation(model_admin, request, form, using)
     url = reverse("admin:delayed_queue_bulkrun_changelist", current_app=model_admin.admin_site.name)

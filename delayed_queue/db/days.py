@@ -56,16 +56,14 @@ class DailyTable:
     def keep(
         self, kept: timedelta, *, now: datetime | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> bool:
-        """Make the partitions of the coming days, drop those of days that are kept no longer.
+        """Make the partitions of the coming days, and drop those of days that are over.
 
-        Return False when another worker is at it. A role that may not create tables makes none:
-        that is raised when what is over was deleted from the rest, so many rows at a time.
+        Days are days of the database's clock. Return False while another worker does this. When
+        the role may not create tables, prune the rest, then raise the error.
         """
         now_ms = None if now is None else to_milliseconds(now)
-        today = (to_milliseconds(datetime.now(UTC)) if now_ms is None else now_ms) // DAY_MS
-        oldest = today - -(-kept // timedelta(days=1))
         try:
-            if not self._keep_partitions(today, oldest, using):
+            if not self._keep_partitions(kept, now_ms, using):
                 return False
         except Error:
             self._prune_rest(kept, now_ms, using)
@@ -73,10 +71,15 @@ class DailyTable:
         self._prune_rest(kept, now_ms, using)
         return True
 
-    def _keep_partitions(self, today: int, oldest: int, using: str) -> bool:
+    def _keep_partitions(self, kept: timedelta, now: int | None, using: str) -> bool:
         with transaction.atomic(using=using):
-            if (days := self._days(using)) is None:
+            params = {"table": self.name, "now": now}
+            is_keeper, moment, _ = fetch(using, TAKE_KEEPING, params)[0]
+            if not is_keeper:
                 return False
+            today = moment // DAY_MS
+            oldest = today - -(-kept // timedelta(days=1))
+            days = set(column_of(fetch(using, DAYS, {"table": self.name})))
             missing = [
                 each for each in range(today - 1, today + DAYS_AHEAD) if _name_of(each) not in days
             ]
@@ -88,12 +91,6 @@ class DailyTable:
             for each in over:
                 execute(using, _DROP.format(table=self.name, day=each), {})
         return True
-
-    def _days(self, using: str) -> set[int] | None:
-        """Return the days that have a partition, or None while another worker is at it."""
-        if not fetch(using, TAKE_KEEPING, {"table": self.name})[0][0]:
-            return None
-        return set(column_of(fetch(using, DAYS, {"table": self.name})))
 
     def _make(self, day: int, using: str) -> None:
         names = {

@@ -25,6 +25,11 @@ WITH clock AS MATERIALIZED (
     ) AS now
 )"""
 
+# The database's clock, in milliseconds since the epoch. Reads: no table.
+NOW: Final[LiteralString] = """
+SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint
+"""
+
 # Wake those who listen on the channel, when the transaction commits.
 NOTIFY: Final[LiteralString] = "SELECT pg_notify(%(channel)s, '')"
 
@@ -50,11 +55,15 @@ SELECT
     )
 """
 
-# Try to be the only keeper of a table's partitions until the transaction ends. The transaction
-# gives way to any that holds a lock on one of them.
+# Try to be the only keeper of a table's partitions until the transaction ends, and read the clock
+# by which days are made and dropped. The transaction gives way to any lock on a partition.
 TAKE_KEEPING: Final[LiteralString] = """
 SELECT
     pg_try_advisory_xact_lock(hashtextextended(%(table)s::text, 7310600482201521)),
+    COALESCE(
+        %(now)s::bigint,
+        floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint
+    ),
     set_config('lock_timeout', '1s', true)
 """
 

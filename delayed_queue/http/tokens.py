@@ -6,13 +6,14 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
 
 from django.db import DEFAULT_DB_ALIAS, IntegrityError
 
+from delayed_queue.db.clock import read_clock
 from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.models import ApiToken
@@ -100,7 +101,7 @@ def create_token(
     ``topics`` are names, or beginnings that end in a star; a star alone is all that HTTP serves.
     """
     made, token = new_token(
-        name, verbs=verbs, topics=topics, expires_at=expires_at, rate=rate, burst=burst
+        name, verbs=verbs, topics=topics, expires_at=expires_at, rate=rate, burst=burst, using=using
     )
     try:
         made.save(using=using, force_insert=True)
@@ -117,6 +118,7 @@ def new_token(
     expires_at: datetime | None = None,
     rate: float | None = None,
     burst: int | None = None,
+    using: str = DEFAULT_DB_ALIAS,
 ) -> tuple[ApiToken, str]:
     """Return a new token's row, which is not stored yet, and the token itself."""
     _check_name(name)
@@ -124,7 +126,7 @@ def new_token(
     token = f"dq_{secrets.token_urlsafe(32)}"
     made = ApiToken(
         name=name, prefix=token[:_SHOWN], digest=digest_of(token), topics=_patterns(topics),
-        verbs=_verbs(verbs), rate=rate, burst=burst, created_at=datetime.now(UTC),
+        verbs=_verbs(verbs), rate=rate, burst=burst, created_at=read_clock(using),
         expires_at=expires_at,
     )  # fmt: skip
     return made, token
@@ -136,7 +138,7 @@ def revoke_token(name: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
     Server processes obey within the setting ``TOKEN_CACHE``.
     """
     in_force = ApiToken.objects.using(using).filter(name=name, disabled_at=None)
-    return in_force.update(disabled_at=datetime.now(UTC)) > 0
+    return in_force.update(disabled_at=read_clock(using)) > 0
 
 
 def list_tokens(*, using: str = DEFAULT_DB_ALIAS) -> Sequence[ApiToken]:

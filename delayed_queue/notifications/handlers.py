@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import timedelta
 from typing import Any, Final
 
 from delayed_queue import Envelope, Reject, Retry, RetryPolicy, handler
+from delayed_queue.db.clock import adatabase_now
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, least_wait, sign
 from delayed_queue.notifications import services, sweeping
@@ -33,7 +33,8 @@ async def tell(envelope: Envelope) -> None:
         return
     body = json.dumps(envelope.payload).encode()
     try:
-        headers = sign(signing_secrets(), envelope.key, int(time.time()), body)
+        now = int((await adatabase_now()).timestamp())
+        headers = sign(signing_secrets(), envelope.key, now, body)
         result = await send(CallbackRequest(found[0], body, headers))
     except InvalidMessage as error:
         raise Reject("the callback cannot be sent") from error

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, LiteralString
@@ -14,6 +14,7 @@ from typing import Any, Final, LiteralString
 from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue import ScheduledMessage
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import is_in_transaction
 from delayed_queue.db.statements import fetch_all_at_once
 from delayed_queue.messages import Counts
@@ -143,7 +144,7 @@ def accept(
     Takes part in a caller's transaction without a savepoint: an error undoes that, too. Raises
     Django's database errors and ResourceUnavailable.
     """
-    intake = _Intake(tenant, source, datetime.now(UTC), fallback_keys)
+    intake = _Intake(tenant, source, database_now(), fallback_keys)
     try:
         return intake.accept(raws, RememberedTemplates())
     except StaleTemplates:
@@ -353,7 +354,7 @@ def _has(request: dict[str, Any], name: str) -> bool:
 
 def _send_at(row: dict[str, Any]) -> datetime | None:
     at: datetime | None = row["schedule_at"]
-    return datetime.now(UTC) + row["delay"] if at is None and row["delay"] is not None else at
+    return database_now() + row["delay"] if at is None and row["delay"] is not None else at
 
 
 @lru_cache(maxsize=1)

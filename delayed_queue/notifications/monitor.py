@@ -5,9 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, LiteralString
 
+from delayed_queue.db.clock import database_now
 from delayed_queue.notifications.models import ParkedRequest, Priority, Status, first_id_at, time_of
 from delayed_queue.notifications.services import QUEUES, fetch
 from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
@@ -140,7 +141,7 @@ def states() -> dict[Status, Count]:
 
 def accepted_per_second(now: datetime | None = None) -> float:
     """Return the rate of intake over the last minute, or over the newest of a greater number."""
-    now = now or datetime.now(UTC)
+    now = now or database_now()
     rows = fetch(ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
     count, first = rows[0]
     if count < CALLS:

@@ -8,15 +8,17 @@ its lease is over; the next ``begin`` takes over.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, db
+from delayed_queue.db.clock import database_now
 from delayed_queue.handlers import storable
 from delayed_queue.notifications.models import (
     MAX_NAME_LENGTH,
@@ -227,6 +229,8 @@ class Begun:
     was_interrupted: bool
     provider: str
     in_doubt: bool
+    # When it expires, on the monotonic clock of this process.
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +299,7 @@ def begin_many(
             "providers": [chosen.get(key, "") for key, _, _ in asked],
         },
     )
-    begun = [(Begun(*row[:-1]), Status(row[-1])) for row in rows]
+    begun = [(_with_deadline(Begun(*row[:-1])), Status(row[-1])) for row in rows]
     ended = [
         Settlement(each, status, (), _ENDINGS[status] + (_DOUBTED if each.in_doubt else ""))
         for each, status in begun
@@ -304,6 +308,13 @@ def begin_many(
     if ended:
         settle_many(ended)
     return {str(each.id): each for each, status in begun if status not in _ENDINGS}
+
+
+def _with_deadline(begun: Begun) -> Begun:
+    if begun.expires_at is None:
+        return begun
+    left = (begun.expires_at - database_now()).total_seconds()
+    return replace(begun, deadline=time.monotonic() + left)
 
 
 # The outcome of what waits for another attempt though its last may have been accepted.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from django.db import transaction
 
+from delayed_queue.db.clock import read_clock
 from delayed_queue.notifications.models import Status, first_id_at
 from delayed_queue.notifications.services import (
     INTERRUPTED,
@@ -258,7 +259,7 @@ def prune(age: timedelta) -> int:
     With the notifications go their deliveries; dedupe keys go when their window is over, parked
     requests by the same age.
     """
-    before = datetime.now(UTC) - age
+    before = read_clock() - age
     while execute(PRUNE_KEYS, {"limit": BATCH}) == BATCH:
         pass
     while execute(PRUNE_PARKED, {"before": before, "limit": BATCH}) == BATCH:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from delayed_queue.db.clock import database_now
 from delayed_queue.exceptions import suggest
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Channel, Priority
@@ -105,7 +106,7 @@ def validate(
         return [FieldError("", "must be a JSON object")]
     if errors := _unstorable(raw):
         return _first(errors)
-    reader = _Reader(raw, catalogue, now or datetime.now(UTC), guesses)
+    reader = _Reader(raw, catalogue, now or database_now(), guesses)
     request = reader.request()
     return request if request is not None else _first(reader.errors)
 

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import DEFAULT_DB_ALIAS, Error
 
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import drop_if_lost
 from delayed_queue.exceptions import DelayedQueueError, needing
 from delayed_queue.messages import Envelope
@@ -160,7 +161,12 @@ class QueueCollector(Collector):
         )
         up.add_metric([self._using], found is not None)
         depths, snapshot, held = found or ([], None, {})
-        return [up, *_families(depths), *_families_of(snapshot), *_families_of_groups(held)]
+        return [
+            up,
+            *_families(depths),
+            *_families_of(snapshot),
+            *_families_of_groups(held, self._using),
+        ]
 
     def _found(self) -> tuple[list[QueueDepth], Snapshot | None, Held] | None:
         try:
@@ -210,7 +216,7 @@ def _held(depths: Sequence[QueueDepth], using: str) -> Held:
     return found
 
 
-def _families_of_groups(held: Held) -> list[Metric]:
+def _families_of_groups(held: Held, using: str) -> list[Metric]:
     number = GaugeMetricFamily(
         "delayed_queue_groups_held",
         "Groups that are held back, of the first hundred that have messages.",
@@ -221,7 +227,7 @@ def _families_of_groups(held: Held) -> list[Metric]:
         "How late the earliest message is of the groups that are held back the longest.",
         labels=["queue", "kind", "group", "reason"],
     )
-    now = time.time()
+    now = database_now(using).timestamp() if held else 0.0
     for labels, groups in held.items():
         for reason, count in Tally(each.reason for each in groups).items():
             number.add_metric([*labels, reason], count)

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
+from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -16,14 +17,15 @@ from psycopg import ProgrammingError
 from psycopg import sql as composed
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from delayed_queue.db.sql import NOW, row_of, value_of
 from delayed_queue.db.sql import Row as Row
-from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import (
     InvalidConfiguration,
     ResourceUnavailable,
     SchemaMismatch,
     TooManyConnections,
 )
+from delayed_queue.messages import from_milliseconds
 from delayed_queue.retries import Backoff, is_transient
 from delayed_queue.spark.arrow import END, HEADER
 from delayed_queue.spark.options import Options
@@ -329,6 +331,12 @@ def steady(*, autocommit: bool = True) -> Connection:
         raise _unreachable(dsn, error) from None
     connection.execute(STEADY_TEXT.text)
     return connection
+
+
+def database_now() -> datetime:
+    """Return the database's instant: the clock of this host may be wrong."""
+    with steady() as connection:
+        return from_milliseconds(value_of(fetch(connection, NOW, {})))
 
 
 def _repeated(

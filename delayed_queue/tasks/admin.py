@@ -13,11 +13,11 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.paginator import Paginator
+from django.db import router
 from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
 from django.db.models.functions import Greatest
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -38,6 +38,7 @@ from delayed_queue.admin.formats import LEASE
 from delayed_queue.admin.lists import ListAdmin
 from delayed_queue.admin.messages import MESSAGE_OPERATIONS, Group, MessageAdmin, MessageOperation
 from delayed_queue.admin.operations import Call, Entry, english, record
+from delayed_queue.db.clock import database_now
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe.overview import MAX_KINDS
@@ -221,7 +222,7 @@ class TaskResultAdmin(ListAdmin):
             (row.finished_at, _("finished")),
             (row.cancelled_at, _("cancelled")),
         ]
-        return formats.timeline(events, timezone.now())
+        return formats.timeline(events, database_now(router.db_for_read(TaskResult)))
 
     @admin.display(description=_("workers"))
     def workers(self, row: TaskResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -22,6 +22,7 @@ from django.utils import timezone
 
 from delayed_queue.apps import NO_APP, NO_APP_HINT
 from delayed_queue.codecs import encode
+from delayed_queue.db.clock import database_now
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, PayloadNotEncodable
 from delayed_queue.handlers import registry
 from delayed_queue.messages import (
@@ -113,7 +114,7 @@ class DelayedQueueBackend(BaseTaskBackend):
     def _enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         self.validate_task(task)
         self._check_transaction(task)
-        moment, enqueued_at = _times(task)
+        moment, enqueued_at = _times(task, self.settings.database)
         result = self._result(task, id_at(moment), enqueued_at, *_call(task, args, kwargs))
         said = policy_of(task)
         key = unique_key(task, said, result.args, result.kwargs)
@@ -141,7 +142,8 @@ class DelayedQueueBackend(BaseTaskBackend):
         its = policy_of(task)
         if its.unique is not None:
             raise InvalidTask(f"{task.module_path} is unique: enqueue each by itself.")
-        (moment, enqueued_at), said = _times(task), _said(task, self.alias)
+        moment, enqueued_at = _times(task, self.settings.database)
+        said = _said(task, self.alias)
         calls = [_call(task, *_split(each)) for each in arguments]
         ids = list(islice(ids_at(moment), len(calls)))
         if task.run_after is not None:
@@ -290,9 +292,12 @@ class DelayedQueueBackend(BaseTaskBackend):
         return await sync_to_async(partial(self.cancel, result_id), thread_sensitive=True)()
 
 
-def _times(task: Any) -> tuple[int, datetime]:
-    """Return the milliseconds at which a task is to run, and when it is enqueued: now."""
-    now, due = datetime.now(UTC), _aware(task.run_after)
+def _times(task: Any, using: str) -> tuple[int, datetime]:
+    """Return when a task is to run, in milliseconds, and now, by the database's clock.
+
+    A result is kept by the day in its id: a wrong clock of a host would drop it too early.
+    """
+    now, due = database_now(using), _aware(task.run_after)
     moment = to_milliseconds(now if due is None else max(due, now))
     return moment, from_milliseconds(to_milliseconds(now))
 

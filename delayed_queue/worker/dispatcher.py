@@ -10,10 +10,11 @@ from itertools import chain
 from secrets import token_hex
 from typing import Any
 
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.sql import Row
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.handlers import Reject
-from delayed_queue.messages import MILLISECOND, Envelope
+from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
 from delayed_queue.observe.logs import log, log_poll, logger
@@ -190,7 +191,7 @@ class Dispatcher:
             [consumer.queue.kind for consumer in self.consumers], [NO_FLOOR] * len(self.consumers),
             0, using=self._options.using,
         )  # fmt: skip
-        now = time.time() * 1000
+        now = to_milliseconds(database_now(self._options.using))
         for consumer in self.consumers:
             consumer.share.overdue_since = now + waits.get(consumer.queue.kind, 0)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from django.db import Error, transaction
 
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import (
     drop_if_lost,
     is_conflict,
@@ -19,7 +20,7 @@ from delayed_queue.db.statements import execute
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Reject
-from delayed_queue.messages import MILLISECOND, Envelope
+from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
@@ -86,6 +87,8 @@ class TransactionalRun(Run):
         # Whether it gave way to other transactions again and again: then it has done nothing.
         self.met_conflict = False
         self.seconds = 0.0
+        # When the run began, in milliseconds of the database's clock.
+        self._began_at = 0
         # What the first of its statements took that search for messages.
         self._poll_seconds: float | None = None
         self._ended = ended
@@ -120,8 +123,8 @@ class TransactionalRun(Run):
         )
 
     def note_times(self) -> None:
-        """Count how late its messages were, and what each took, by the batch and this clock."""
-        now, tally = int(time.time() * 1000), self.consumer.tally
+        """Count how late the messages were by the database's clock, and the run time of each."""
+        now, tally = self._began_at + int(self.seconds * 1000), self.consumer.tally
         tally.note_lateness([now - each.due_at_ms for each in self.done])
         if self.total:
             tally.note_runs([self.seconds / self.total] * self.total)
@@ -134,6 +137,7 @@ class TransactionalRun(Run):
         """Take batches while they are full, for a short while: the worker has others to serve."""
         queue = self.consumer.queue
         drop_if_lost(queue.using)
+        self._began_at = to_milliseconds(database_now(queue.using))
         if self.poll.asks_ahead:
             horizon = queue.poll_interval // MILLISECOND
             self._next_due_in = Message.objects.next_due(queue.kind, horizon, using=queue.using)

@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import time_machine
 from django.core.management import CommandError, call_command
 from pytest_django import Settings
 
@@ -109,6 +110,8 @@ def test_what_died_long_ago_is_pruned(settings: Settings):
     assert json.loads(run("queuedead", "prune", "--queue", "orders", "--format", "json")) == {
         "deleted": 1
     }
+    with time_machine.travel(from_now(days=365)):  # a host whose clock is wrong
+        assert run("queuedead", "prune", "--dry-run").startswith("1 dead letter is meant")
     assert run("queuedead", "prune") == "1 dead letter was deleted.\n"
     settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "DEAD_LETTER_RETENTION": None}
     with pytest.raises(CommandError, match="say --older-than"):

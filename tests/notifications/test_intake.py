@@ -6,6 +6,7 @@ import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import time_machine
 from django.db import DatabaseError, connection, transaction
 
 from delayed_queue.notifications import intake, managing, services
@@ -43,6 +44,14 @@ def test_n1_a_refused_one_leaves_nothing_and_the_others_are_stored():
     answers = accept(email(), email(to="ada"), webhook(), 7)
     assert [type(each) for each in answers] == [Accepted, Refused, Accepted, Refused]
     assert Notification.objects.count() == 2
+
+
+@pytest.mark.parametrize("days", [-40, 40])
+def test_n5_expiry_is_judged_by_the_database_s_clock(days: int):
+    soon, past = (datetime.now(UTC) + timedelta(hours=hours) for hours in (1, -1))
+    with time_machine.travel(datetime.now(UTC) + timedelta(days=days)):
+        answers = accept(sms(expiresAt=soon.isoformat()), sms(expiresAt=past.isoformat()))
+    assert [type(each) for each in answers] == [Accepted, Refused]
 
 
 def test_n4_messages_come_in_the_order_of_the_requests():

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
+import time_machine
 from django.core.management import CommandError, call_command
 
 from delayed_queue.notifications import sweeping
@@ -50,6 +51,13 @@ def test_what_ended_before_the_age_goes_with_its_deliveries(monkeypatch):
     assert set(Notification.objects.values_list("pk", flat=True)) == {each.pk for each in kept}
     assert Delivery.objects.count() == len(kept)
     assert sweeping.prune(timedelta(days=90)) == 0
+
+
+def test_a_host_whose_clock_is_wrong_forgets_nothing_early():
+    kept = ended(2, ago=1)
+    with time_machine.travel(datetime.now(UTC) + timedelta(days=365)):
+        assert sweeping.prune(timedelta(days=90)) == 0
+    assert Notification.objects.get() == kept
 
 
 @pytest.mark.parametrize("days", [0, -1])

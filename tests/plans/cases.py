@@ -97,6 +97,7 @@ def inspections() -> list[Case]:
             or_reads={DUE}, may_scan_generically=True,
         ),
         Case("IS_READ_ONLY", {}, set(), n=1),
+        Case("NOW", {}, set(), n=1),
         # The names of users and databases; and while somebody holds a snapshot, as other tests may,
         # the samples of a day. Of a hundred live workers, the slowest scan.
         Case(

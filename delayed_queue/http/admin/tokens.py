@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE
+from django.db import router
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext_lazy
@@ -26,6 +26,7 @@ from delayed_queue.admin.operations import (
     parse_ids,
     record,
 )
+from delayed_queue.db.clock import read_clock
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import EVERYTHING, VERBS, new_token
@@ -86,12 +87,12 @@ class TokenForm(_Form):
         return cleaned
 
     def _make(self, cleaned: dict[str, Any]) -> None:
-        days = cleaned["days"]
-        expires_at = timezone.now() + timedelta(days=days) if days else None
+        days, using = cleaned["days"], router.db_for_write(ApiToken)
+        expires_at = read_clock(using) + timedelta(days=days) if days else None
         try:
             self.made, self.token = new_token(
                 cleaned["name"], verbs=cleaned["verbs"], topics=cleaned["topics"].split(),
-                expires_at=expires_at, rate=cleaned["rate"], burst=cleaned["burst"],
+                expires_at=expires_at, rate=cleaned["rate"], burst=cleaned["burst"], using=using,
             )  # fmt: skip
         except InvalidConfiguration as error:
             self.add_error(None, str(error))
@@ -117,7 +118,7 @@ class Revoke(Operation):
         report = Report(_("Revoked"), _TOKENS)
         with call.transaction():
             rows = lock(call, parse_ids(call.tokens), report)
-            now = timezone.now()
+            now = read_clock(call.using)
             entries = [Entry(row, "Revoked.") for row in rows if _revoke(row, now, call, report)]
             record(call, CHANGE, entries)
         return report

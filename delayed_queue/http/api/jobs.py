@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final
 
@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
 
 from delayed_queue.codecs import encode
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.exceptions import InvalidJob, InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest, charge, demand, demand_scope, reaches, requires
@@ -442,7 +443,7 @@ def enqueue(request: ApiRequest) -> HttpResponse:
 def _enqueued(call: NewCall) -> KeptAnswer:
     at = call.schedule_at
     if at is None and call.delay:
-        at = datetime.now(UTC) + timedelta(milliseconds=call.delay)
+        at = database_now(api_settings().DATABASE) + timedelta(milliseconds=call.delay)
     try:
         answer: dict[str, Any] = hooks.remote_calls.call(call.name, call.args, call.kwargs, at)  # type: ignore[union-attr] # enqueue() has asked
     except InvalidMessage as error:

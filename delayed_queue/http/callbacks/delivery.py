@@ -19,6 +19,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error
 
 from delayed_queue.codecs import codec_named
+from delayed_queue.db.clock import adatabase_now
 from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.db.resilience import is_unavailable, write_by_halves
 from delayed_queue.exceptions import ResourceUnavailable, UrlRefused
@@ -155,6 +156,7 @@ class DeliveryContext:
     """The state that the callbacks of one event loop share, for one database alias."""
 
     def __init__(self, using: str) -> None:
+        self._using = using
         self.endpoints = Endpoints(using)
         self.breaker = Breaker(using)
         self.slots = Slots(using)
@@ -175,7 +177,7 @@ class DeliveryContext:
         try:
             place = self._place_of(callback.url)
         except UrlRefused as error:
-            return self._logged(callback, callback.url, None, _refused(error))
+            return await self._logged(callback, callback.url, None, _refused(error))
         endpoint = await self.endpoints.of(place)
         if endpoint.is_disabled:
             raise Deferred(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
@@ -184,7 +186,7 @@ class DeliveryContext:
         except Deferred as error:
             error.is_for_host = self.breaker.state_of(place.host).takes_nothing()
             raise
-        self._logged(callback, place.url, endpoint, result)
+        await self._logged(callback, place.url, endpoint, result)
         if result.disables_endpoint:
             await quietly(self.endpoints.disable(endpoint, "The receiver answered 410 Gone."))
         return result
@@ -214,7 +216,8 @@ class DeliveryContext:
         host = self.breaker.state_of(place.host)
         enter = partial(self._enter, callback.envelope, host)
         try:
-            return await self.breaker.run(host, lambda: send(_request(callback, endpoint), enter))
+            request = _request(callback, endpoint, await adatabase_now(self._using))
+            return await self.breaker.run(host, lambda: send(request, enter))
         except Withdrawn:
             raise Deferred(0) from None
 
@@ -227,7 +230,7 @@ class DeliveryContext:
             host.at_gate -= 1
             host.heard_at = time.monotonic()
 
-    def _logged(
+    async def _logged(
         self,
         callback: Callback,
         url: str,
@@ -235,6 +238,7 @@ class DeliveryContext:
         result: CallbackResult,
     ) -> CallbackResult:
         envelope = callback.envelope
+        started_at = await adatabase_now(self._using) - result.duration
         self.log.add(
             AttemptRow(
                 key=envelope.key,
@@ -242,7 +246,7 @@ class DeliveryContext:
                 kind=callback.kind,
                 webhook_id=callback.webhook_id,
                 attempt=callback.attempt,
-                started_at=to_milliseconds(result.started_at),
+                started_at=to_milliseconds(started_at),
                 duration=result.duration // MILLISECOND,
                 status=result.status,
                 failure="" if result.failure is None else str(result.failure),
@@ -329,9 +333,9 @@ def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback
     return Callback(envelope, kind, url, attempt, policy.delay_after(attempt), named)
 
 
-def _request(callback: Callback, endpoint: KnownEndpoint) -> CallbackRequest:
+def _request(callback: Callback, endpoint: KnownEndpoint, now: datetime) -> CallbackRequest:
     body = callback.envelope.payload
-    headers = sign(endpoint.secrets, callback.webhook_id, int(time.time()), body)
+    headers = sign(endpoint.secrets, callback.webhook_id, int(now.timestamp()), body)
     return CallbackRequest(callback.url, body, headers)
 
 

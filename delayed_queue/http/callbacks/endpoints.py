@@ -11,7 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
@@ -24,6 +24,7 @@ from django.db import Error
 from django.utils.encoding import force_bytes
 from yarl import URL
 
+from delayed_queue.db.clock import adatabase_now
 from delayed_queue.exceptions import SecretNotReadable
 from delayed_queue.http.callbacks.breaker import Deferred
 from delayed_queue.http.callbacks.calls import new_secret
@@ -123,7 +124,7 @@ class Endpoints:
             rows = await sync_to_async(self._read)(place)
             found = matching(place, rows)
         assert found is not None  # noqa: S101 - the one of the origin matches
-        return self._open(found)
+        return self._open(found, await adatabase_now(self._using))
 
     async def disable(self, endpoint: KnownEndpoint, reason: str) -> None:
         """Have no worker send to it until somebody enables it again."""
@@ -147,19 +148,19 @@ class Endpoints:
             self._known.popitem(last=False)
         return rows
 
-    def _open(self, row: EndpointRow) -> KnownEndpoint:
+    def _open(self, row: EndpointRow, now: datetime) -> KnownEndpoint:
         known = self._opened.get(row)
         if known is None or row.rotated_at is not None:
             # The secret from before a rotation ends by time.
             if len(self._opened) > MAX_ORIGINS:
                 self._opened.clear()
-            known = self._opened[row] = _opened(row, self._using)
+            known = self._opened[row] = _opened(row, self._using, now)
         return known
 
 
-def _opened(row: EndpointRow, using: str) -> KnownEndpoint:
+def _opened(row: EndpointRow, using: str, now: datetime) -> KnownEndpoint:
     rotated_at = None if row.rotated_at is None else from_milliseconds(row.rotated_at)
-    sealed = in_force(row.secret, row.previous_secret, rotated_at, datetime.now(UTC))
+    sealed = in_force(row.secret, row.previous_secret, rotated_at, now)
     rate = None
     if row.per_second is not None:
         rate = SharedRate(f"endpoint:{row.id}", row.per_second, row.burst, using)

@@ -12,9 +12,9 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import F
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from delayed_queue.db.clock import read_clock
 from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidConfiguration, UrlRefused
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
@@ -90,7 +90,7 @@ def rotate_secret(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> str:
     """Return a new secret, not shown again; callbacks carry the old one's signature for 24 h."""
     secret = new_secret()
     Endpoint.objects.using(using).filter(pk=endpoint.pk).update(
-        previous_secret=F("secret"), secret=seal(secret), rotated_at=timezone.now()
+        previous_secret=F("secret"), secret=seal(secret), rotated_at=read_clock(using)
     )
     return secret
 

@@ -7,7 +7,7 @@ import signal
 from argparse import ArgumentParser
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from types import FrameType
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import SETTING
 from delayed_queue.cron.keeper import CronKeeper, CronThread, Kept
+from delayed_queue.db.clock import read_clock
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.management.base import WRONG_USAGE, QueueCommand, add_database, add_format, show
 from delayed_queue.messages import from_milliseconds
@@ -55,7 +56,7 @@ class Command(QueueCommand):
             raise CommandError(said, returncode=WRONG_USAGE)
         keeper = CronKeeper(options["database"])
         if options["list"]:
-            rows = _listed(keeper)
+            rows = _listed(keeper, options["database"])
             shown = rows if options["format"] == "json" else list(map(_short, rows))
             show(self.stdout, shown, options["format"], none=_NOTHING)
         elif options["uninstall"]:
@@ -126,8 +127,8 @@ def _summary(kept: Kept) -> str:
     return "paused" if kept.report.is_paused else "installed"
 
 
-def _listed(keeper: CronKeeper) -> list[dict[str, Any]]:
-    now = datetime.now(UTC)
+def _listed(keeper: CronKeeper, using: str) -> list[dict[str, Any]]:
+    now = read_clock(using)
     rows = []
     for entry, installer, row in keeper.listed():
         times = installer.schedule.next_times(now)[:NEXT_TIMES]

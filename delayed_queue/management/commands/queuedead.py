@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
 from delayed_queue.conf import get_settings
+from delayed_queue.db.clock import ago
 from delayed_queue.exceptions import NoSuchLetters, RunInProgress
 from delayed_queue.management.base import (
     WRONG_USAGE,
@@ -29,7 +30,7 @@ from delayed_queue.management.base import (
     show,
     tell,
 )
-from delayed_queue.messages import MILLISECOND, ago, from_milliseconds
+from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.queue.bulk import (
     MAX_CANARY,
@@ -161,7 +162,7 @@ class Command(QueueCommand):
         using, age, kind = options["database"], _age(options), _kind(options)
         kinds = DeadLetter.objects.kinds(_MAX_KINDS, using=using) if kind is None else [kind]
         if options["dry_run"]:
-            until = ago(age)
+            until = ago(age, using)
             plans = [BulkPlan("drop", each, until=until) for each in kinds]
             meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
             tell(self.stdout, _meant(meant), options["format"], meant=meant)
@@ -245,8 +246,8 @@ def _plan(options: dict[str, Any]) -> BulkPlan:
         options["reason"],
         options["key_from"],
         options["key_before"],
-        _ago(options["newer_than"]),
-        _ago(options["older_than"]),
+        _ago(options, "newer_than"),
+        _ago(options, "older_than"),
         options.get("pace"),
         None if over is None else parse_duration(over),
         options["limit"],
@@ -255,8 +256,9 @@ def _plan(options: dict[str, Any]) -> BulkPlan:
     )
 
 
-def _ago(duration: str | None) -> int | None:
-    return None if duration is None else ago(parse_duration(duration))
+def _ago(options: dict[str, Any], name: str) -> int | None:
+    duration = options[name]
+    return None if duration is None else ago(parse_duration(duration), options["database"])
 
 
 def _age(options: dict[str, Any]) -> timedelta:

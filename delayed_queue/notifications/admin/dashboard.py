@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from django.core.exceptions import PermissionDenied
@@ -11,6 +11,7 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import human, moment, number, per_second, percent, relative
+from delayed_queue.db.clock import database_now
 from delayed_queue.notifications import managing, monitor
 from delayed_queue.notifications.admin.base import badge, may
 from delayed_queue.notifications.models import Channel, Priority, Status
@@ -46,7 +47,7 @@ def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse
 
 
 def _figures() -> dict[str, Any]:
-    now = datetime.now(UTC)
+    now = database_now()
     queues, calls = monitor.queues(), monitor.calls()
     oldest = monitor.oldest_due(queues)
     failing = managing.page([Status.FAILED], None, None, LATEST_FAILURES).items

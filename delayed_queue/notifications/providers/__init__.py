@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -70,7 +71,7 @@ class Provider(Protocol):
 
 
 def is_late(begun: Begun) -> bool:
-    return begun.expires_at is not None and begun.expires_at <= datetime.now(UTC)
+    return begun.deadline is not None and begun.deadline <= time.monotonic()
 
 
 def failed(verdict: Verdict, error: BaseException | str, **more: Any) -> Outcome:

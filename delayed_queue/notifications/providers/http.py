@@ -21,6 +21,7 @@ from aiohttp import (
 )
 from django.db import DEFAULT_DB_ALIAS, Error
 
+from delayed_queue.db.clock import adatabase_now
 from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable, UrlRefused
@@ -228,8 +229,9 @@ class WebhookProvider:
 
     async def send(self, begun: Begun) -> Outcome:
         body = begun.body.encode()
+        now = int((await adatabase_now()).timestamp())
         try:
-            headers = sign(self._secrets, str(begun.id), int(time.time()), body)
+            headers = sign(self._secrets, str(begun.id), now, body)
             request = CallbackRequest(begun.recipient, body, headers)
             host = self._breakers.of(DEFAULT_DB_ALIAS).state_of(place_of(begun.recipient).host)
         except UrlRefused:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import reduce
 from itertools import pairwise
 from operator import add
@@ -24,7 +23,13 @@ import psycopg
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.spark.commands import DONE, add_file_format, add_partitions, duration, whole
-from delayed_queue.spark.database import Connection, check_database, outlasting, steady
+from delayed_queue.spark.database import (
+    Connection,
+    check_database,
+    database_now,
+    outlasting,
+    steady,
+)
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Sums, checksum_of, files_on, sums
 from delayed_queue.spark.jobs.manifests import (
@@ -436,7 +441,7 @@ def execute(
     tables = tuple(named(each, options.key, options.age, only) for each in options.tables)
     asked = ArchiveOptions(
         tables=tables,
-        cutoff=to_milliseconds(datetime.now(UTC) - options.older_than),
+        cutoff=to_milliseconds(database_now() - options.older_than),
         destination=options.to,
         rows_per_archive=options.rows,
         rows_per_file=options.rows_per_file,

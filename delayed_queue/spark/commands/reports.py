@@ -7,13 +7,13 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.commands import DONE, add_file_format, add_partitions, instant
-from delayed_queue.spark.database import fetch, steady
+from delayed_queue.spark.database import database_now, fetch, steady
 from delayed_queue.spark.jobs import figures as measured
 from delayed_queue.spark.jobs import plots
 from delayed_queue.spark.jobs.console import Console, aligned, span
@@ -70,7 +70,7 @@ def run(spark: SparkSession, options: ReportOptions, console: Console) -> Report
     """Measure, draw, write and keep."""
     earlier = None if options.compared is None else earlier_report(options.compared)
     console.progress("measuring …")
-    now = datetime.now(UTC)
+    now = database_now()
     ended = _ended(spark, options).persist()
     try:
         waiting = _waiting(spark, options)

@@ -6,12 +6,11 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.commands import CODECS, DONE, add_file_format, add_partitions, asked_kind
-from delayed_queue.spark.database import Connection, connect, fetch, steady
+from delayed_queue.spark.database import Connection, connect, database_now, fetch, steady
 from delayed_queue.spark.jobs.console import Console, aligned
 from delayed_queue.spark.jobs.files import Sums, files_on, sums
 from delayed_queue.spark.jobs.lakes import FILES, PARQUET, READ_AS, TEXTS, WRITTEN_AS
@@ -58,7 +57,7 @@ def run(
     if kind is not None:
         with closing(connect(Options())) as session:
             check_known(session, kind)
-    name = f"snapshot={datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+    name = f"snapshot={database_now():%Y%m%dT%H%M%S.%fZ}"
     staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
     files = files_on(spark)
     try:

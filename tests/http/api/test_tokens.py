@@ -9,6 +9,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
+import time_machine
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.test import AsyncClient, Client
@@ -19,7 +20,7 @@ from delayed_queue.http.api import building
 from delayed_queue.http.api.auth import GrantCache, cache
 from delayed_queue.http.apps import check_api
 from delayed_queue.http.models import ApiToken
-from delayed_queue.http.tokens import Grant, create_token, digest_of, revoke_token
+from delayed_queue.http.tokens import Grant, create_token, digest_of, find_grant, revoke_token
 from tests.http.api.test_frame import post, problem
 from tests.settings import EVERY_TOPIC
 
@@ -201,6 +202,17 @@ class TestCommand:
         call("create", "shop", "--verb", "read", "--topic", "*")
         with pytest.raises(CommandError, match="already"):
             call("create", "shop", "--verb", "read", "--topic", "*")
+
+    @pytest.mark.parametrize("days", [-40, 40])
+    def test_the_clock_of_the_database_ends_it(self, days: int):
+        with time_machine.travel(datetime.now(UTC) + timedelta(days=days)):
+            token = call("create", "shop", "--verb", "read", "--topic", "*", "--days", "1").strip()
+            assert "in force" in call("list")
+        assert find_grant(token) is not None
+        row = ApiToken.objects.get()
+        assert row.expires_at is not None
+        assert row.expires_at - row.created_at <= timedelta(days=1)
+        assert abs(row.created_at - datetime.now(UTC)) < timedelta(hours=1)
 
 
 def call(*arguments: str) -> str:

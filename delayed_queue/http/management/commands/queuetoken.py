@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -11,6 +11,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
+from delayed_queue.db.clock import read_clock
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
 from delayed_queue.management.base import QueueCommand, add_format, count, show
@@ -34,7 +35,7 @@ class Command(QueueCommand):
 
     def _create(self, options: dict[str, Any], using: str) -> None:
         days = options["days"]
-        expires_at = datetime.now(UTC) + timedelta(days=days) if days else None
+        expires_at = read_clock(using) + timedelta(days=days) if days else None
         token = create_token(
             options["name"], verbs=options["verb"], topics=options["topic"],
             expires_at=expires_at, rate=options["rate"], burst=options["burst"], using=using,
@@ -43,7 +44,8 @@ class Command(QueueCommand):
         self.stdout.write(token)
 
     def _list(self, options: dict[str, Any], using: str) -> None:
-        show(self.stdout, [_row(each) for each in list_tokens(using=using)], options["format"])
+        now = read_clock(using)
+        show(self.stdout, [_row(each, now) for each in list_tokens(using=using)], options["format"])
 
     def _revoke(self, options: dict[str, Any], using: str) -> None:
         if not revoke_token(options["name"], using=using):
@@ -67,16 +69,16 @@ def _add_create(parser: ArgumentParser) -> None:
     parser.add_argument("--burst", type=count(1, 1_000_000), help=_("requests at once"))
 
 
-def _row(token: ApiToken) -> dict[str, Any]:
+def _row(token: ApiToken, now: datetime) -> dict[str, Any]:
     return {
-        "name": token.name, "begins": f"{token.prefix}…", "state": _state(token),
+        "name": token.name, "begins": f"{token.prefix}…", "state": _state(token, now),
         "may": ",".join(token.verbs), "topics": ",".join(token.topics),
         "last used": token.last_used_at,
     }  # fmt: skip
 
 
-def _state(token: ApiToken) -> str:
+def _state(token: ApiToken, now: datetime) -> str:
     if token.disabled_at is not None:
         return "revoked"
-    is_expired = token.expires_at is not None and token.expires_at <= datetime.now(UTC)
+    is_expired = token.expires_at is not None and token.expires_at <= now
     return "expired" if is_expired else "in force"

@@ -1,0 +1,102 @@
+"""Hosts whose clock is days off: the database's clock decides what is kept and what is due."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import time_machine
+from django.db import connection
+
+from delayed_queue.models import Sample
+from delayed_queue.observe import store
+from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow
+from delayed_queue.tasks._api import TaskResultStatus
+from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.serving import keep_days
+from tests.support.processes import Process, environment, killed_at_last, wait_until
+from tests.tasks.conftest import drained
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DAYS = pytest.mark.parametrize("days", [-40, 40], ids=["behind", "ahead"])
+RESULTS, SAMPLES = "delayed_queue_task_result", "delayed_queue_sample"
+
+
+@pytest.fixture(autouse=True)
+def without_days() -> Iterator[None]:
+    drop_days()
+    yield
+    drop_days()
+
+
+def days_of(table: str) -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %s::regclass",
+            [table],
+        )
+        return {row[0].rpartition("_")[2] for row in cursor.fetchall()} - {"rest"}
+
+
+def drop_days() -> None:
+    with connection.cursor() as cursor:
+        for table in (RESULTS, SAMPLES):
+            for day in days_of(table):
+                cursor.execute(f"DROP TABLE {table}_{day}")
+
+
+@contextmanager
+def host(days: int, *command: str) -> Iterator[Process]:
+    """Run a command on a host whose clock is days off."""
+    variables = {**environment(), "DJANGO_SETTINGS_MODULE": "tests.tasks.settings"}
+    program = (sys.executable, "-m", "tests.support.wrong_clock", str(days), *command)
+    with killed_at_last(Process(*program, env=variables)) as process:
+        yield process
+
+
+@pytest.mark.slow
+@DAYS
+def test_a_worker_with_a_wrong_clock_drops_no_result(work: Any, days: int) -> None:
+    """It makes the partitions of the database's days, and drops those that are over there."""
+    result = work.add.enqueue(1, 2)
+    drained()
+    assert keep_days("default")
+    made = days_of(RESULTS)
+    with connection.cursor() as cursor:  # the worker makes the last day
+        cursor.execute(f"DROP TABLE {RESULTS}_{max(made)}")
+    with host(days, "runqueueworker", "--processes", "0", "--poll-interval", "0.2"):
+        later = work.add.enqueue(3, 4)
+        wait_until(lambda: work.add.get_result(later.id).is_finished)
+        wait_until(lambda: days_of(RESULTS) == made)
+    later.refresh()
+    assert abs(later.finished_at - datetime.now(UTC)) < timedelta(hours=1)
+    result.refresh()
+    assert result.status == TaskResultStatus.SUCCESSFUL
+
+
+@DAYS
+def test_a_wrong_clock_drops_no_sample(days: int) -> None:
+    store.add_counts([CountsRow("a|json", 1, 0, 0, "{}")])
+    assert SAMPLES_BY_DAY.keep(timedelta(days=8))
+    made = days_of(SAMPLES)
+    with time_machine.travel(datetime.now(UTC) + timedelta(days=days)):
+        assert SAMPLES_BY_DAY.keep(timedelta(days=8))
+    assert days_of(SAMPLES) == made
+    assert Sample.objects.filter(kind="a|json").exists()
+
+
+@DAYS
+def test_a_result_is_kept_whatever_clock_its_producer_has(work: Any, days: int) -> None:
+    with time_machine.travel(datetime.now(UTC) + timedelta(days=days)):
+        result = work.add.enqueue(1, 2)
+    drained()
+    assert keep_days("default")
+    result.refresh()
+    assert result.status == TaskResultStatus.SUCCESSFUL
+    assert abs(result.enqueued_at - datetime.now(UTC)) < timedelta(hours=1)
+    assert TaskResult.objects.count() == 1
