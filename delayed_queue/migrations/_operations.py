@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
@@ -19,13 +19,17 @@ TAKE_TURN = migrations.RunSQL(_TAKE_TURNS, reverse_sql=migrations.RunSQL.noop)
 END_TURN = migrations.RunSQL(migrations.RunSQL.noop, reverse_sql=_TAKE_TURNS)
 
 
-class CreateModelOnce(migrations.CreateModel):
-    """Create the table unless the schema it would be created in has it already.
+# Marks the columns that a table of another service got from us: a migration back drops no others.
+_ADDED: Final = "Added by delayed_queue to a table of another service."
 
-    Under the lock that the migration takes first, a process that lost the race finds the
-    table of the winner. A table of that name in another schema of the search path is not ours.
-    One with only the columns in ``adopts`` was made by a service of another language that shares
-    it: it gets the columns it lacks, and keeps its own indexes. Any other is refused.
+
+class CreateModelOnce(migrations.CreateModel):
+    """Create the table unless the current schema has it already.
+
+    Does nothing on a database that the router keeps the model off. A process that lost the race
+    for the lock finds the table of the winner. A table with only the columns in ``adopts`` was made
+    by another service that shares it: it gets the missing columns, and a migration back drops just
+    these. Any other table of that name is refused.
     """
 
     def __init__(self, *args: Any, adopts: tuple[str, ...] = (), **kwargs: Any) -> None:
@@ -40,6 +44,8 @@ class CreateModelOnce(migrations.CreateModel):
         to_state: ProjectState,
     ) -> None:
         model = to_state.apps.get_model(app_label, self.name)
+        if not self.allow_migrate_model(schema_editor.connection.alias, model):
+            return
         if not _exists(schema_editor, model._meta.db_table):
             super().database_forwards(app_label, schema_editor, from_state, to_state)
         else:
@@ -57,6 +63,7 @@ class CreateModelOnce(migrations.CreateModel):
             )
         for field in missing:
             schema_editor.add_field(model, field)
+            _mark_added(schema_editor, table, field.column)
         # Indexes of ours over columns that the table did not have; it keeps its own for the rest.
         for index in model._meta.indexes:
             if not {each.name for each in missing}.isdisjoint(index.fields):
@@ -69,8 +76,14 @@ class CreateModelOnce(migrations.CreateModel):
         from_state: ProjectState,
         to_state: ProjectState,
     ) -> None:
-        table = from_state.apps.get_model(app_label, self.name)._meta.db_table
-        if _exists(schema_editor, table):
+        model = from_state.apps.get_model(app_label, self.name)
+        if not self.allow_migrate_model(schema_editor.connection.alias, model):
+            return
+        if added := _added_columns(schema_editor, model._meta.db_table):
+            for field in model._meta.local_concrete_fields:
+                if field.column in added:
+                    schema_editor.remove_field(model, field)
+        elif _exists(schema_editor, model._meta.db_table):
             super().database_backwards(app_label, schema_editor, from_state, to_state)
 
 
@@ -85,9 +98,12 @@ class CreateTableOfDays(CreateModelOnce):
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: Any
     ) -> None:
         editor: Any = schema_editor
+        model = states[-1].apps.get_model(app_label, self.name)
+        if not self.allow_migrate_model(editor.connection.alias, model):
+            return
         plain = editor.sql_create_table
         editor.sql_create_table = f"{plain} PARTITION BY RANGE ({self.by})"
-        table = states[-1].apps.get_model(app_label, self.name)._meta.db_table
+        table = model._meta.db_table
         is_new = not _exists(schema_editor, table)
         try:
             super().database_forwards(app_label, schema_editor, *states)
@@ -106,6 +122,25 @@ def _exists(schema_editor: Any, table: str) -> bool:
             [table],
         )
         return bool(cursor.fetchone()[0])
+
+
+def _mark_added(schema_editor: Any, table: str, column: str) -> None:
+    quote = schema_editor.quote_name
+    schema_editor.execute(f"COMMENT ON COLUMN {quote(table)}.{quote(column)} IS '{_ADDED}'", None)
+
+
+def _added_columns(schema_editor: Any, table: str) -> set[str]:
+    """Return the columns that the table of another service got from us."""
+    if schema_editor.collect_sql:
+        return set()
+    with schema_editor.connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT attname FROM pg_attribute "
+            "WHERE attrelid = to_regclass(format('%%I.%%I', current_schema(), %s::text)) "
+            "AND NOT attisdropped AND col_description(attrelid, attnum) = %s",
+            [table, _ADDED],
+        )
+        return {row[0] for row in cursor.fetchall()}
 
 
 def _columns(schema_editor: Any, table: str) -> set[str]:

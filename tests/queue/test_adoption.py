@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -74,3 +75,34 @@ def test_a_table_that_is_not_a_queue_is_refused_untouched() -> None:
         connection.cursor(), Message._meta.db_table
     )
     assert [column.name for column in columns] == ["id", "note"]
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_migration_back_leaves_the_other_service_s_table_and_its_rows(rows: int) -> None:
+    """Only the columns that the migration added go; forwards again, they come again."""
+    with connection.cursor() as cursor:
+        cursor.execute(SEED)
+        cursor.execute("ALTER TABLE delayed_queue ADD COLUMN headers JSONB")  # theirs, too
+        cursor.execute(
+            'INSERT INTO delayed_queue ("pKey", "pKind", payload, "scheduledAt", '
+            '"scheduledAtInitially", "createdAt") '
+            "SELECT each::text, 'theirs', 'text', 1, 1, 1 FROM generate_series(1, %s) AS each",
+            [rows],
+        )
+        before = shape(cursor)
+        for _ in range(2):
+            call_command("migrate", "delayed_queue", verbosity=0)
+            assert Message.objects.count() == rows
+            call_command("migrate", "delayed_queue", "zero", verbosity=0)
+            assert shape(cursor) == before
+            cursor.execute("SELECT count(*) FROM delayed_queue WHERE payload = 'text'")
+            assert cursor.fetchone() == (rows,)
+
+
+def shape(cursor: Any) -> list[tuple[str, ...]]:
+    """Return the columns and the indexes of the table."""
+    cursor.execute(
+        "SELECT column_name FROM information_schema.columns WHERE table_name = 'delayed_queue' "
+        "UNION ALL SELECT indexdef FROM pg_indexes WHERE tablename = 'delayed_queue' ORDER BY 1"
+    )
+    return list(cursor.fetchall())
