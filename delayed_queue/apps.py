@@ -15,7 +15,8 @@ from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db.models import DateTimeField
 from django.utils.autoreload import autoreload_started
 from django.utils.module_loading import module_has_submodule
 from django.utils.translation import gettext as _
@@ -263,18 +264,84 @@ def check_vendors(
     databases: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> list[CheckMessage]:
-    """E002: no database at all is PostgreSQL, where none is asked for."""
-    vendors = {alias: connections[alias].vendor for alias in connections}
-    if databases is not None or "postgresql" in vendors.values():
+    """E002: the router lets the tables on no PostgreSQL, when no database is named."""
+    homes = filter(is_home, connections)
+    if databases is not None or any(connections[each].vendor == "postgresql" for each in homes):
         return []
-    return [_not_postgresql(DEFAULT_DB_ALIAS, vendors.get(DEFAULT_DB_ALIAS, "unknown"))]
+    return [_not_postgresql(DEFAULT_DB_ALIAS, connections[DEFAULT_DB_ALIAS].vendor)]
+
+
+def is_home(alias: str) -> bool:
+    """Return whether the router lets the package's tables on the database."""
+    return router.allow_migrate_model(alias, apps.get_model("delayed_queue", "Message"))
+
+
+def check_alias(alias: str, setting: str, *labels: str) -> list[CheckMessage]:
+    """E014, W013: the database that a setting names is not the one that the router names."""
+    found: list[CheckMessage] = []
+    for model in map(apps.get_model, labels):
+        facts = {"setting": setting, "alias": alias, "model": model._meta.label}
+        if not router.allow_migrate_model(alias, model):
+            said = _("%(setting)s names %(alias)r, where the router lets no table of %(model)s be.")
+            error = Error(said % facts, hint=str(_ONE_ALIAS), id="delayed_queue.E014")
+            found.append(error)
+        elif (routed := router.db_for_write(model)) != alias:
+            said = _("%(setting)s names %(alias)r; the router sends %(model)s to %(routed)r.")
+            facts["routed"] = routed
+            warning = checks.Warning(said % facts, hint=str(_ONE_ALIAS), id="delayed_queue.W013")
+            found.append(warning)
+    return found
+
+
+_ONE_ALIAS: Final = gettext_lazy(
+    "Name one database in both: the admin asks the router, all else the setting."
+)
+
+
+@register()
+def check_tenants(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E013: tables in each tenant's schema, of which a worker would see one."""
+    wrong = [
+        each for each in getattr(settings, "TENANT_APPS", ()) if each.startswith("delayed_queue")
+    ]
+    if not wrong:
+        return []
+    said = _("TENANT_APPS has %(apps)s: workers serve one schema, not that of each tenant.")
+    hint = _("Move it to SHARED_APPS, and name the tenant in the payload or a header.")
+    return [Error(said % {"apps": ", ".join(wrong)}, hint=hint, id="delayed_queue.E013")]
+
+
+@register()
+def check_time_zone(
+    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """E015: an app of the package with DateTimeFields, and USE_TZ off."""
+    if settings.USE_TZ:
+        return []
+    wrong = sorted(each.name for each in apps.get_app_configs() if _has_local_times(each))
+    if not wrong:
+        return []
+    said = _("USE_TZ is False: the times of %(apps)s would have no time zone.")
+    hint = _("Set USE_TZ = True; the queue itself and tasks work without.")
+    return [Error(said % {"apps": ", ".join(wrong)}, hint=hint, id="delayed_queue.E015")]
+
+
+def _has_local_times(app: AppConfig) -> bool:
+    fields = [field for model in app.get_models() for field in model._meta.get_fields()]
+    is_ours = app.name.startswith("delayed_queue.")
+    return is_ours and any(isinstance(each, DateTimeField) for each in fields)
 
 
 @register(Tags.database)
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E002: not PostgreSQL, where it is asked for. W003: a server older than 13."""
+    """E002: not PostgreSQL, where it is asked for. W003: a server older than 13.
+
+    Databases that the router keeps the tables off are not checked.
+    """
     messages: list[CheckMessage] = []
-    for alias in databases or ():
+    for alias in filter(is_home, databases or ()):
         connection: Any = connections[alias]
         if connection.vendor != "postgresql":
             messages.append(_not_postgresql(alias, connection.vendor))

@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.urls import URLResolver, get_resolver
 from django.utils.translation import gettext_lazy as _
 
+from delayed_queue.apps import check_alias
 from delayed_queue.conf import SETTING, find_problems
 from delayed_queue.exceptions import ExtraNotInstalled, InvalidConfiguration
 from delayed_queue.handlers import Handler, Source, registry
@@ -139,3 +140,12 @@ def missing_extra(error: ExtraNotInstalled) -> CheckMessage:
 def _open(text: str, key: str, number: str) -> CheckMessage:
     hint = f"Leave {SETTING}['API'][{key!r}] out, and DEBUG off."
     return Error(text, hint=hint, id=number, obj=SETTING)
+
+
+@register()
+def check_database(**kwargs: Any) -> list[CheckMessage]:
+    """E014, W013: the setting ``DATABASE`` and the router name different databases."""
+    if find_problems(getattr(settings, SETTING, {})):
+        return []
+    where = f"{SETTING}['API']['DATABASE']"
+    return check_alias(api_settings().DATABASE, where, "delayed_queue_http.ApiToken")

@@ -22,6 +22,7 @@ from delayed_queue.db.resilience import is_unavailable, tend
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH
 from delayed_queue.notifications.parking import Incoming, Tally, take
+from delayed_queue.notifications.services import USING
 from delayed_queue.observe.logs import log
 
 
@@ -191,7 +192,7 @@ def _connected(url: str) -> Iterator[Connection]:
 
 def _usable_database() -> None:
     """Replace a connection that is of no use any more, and raise while there is none to be had."""
-    connection = connections["default"]
+    connection = connections[USING]
     tend(connection)
     connection.ensure_connection()
 

@@ -14,13 +14,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, LiteralString, NamedTuple
 
-from django.db import connection, transaction
+from django.db import connections, transaction
 from django.db.models import Max
 from django.template import TemplateSyntaxError
 
 from delayed_queue.notifications.models import Template
 from delayed_queue.notifications.rendering import Compiled, compiled
-from delayed_queue.notifications.services import fetch
+from delayed_queue.notifications.services import USING, fetch
 from delayed_queue.observe.logs import log
 
 # What tells a row of the templates, as ``t``, from any other that there ever was, and from itself
@@ -218,7 +218,7 @@ def _compiled(template: Template) -> Compiled | None:
         return None
 
 
-@transaction.atomic
+@transaction.atomic(using=USING)
 def add_version(template: Template) -> Template:
     """Store a template as the next version of its name and channel.
 
@@ -226,7 +226,7 @@ def add_version(template: Template) -> Template:
     get two numbers.
     """
     compiled(template)
-    with connection.cursor() as cursor:
+    with connections[USING].cursor() as cursor:
         name = f"notifications.template:{template.channel}:{template.name}"
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
     versions = Template.objects.filter(channel=template.channel, name=template.name)

@@ -24,6 +24,7 @@ from delayed_queue.http.rates import SharedRate
 from delayed_queue.notifications.conf import KEY, get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel
 from delayed_queue.notifications.providers import Provider
+from delayed_queue.notifications.services import USING
 
 
 class Circuit:
@@ -137,7 +138,7 @@ def _route(entry: Mapping[str, Any]) -> Route:
         options.setdefault("secrets", signing_secrets())
     try:
         provider: Provider = import_string(KINDS.get(kind, kind))(**options)
-        shared = None if rate is None else SharedRate(f"provider:{provider.name}", *rate)
+        shared = None if rate is None else _shared_rate(f"provider:{provider.name}", rate)
     except (ImportError, TypeError, ValueError, InvalidConfiguration) as error:
         # Not the options themselves: they may hold passwords.
         reason = f"A provider of the kind {kind!r} cannot be made: {error}"
@@ -162,7 +163,12 @@ def _derived_secret(key: str) -> str:
 def throttle_of(channel: str, recipient_hash: bytes) -> SharedRate | None:
     """Return the rate of this recipient, by its hash, if the channel has one."""
     limits = get_settings().THROTTLE.get(channel)
-    return None if limits is None else SharedRate(f"recipient:{recipient_hash.hex()}", *limits)
+    return None if limits is None else _shared_rate(f"recipient:{recipient_hash.hex()}", limits)
+
+
+def _shared_rate(name: str, limits: Any) -> SharedRate:
+    per_second, burst = limits
+    return SharedRate(name, per_second, burst, USING)
 
 
 def close_routes() -> None:

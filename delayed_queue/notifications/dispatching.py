@@ -31,7 +31,7 @@ from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
-from delayed_queue.notifications.services import IN_DOUBT, Begun, Call, Settlement
+from delayed_queue.notifications.services import IN_DOUBT, USING, Begun, Call, Settlement
 from delayed_queue.observe.logs import log
 
 T = TypeVar("T")
@@ -99,7 +99,6 @@ class Gatherer(Generic[T, R]):
 
 _NOW: Final = timedelta(0)
 _POSTPONED: Final = timedelta(seconds=1)
-_USING: Final = "default"
 _RECORDED: Final = {
     Verdict.ACCEPTED: Delivery.Outcome.SENT,
     Verdict.TRANSIENT: Delivery.Outcome.FAILED,
@@ -326,7 +325,7 @@ def begin_all(starts: Sequence[Start]) -> list[Begun | None]:
     """Begin notifications, each for its message; None for one that is not to be sent."""
     envelopes = [start.envelope for start in starts]
     chosen = {start.envelope.key: start.provider for start in starts}
-    found = repeat(_USING, lambda: services.begin_many(envelopes, chosen))
+    found = repeat(USING, lambda: services.begin_many(envelopes, chosen))
     return [_own(found.get(each.key), each) for each in envelopes]
 
 
@@ -336,12 +335,12 @@ def _own(begun: Begun | None, envelope: Envelope) -> Begun | None:
 
 
 def _settle(settlements: Sequence[Settlement]) -> list[Status | None]:
-    found = repeat(_USING, lambda: services.settle_many(settlements))
+    found = repeat(USING, lambda: services.settle_many(settlements))
     return [found.get(each.begun.id) for each in settlements]
 
 
 def _turn_to(turns: Sequence[Turn]) -> list[bool]:
-    return [repeat(_USING, partial(services.turn_to, *turn)) for turn in turns]
+    return [repeat(USING, partial(services.turn_to, *turn)) for turn in turns]
 
 
 def _dispatcher(key: None) -> Dispatcher:

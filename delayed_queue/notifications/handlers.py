@@ -15,6 +15,7 @@ from delayed_queue.notifications.channels import close_routes, signing_secrets
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.models import Channel, Notification, Priority, queue_name
+from delayed_queue.notifications.services import USING
 from delayed_queue.observe import signals
 
 
@@ -33,7 +34,7 @@ async def tell(envelope: Envelope) -> None:
         return
     body = json.dumps(envelope.payload).encode()
     try:
-        now = int((await adatabase_now()).timestamp())
+        now = int((await adatabase_now(USING)).timestamp())
         headers = sign(signing_secrets(), envelope.key, now, body)
         result = await send(CallbackRequest(found[0], body, headers))
     except InvalidMessage as error:

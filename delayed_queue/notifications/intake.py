@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, LiteralString
 
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import transaction
 
 from delayed_queue import ScheduledMessage
 from delayed_queue.db.clock import database_now
@@ -26,7 +26,7 @@ from delayed_queue.notifications.catalogue import (
 )
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Source, Status, new_id
-from delayed_queue.notifications.services import fetch, offer_callbacks, queue_of
+from delayed_queue.notifications.services import USING, fetch, offer_callbacks, queue_of
 from delayed_queue.notifications.validation import MAX_GUESSES, FieldError, Request, validate
 
 # Take the dedupe keys that are free, or whose window is over, for these notifications; the rows
@@ -144,7 +144,7 @@ def accept(
     Takes part in a caller's transaction without a savepoint: an error undoes that, too. Raises
     Django's database errors and ResourceUnavailable.
     """
-    intake = _Intake(tenant, source, database_now(), fallback_keys)
+    intake = _Intake(tenant, source, database_now(USING), fallback_keys)
     try:
         return intake.accept(raws, RememberedTemplates())
     except StaleTemplates:
@@ -175,7 +175,7 @@ class _Intake:
                 results[place] = Refused(request)
         # What is refused is written by no statement that would tell; and of a transaction of the
         # caller's nothing could be taken back.
-        if results or is_in_transaction(DEFAULT_DB_ALIAS):
+        if results or is_in_transaction(USING):
             templates.confirm()
         if candidates:
             results.update(self._store(candidates, templates))
@@ -185,7 +185,7 @@ class _Intake:
         fallback = self.fallback_keys[place] if self.fallback_keys else ""
         return _Candidate(place, new_id(), request, _claim(request, fallback))
 
-    @transaction.atomic(savepoint=False)
+    @transaction.atomic(using=USING, savepoint=False)
     def _store(
         self, candidates: list[_Candidate], templates: StoredTemplates
     ) -> dict[int, Accepted]:
@@ -213,7 +213,7 @@ class _Intake:
         if firsts:
             steps.append((CLAIM_KEYS, self._claim_params(firsts)))
         steps.append((INSERT, self._columns(asked)))
-        answers = fetch_all_at_once(DEFAULT_DB_ALIAS, steps)
+        answers = fetch_all_at_once(USING, steps)
         if confirmation is not None:
             demand_none(answers[0])
         return _statuses(answers[-1])
@@ -354,7 +354,7 @@ def _has(request: dict[str, Any], name: str) -> bool:
 
 def _send_at(row: dict[str, Any]) -> datetime | None:
     at: datetime | None = row["schedule_at"]
-    return database_now() + row["delay"] if at is None and row["delay"] is not None else at
+    return database_now(USING) + row["delay"] if at is None and row["delay"] is not None else at
 
 
 @lru_cache(maxsize=1)

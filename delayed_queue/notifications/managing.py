@@ -12,7 +12,7 @@ from django.db import transaction
 from delayed_queue.db.sql import Page, column_of, page_of
 from delayed_queue.notifications.models import Channel, Notification, Status, Suppression
 from delayed_queue.notifications.recipients import problem_with, recipient_hash
-from delayed_queue.notifications.services import fetch, offer_callbacks, queue_of
+from delayed_queue.notifications.services import USING, fetch, offer_callbacks, queue_of
 from delayed_queue.notifications.validation import MAX_ERRORS, FieldError, check_category
 
 # Cancel what waits; what is PROCESSING may be at the provider already, and is left. What waits to
@@ -127,7 +127,7 @@ def page(
     return Page([shown[each] for each in found.items if each in shown], found.next)
 
 
-@transaction.atomic
+@transaction.atomic(using=USING)
 def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
     """Cancel a notification that waits, and drop its message; False in any other state."""
     rows = fetch(CANCEL, {"id": id_, "reason": reason})
@@ -138,7 +138,7 @@ def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
     return bool(rows)
 
 
-@transaction.atomic
+@transaction.atomic(using=USING)
 def retry(id_: uuid.UUID, *, even_in_doubt: bool = True) -> bool:
     """Put a failed notification back into its queue; False in any other state, or too late.
 

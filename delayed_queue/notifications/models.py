@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import uuid
 from datetime import UTC, datetime
 from typing import Final
 
-from django.db import models
+from django.db import models, router
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
+
+from delayed_queue.db.clock import database_now
+from delayed_queue.messages import to_milliseconds
 
 _COUNTER_BITS: Final = 42
 _lock: Final = threading.Lock()
@@ -22,11 +24,11 @@ _last = 0
 def new_id() -> uuid.UUID:
     """Return a UUID of version 7, greater than every one this process has made before.
 
-    48 bits of milliseconds, then a counter that starts at random in each millisecond, then 32
-    random bits: they sort by time, tell nothing of how many there are, and cannot be guessed.
+    48 bits of milliseconds by the database's clock, a counter that starts at random in each
+    millisecond, and 32 random bits: ids sort by time, reveal no count, and cannot be guessed.
     """
     global _last
-    now = time.time_ns() // 1_000_000
+    now = to_milliseconds(database_now(router.db_for_write(Notification)))
     # The top bit of the counter starts at 0, so that a millisecond has room for 2**41 more.
     fresh = (now << _COUNTER_BITS) | (int.from_bytes(os.urandom(6), "big") >> 7)
     with _lock:

@@ -10,7 +10,7 @@ from typing import Final, LiteralString
 
 from delayed_queue.db.clock import database_now
 from delayed_queue.notifications.models import ParkedRequest, Priority, Status, first_id_at, time_of
-from delayed_queue.notifications.services import QUEUES, fetch
+from delayed_queue.notifications.services import QUEUES, USING, fetch
 from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
 
 CAP: Final = 10_000
@@ -141,7 +141,7 @@ def states() -> dict[Status, Count]:
 
 def accepted_per_second(now: datetime | None = None) -> float:
     """Return the rate of intake over the last minute, or over the newest of a greater number."""
-    now = now or database_now()
+    now = now or database_now(USING)
     rows = fetch(ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
     count, first = rows[0]
     if count < CALLS:
@@ -165,7 +165,7 @@ def queues() -> list[DispatchQueue]:
     kinds = {queue.kind: place for place, queue in QUEUES.items()}
     found = [
         DispatchQueue(*kinds[each.kind], each)
-        for each in depths(list(kinds), cap=cap_for(len(kinds)))
+        for each in depths(list(kinds), cap=cap_for(len(kinds)), using=USING)
     ]
     order = list(Priority)
     return sorted(found, key=lambda each: (order.index(Priority(each.priority)), each.channel))

@@ -18,7 +18,7 @@ from delayed_queue.notifications import intake
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Refused
 from delayed_queue.notifications.models import ParkedRequest, Source
-from delayed_queue.notifications.services import execute
+from delayed_queue.notifications.services import USING, execute
 from delayed_queue.notifications.validation import FieldError
 
 # Keep broker's messages that are no valid requests; one that is kept already is counted.
@@ -98,7 +98,7 @@ def take(messages: Sequence[Incoming], *, tenant: str, origin: str) -> Tally:
 def _take(messages: Sequence[Incoming], tenant: str, origin: str) -> Tally:
     read = [(each, read_body(each)) for each in messages]
     sound = [(each, raw) for each, raw in read if not isinstance(raw, Refused)]
-    with transaction.atomic():
+    with transaction.atomic(using=USING):
         answers = intake.accept(
             [raw for _, raw in sound],
             tenant=tenant,
@@ -178,7 +178,7 @@ def _storable(text: str) -> str:
 
 
 def _park_alone(message: Incoming, origin: str, tenant: str, error: str) -> Tally:
-    with transaction.atomic():
+    with transaction.atomic(using=USING):
         park([(message, _refused(f"cannot be stored: {error}"))], origin, tenant)
     return Tally(parked=1)
 
@@ -192,7 +192,7 @@ def retry_parked(pk: int) -> bool:
         return False
 
 
-@transaction.atomic
+@transaction.atomic(using=USING)
 def _retry_parked(pk: int) -> bool:
     parked = ParkedRequest.objects.select_for_update().filter(pk=pk).first()
     if parked is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import router, transaction
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, db
 from delayed_queue.db.clock import database_now
@@ -24,10 +24,14 @@ from delayed_queue.notifications.models import (
     MAX_NAME_LENGTH,
     Channel,
     Delivery,
+    Notification,
     Priority,
     Status,
     queue_name,
 )
+
+# The database of notifications and their messages: where the router writes them.
+USING: Final = router.db_for_write(Notification)
 
 # The end of ``held``, locked in the order of ids: batches that overlap wait, and never for each
 # other. Then a delivery for each of them that was begun by somebody who never wrote how it ended:
@@ -265,7 +269,7 @@ def queue_of(priority: str, channel: str) -> DelayedQueue:
 
 
 QUEUES: Final = {
-    (priority.value, channel.value): DelayedQueue(queue_name(priority, channel))
+    (priority.value, channel.value): DelayedQueue(queue_name(priority, channel), using=USING)
     for priority in Priority
     for channel in Channel
 }
@@ -313,7 +317,7 @@ def begin_many(
 def _with_deadline(begun: Begun) -> Begun:
     if begun.expires_at is None:
         return begun
-    left = (begun.expires_at - database_now()).total_seconds()
+    left = (begun.expires_at - database_now(USING)).total_seconds()
     return replace(begun, deadline=time.monotonic() + left)
 
 
@@ -365,7 +369,7 @@ def settle_many(settlements: Sequence[Settlement]) -> dict[uuid.UUID, Status]:
     called = {each.begun.id for each in settlements if each.begun.callback_url}
     if not called:
         return _statuses(fetch(SETTLE, params))
-    with transaction.atomic():
+    with transaction.atomic(using=USING):
         statuses = _statuses(fetch(SETTLE, params))
         offer_callbacks((id_, statuses[id_]) for id_ in called if id_ in statuses)
     return statuses
@@ -436,14 +440,14 @@ def offer_callbacks(ended: Iterable[tuple[uuid.UUID, str]]) -> None:
     _CALLBACKS.offer_batch(messages)
 
 
-_CALLBACKS: Final = DelayedQueue(CALLBACK_QUEUE)
+_CALLBACKS: Final = DelayedQueue(CALLBACK_QUEUE, using=USING)
 
 
 def fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Run a statement and return its rows."""
-    return db.fetch(DEFAULT_DB_ALIAS, statement, params)
+    return db.fetch(USING, statement, params)
 
 
 def execute(statement: LiteralString, params: Mapping[str, Any]) -> int:
     """Run a statement, and return how many rows it changed."""
-    return db.execute(DEFAULT_DB_ALIAS, statement, params)
+    return db.execute(USING, statement, params)

@@ -14,6 +14,7 @@ from delayed_queue.notifications.models import Status, first_id_at
 from delayed_queue.notifications.services import (
     INTERRUPTED,
     QUEUES,
+    USING,
     execute,
     fetch,
     offer_callbacks,
@@ -147,13 +148,13 @@ WITH held AS MATERIALIZED (
 SWEEP_LIMIT: Final = 1000
 
 
-@transaction.atomic
+@transaction.atomic(using=USING)
 def expire_overdue(limit: int = SWEEP_LIMIT) -> int:
     """Mark waiting notifications whose time is over; return how many, at most the limit."""
     return _tell(fetch(EXPIRE, {"limit": limit}))
 
 
-@transaction.atomic
+@transaction.atomic(using=USING)
 def fail_dead(limit: int = SWEEP_LIMIT) -> int:
     """Fail open notifications whose message became a dead letter; return how many."""
     kinds = [queue.kind for queue in QUEUES.values()]
@@ -184,7 +185,7 @@ def _without_message(status: Status, limit: int) -> Iterator[list[uuid.UUID]]:
         after = rows[-1][0]
 
 
-@transaction.atomic
+@transaction.atomic(using=USING)
 def fail_lost_of(ids: list[uuid.UUID]) -> int:
     """Fail those of them that still have no message; return how many."""
     return _tell(fetch(FAIL_LOST, {"ids": ids}))
@@ -259,7 +260,7 @@ def prune(age: timedelta) -> int:
     With the notifications go their deliveries; dedupe keys go when their window is over, parked
     requests by the same age.
     """
-    before = read_clock() - age
+    before = read_clock(USING) - age
     while execute(PRUNE_KEYS, {"limit": BATCH}) == BATCH:
         pass
     while execute(PRUNE_PARKED, {"before": before, "limit": BATCH}) == BATCH:

@@ -25,6 +25,7 @@ from delayed_queue.notifications.rendering import (
     NotRenderable,
     Rendered,
 )
+from delayed_queue.notifications.services import USING
 
 MAX_DEPTH: Final = 16
 # Python refuses to write numbers of thousands of digits.
@@ -106,7 +107,7 @@ def validate(
         return [FieldError("", "must be a JSON object")]
     if errors := _unstorable(raw):
         return _first(errors)
-    reader = _Reader(raw, catalogue, now or database_now(), guesses)
+    reader = _Reader(raw, catalogue, now or database_now(USING), guesses)
     request = reader.request()
     return request if request is not None else _first(reader.errors)
 

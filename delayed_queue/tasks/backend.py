@@ -20,7 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 
-from delayed_queue.apps import NO_APP, NO_APP_HINT
+from delayed_queue.apps import NO_APP, NO_APP_HINT, check_alias
 from delayed_queue.codecs import encode
 from delayed_queue.db.clock import database_now
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, PayloadNotEncodable
@@ -376,6 +376,9 @@ def _problems_of(backend: Any) -> Iterator[CheckMessage]:
             hint=f"Name one of {', '.join(settings.DATABASES)}.",
             id="delayed_queue.E010",
         )
+    else:
+        setting, result = f"{where}['OPTIONS']['DATABASE']", "delayed_queue_tasks.TaskResult"
+        yield from check_alias(backend.settings.database, setting, result)
 
 
 def _of_queues(where: str, backend: Any) -> Iterator[CheckMessage]:

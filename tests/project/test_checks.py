@@ -21,6 +21,7 @@ from django.utils.autoreload import StatReloader, autoreload_started
 from pytest_django import Settings
 
 from delayed_queue import CronEntry
+from delayed_queue.apps import check_time_zone
 from delayed_queue.cron.registry import crontab
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
@@ -42,6 +43,21 @@ SERVED: Final[dict[str, Any]] = {
     "API": {"TOPICS": ["orders"]},
     "CALLBACKS": {"ENABLED": False},
 } | HASHED
+
+
+class Elsewhere:
+    """Routes the package to one alias, and lets its tables nowhere else."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return self.alias if model._meta.app_label.startswith("delayed_queue") else None
+
+    db_for_read = db_for_write
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return db == self.alias if app_label.startswith("delayed_queue") else None
 
 
 def check(*arguments: str) -> str:
@@ -211,6 +227,35 @@ class TestEachId:
     def test_of_a_database_that_is_not_the_default(self, lite: str) -> None:
         assert ids(check()) == set()
         assert ids(check("--database", lite, "--tag", "database")) == {"delayed_queue.W002"}
+
+    @pytest.mark.django_db
+    def test_of_databases_that_the_router_keeps_the_tables_off(
+        self, lite: str, settings: Settings
+    ) -> None:
+        settings.DATABASE_ROUTERS = [Elsewhere("default")]
+        assert ids(check("--database", lite, "--tag", "database")) == set()
+        settings.DATABASE_ROUTERS = [Elsewhere(lite)]
+        assert ids(check()) >= {"delayed_queue.E002", "delayed_queue.E014"}
+
+    def test_of_a_setting_and_a_router_that_contradict_each_other(
+        self, lite: str, settings: Settings
+    ) -> None:
+        assert connections[lite].vendor == "sqlite"
+        settings.DELAYED_QUEUE = SERVED | {"API": {"TOPICS": ["orders"], "DATABASE": lite}}
+        assert ids(check()) == {"delayed_queue.W013"}
+        settings.DATABASE_ROUTERS = [Elsewhere("default")]
+        assert ids(check()) == {"delayed_queue.E014"}
+
+    def test_of_tenants(self, settings: Settings) -> None:
+        settings.SHARED_APPS, settings.TENANT_APPS = ["delayed_queue"], ["django.contrib.auth"]
+        assert ids(check()) == set()
+        settings.TENANT_APPS = ["delayed_queue.apps.DelayedQueueConfig"]
+        assert ids(check()) == {"delayed_queue.E013"}
+
+    def test_of_times_without_a_zone(self, settings: Settings) -> None:
+        settings.USE_TZ = False
+        assert ids(check()) == {"delayed_queue.E015"}
+        assert "the times of delayed_queue.notifications" in str(check_time_zone())
 
     @pytest.mark.django_db
     @pytest.mark.usefixtures("broken")

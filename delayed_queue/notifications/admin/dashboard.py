@@ -16,6 +16,7 @@ from delayed_queue.notifications import managing, monitor
 from delayed_queue.notifications.admin.base import badge, may
 from delayed_queue.notifications.models import Channel, Priority, Status
 from delayed_queue.notifications.monitor import DispatchQueue, ProviderFigures
+from delayed_queue.notifications.services import USING
 
 if TYPE_CHECKING:
     from delayed_queue.notifications.admin.base import ShownOnly
@@ -47,7 +48,7 @@ def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse
 
 
 def _figures() -> dict[str, Any]:
-    now = database_now()
+    now = database_now(USING)
     queues, calls = monitor.queues(), monitor.calls()
     oldest = monitor.oldest_due(queues)
     failing = managing.page([Status.FAILED], None, None, LATEST_FAILURES).items

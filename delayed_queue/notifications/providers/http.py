@@ -19,7 +19,7 @@ from aiohttp import (
     TCPConnector,
     TraceConfig,
 )
-from django.db import DEFAULT_DB_ALIAS, Error
+from django.db import Error
 
 from delayed_queue.db.clock import adatabase_now
 from delayed_queue.db.gathering import LoopLocal
@@ -44,7 +44,7 @@ from delayed_queue.notifications.providers import (
     failed,
     shown_code,
 )
-from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.services import USING, Begun
 
 MAX_ANSWER: Final = 64 * 1024
 FIELDS: Final = {"to": "{recipient}", "text": "{body}", "reference": "{id}"}
@@ -229,11 +229,11 @@ class WebhookProvider:
 
     async def send(self, begun: Begun) -> Outcome:
         body = begun.body.encode()
-        now = int((await adatabase_now()).timestamp())
+        now = int((await adatabase_now(USING)).timestamp())
         try:
             headers = sign(self._secrets, str(begun.id), now, body)
             request = CallbackRequest(begun.recipient, body, headers)
-            host = self._breakers.of(DEFAULT_DB_ALIAS).state_of(place_of(begun.recipient).host)
+            host = self._breakers.of(USING).state_of(place_of(begun.recipient).host)
         except UrlRefused:
             return Outcome(Verdict.PERMANENT, str(Failure.BLOCKED))
         except InvalidMessage as error:
@@ -241,7 +241,7 @@ class WebhookProvider:
         return await self._send(request, host, str(begun.id))
 
     async def _send(self, request: CallbackRequest, host: HostState, key: str) -> Outcome:
-        breaker = self._breakers.of(DEFAULT_DB_ALIAS)
+        breaker = self._breakers.of(USING)
         try:
             await breaker.check(host)
             result = await breaker.run(host, lambda: send(request))
