@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from delayed_queue.spark.jobs.lakes import read_lake as read_lake
     from delayed_queue.spark.leases import acknowledge_checkpoint as acknowledge_checkpoint
     from delayed_queue.spark.leases import drain as drain
-    from delayed_queue.spark.offering import Counts as Counts
-    from delayed_queue.spark.offering import counts as counts
+    from delayed_queue.spark.ledger import Counts as Counts
+    from delayed_queue.spark.ledger import counts as counts
     from delayed_queue.spark.reader import consistent_snapshot as consistent_snapshot
     from delayed_queue.spark.session import build_session as build_session
     from delayed_queue.spark.session import register as register
     from delayed_queue.spark.source import DelayedQueueDataSource as DelayedQueueDataSource
 
 _HOMES = {
-    "Counts": "offering",
+    "Counts": "ledger",
     "DelayedQueueDataSource": "source",
     "acknowledge_checkpoint": "leases",
     "build_session": "session",
     "claim_lake": "jobs.lakes",
     "consistent_snapshot": "reader",
-    "counts": "offering",
+    "counts": "ledger",
     "drain": "leases",
     "dsn_from_django": "database",
     "read_lake": "jobs.lakes",

@@ -22,23 +22,25 @@ from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
 from delayed_queue.spark.arrow import Columns, encode_rows, offers_of
 from delayed_queue.spark.database import Link, PsycopgSession, Session, connect, look_around
-from delayed_queue.spark.offering import (
+from delayed_queue.spark.ledger import (
     DAY,
     OFFER,
-    Job,
     JobKey,
-    PartitionOffers,
     check_offered,
-    chunks,
     claim_closing,
-    due_times,
     is_closed,
-    jsonb,
     open_job,
     settle,
-    soon_kinds,
     task_of_stream,
     then_pruned,
+)
+from delayed_queue.spark.offering import (
+    Job,
+    PartitionOffers,
+    chunks,
+    due_times,
+    jsonb,
+    soon_kinds,
     wake,
 )
 from delayed_queue.spark.options import Options

@@ -10,7 +10,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from delayed_queue.spark.offering import Job, JobKey, PartitionOffers
+from delayed_queue.spark.ledger import JobKey
+from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import parse_options
 
 # Programs that end within minutes are compiled once, and not again to run faster: half the time.

@@ -18,7 +18,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
 from delayed_queue.spark.jobs.handling import Calls, Handling, Pace, Place, Settler, Tally, ended_of
-from delayed_queue.spark.offering import JobKey
+from delayed_queue.spark.ledger import JobKey
 from tests.spark.leasing import reader
 from tests.spark.pipeline_targets import AT_WORK, LEFT
 from tests.spark.pipelines import TARGETS

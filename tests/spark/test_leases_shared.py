@@ -24,7 +24,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
 from delayed_queue.spark.jobs.handling import Calls, Handling, Place, Settler, Tally, ended_of
-from delayed_queue.spark.offering import JobKey
+from delayed_queue.spark.ledger import JobKey
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.pipelines import TARGETS
 from tests.spark.support import keys_of

@@ -18,8 +18,9 @@ from delayed_queue.exceptions import InvalidConfiguration, JobFinished
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
 from delayed_queue.spark.database import Link, connect
+from delayed_queue.spark.ledger import OPENED, prune_ledger
 from delayed_queue.spark.models import OfferLedger
-from delayed_queue.spark.offering import OPENED, Job, PartitionOffers, prune_ledger
+from delayed_queue.spark.offering import Job, PartitionOffers
 from delayed_queue.spark.options import Options, parse_options
 from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.store.offering import CLAIM_CHUNK

@@ -42,7 +42,7 @@ from delayed_queue.spark.jobs.lakes import (
     orphans_of,
 )
 from delayed_queue.spark.leases import acknowledge_checkpoint, is_started, owner_of
-from delayed_queue.spark.offering import JobKey
+from delayed_queue.spark.ledger import JobKey
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.queues import check_known, left_behind
 from delayed_queue.spark.session import Stopping, session

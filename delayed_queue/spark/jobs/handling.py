@@ -35,7 +35,7 @@ from delayed_queue.queue.store.settle import (
 )
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.database import Connection, fetch, steady
-from delayed_queue.spark.offering import JobKey, task_of_stream, then_pruned
+from delayed_queue.spark.ledger import JobKey, task_of_stream, then_pruned
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.offering import COUNT_ENDED, ENDED_OF
 from delayed_queue.spark.store.streaming import COUNT_DELIVERY

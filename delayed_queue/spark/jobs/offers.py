@@ -26,8 +26,8 @@ from delayed_queue.messages import (
 from delayed_queue.spark.database import Link
 from delayed_queue.spark.jobs.handling import close_connections, load_application
 from delayed_queue.spark.jobs.records import row_of, storable_json
-from delayed_queue.spark.offering import OFFER, JobKey, open_job
-from delayed_queue.spark.offering import counts as counts_of
+from delayed_queue.spark.ledger import OFFER, JobKey, open_job
+from delayed_queue.spark.ledger import counts as counts_of
 from delayed_queue.spark.options import Options
 from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER
 
