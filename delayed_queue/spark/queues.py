@@ -82,5 +82,5 @@ def left_behind(session: Session, kind: str, since: int | None = None) -> str | 
             f"{name} lists them."
         )
     else:
-        why = "other transactions hold them; try again."
+        why = "other transactions hold them, or it was stopped before; try again."
     return f"Due messages of {kind!r} that were not taken: {due:,}{more}; {why}"

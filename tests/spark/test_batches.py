@@ -158,7 +158,7 @@ class TestWriting:
                     {"dsn": "host=127.0.0.1 port=1"},
                     "ResourceUnavailable.*cannot be r",
                 ),
-                ("key, payload", {"dsn": "dbname=x password=s"}, "must not hold a password"),
+                ("key, payload", {"dsn": "dbname=x password=s"}, "must not hold password"),
             ],
             ("key AS kei, payload", {}, "no column 'kei': did you mean 'key'"),
             ("key, payload", {"connections": "9999"}, "TooManyConnections.*9999 tasks"),

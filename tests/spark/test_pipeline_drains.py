@@ -13,11 +13,12 @@ import psycopg
 import pytest
 from django.db import transaction
 
-from delayed_queue import DelayedQueue, Groups, RetryPolicy
+from delayed_queue import DelayedQueue, Groups, RetryPolicy, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark import claim_lake
 from delayed_queue.spark.commands import drains, main, replays
+from delayed_queue.spark.jobs.console import Console
 from delayed_queue.spark.jobs.files import Files
 from delayed_queue.spark.jobs.handling import Handling
 from tests.spark.pipelines import CONSOLE, TARGETS
@@ -87,6 +88,30 @@ class TestDrain:
         queue.groups.set(Groups(concurrency=1))
         assert main([*to, "orders"]) == 1
         assert "not taken: 3; the queue has limits" in capsys.readouterr().err
+
+    @pytest.mark.long
+    def test_a_limit_that_is_set_meanwhile_is_no_success(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        queue.offer_batch([ScheduledMessage(f"k{n}", n) for n in range(3)])
+        stopping = threading.Event()
+
+        class Limiting(Console):
+            """Sets a limit after the first batch, when one more message is overdue."""
+
+            def progress(self, text: str) -> None:
+                if text.startswith("batch 0"):
+                    queue.groups.set(Groups(concurrency=1))
+                    queue.offer_or_update("late", 1, datetime(2026, 1, 1, tzinfo=UTC))
+                    stopping.set()
+
+        asked = drains.DrainOptions(
+            "orders|json", str(tmp_path / "cp"), to=str(tmp_path / "lake"), is_continuous=True,
+            interval="1 hour",
+        )  # fmt: skip
+        found = drains.run(spark, asked, Limiting(), stopping)
+        assert found.messages == 3
+        assert "not taken: 1; the queue has limits" in (found.refused or "")
 
     @pytest.mark.long
     def test_what_others_hold_is_no_success_and_an_empty_queue_is_one(

@@ -44,7 +44,7 @@ from delayed_queue.spark.jobs.lakes import (
 from delayed_queue.spark.leases import acknowledge_checkpoint, is_started, owner_of
 from delayed_queue.spark.ledger import JobKey
 from delayed_queue.spark.options import Options
-from delayed_queue.spark.queues import check_known, left_behind
+from delayed_queue.spark.queues import check_known, left_behind, rules_of
 from delayed_queue.spark.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on, tasks_of
 
@@ -137,8 +137,8 @@ def run(
     _count_committed(query, found, console)
     # Spark tells the source of a batch's end when the next one comes; here none does.
     acknowledge_checkpoint(spark, str(options.checkpoint))
-    if not found.messages:
-        with closing(connect(Options())) as session:
+    with closing(connect(Options())) as session:
+        if not found.messages or rules_of(session, options.kind).has_rules:
             found.refused = left_behind(session, options.kind, began)
     return found
 
