@@ -94,12 +94,14 @@ def unavailable(code: str = "database_unavailable", detail: str = "") -> Problem
 S = TypeVar("S", bound=Sized)
 
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
-# A number that is read as a double, without its sign, and the length up to which such a one keeps
-# its digits. A run of digits is scanned once: it may be as long as a body.
+# A number that is read as a double, without its sign; the length up to which such a one keeps its
+# digits; and what looks like one that may not, in a string too. A run of digits is scanned once:
+# it may be as long as a body.
 _FRACTION: Final = re.compile(
     rb"(?<![0-9])[0-9]++(?:\.[0-9]++(?:[eE][+-]?[0-9]++)?|[eE][+-]?[0-9]++)"
 )
 _SURE_DIGITS: Final = 15
+_LONG_NUMBER: Final = re.compile(rb"[\s:,\[]-?(?:[0-9.]{16}|[0-9]++\.?[0-9]*+[eE])")
 # From the first sign that is not blank: what comes before it is not looked at twice.
 _LINES: Final = re.compile(rb"\S[^\n]*")
 
@@ -119,12 +121,13 @@ def parse(raw: bytes, depth: int, *, most: int | None = None) -> Any:
         raise malformed(_reason(error)) from None
     if most is not None and isinstance(value, list):
         check_count(value, most)
-    names = _checked(value, depth, _WITH_TEXTS if b"\\u0000" in raw else _LOOKED_AT)
+    kinds = _WITH_TEXTS if b"\\u0000" in raw else _LOOKED_AT
+    names, has_double = _checked(value, depth, kinds)
     # A member of a JSON object has exactly one colon outside strings. Fewer names than colons:
     # one of them came twice, and the parser has kept the last.
     if names != raw.count(b":") and names != _STRINGS.sub(b"", raw).count(b":"):
         raise malformed("an object has the same name twice")
-    if _FRACTION.search(raw) is not None:
+    if has_double and _LONG_NUMBER.search(b" " + raw) is not None:
         _check_fractions(raw)
     return value
 
@@ -170,12 +173,13 @@ _LOOKED_AT: Final = frozenset({dict, list, float})
 _WITH_TEXTS: Final = _LOOKED_AT | {str}
 
 
-def _checked(value: Any, depth: int, kinds: frozenset[type]) -> int:
-    """Return how many names its objects have, level by level: a loop cannot overflow a stack.
+def _checked(value: Any, depth: int, kinds: frozenset[type]) -> tuple[int, bool]:
+    """Return the number of names in its objects, and whether a number was read as a double.
 
-    What it does for each value is what a request of many small ones costs.
+    Level by level: a loop cannot overflow a stack. Its work for each value is the cost of a
+    request of many small ones.
     """
-    names, level = 0, [value]
+    names, has_double, level = 0, False, [value]
     for _ in range(depth + 1):
         members: list[Any] = []
         for each in level:
@@ -188,9 +192,10 @@ def _checked(value: Any, depth: int, kinds: frozenset[type]) -> int:
             elif kind is list:
                 members += each
             else:
+                has_double = has_double or kind is float
                 _check_alone(each)
         if not members:
-            return names
+            return names, has_double
         level = [each for each in members if type(each) in kinds]
     raise malformed(f"nested deeper than {depth} levels")
 
