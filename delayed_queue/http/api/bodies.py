@@ -11,6 +11,7 @@ from decimal import Decimal
 from http import HTTPStatus
 from itertools import islice
 from math import ceil, isfinite
+from sys import float_info
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from django.http import HttpRequest, HttpResponse
@@ -133,16 +134,16 @@ def parse(raw: bytes, depth: int, *, most: int | None = None) -> Any:
 
 
 def _check_fractions(raw: bytes) -> None:
-    for number in _FRACTION.findall(_STRINGS.sub(b"", raw)):
+    for number in set(_FRACTION.findall(_STRINGS.sub(b"", raw))):
         if not keeps_digits(number.decode()):
             raise malformed("a number has more digits than a double holds")
 
 
 def keeps_digits(number: str) -> bool:
     """Return whether a JSON number is the same after it was read as a double and written."""
-    if len(number) <= _SURE_DIGITS and "e" not in number.lower():
-        return True
     double = float(number)
+    if len(number) <= _SURE_DIGITS and abs(double) >= float_info.min:
+        return True
     if double == 0:  # Decimal refuses exponents of many digits
         return not set("123456789").intersection(number.lower().partition("e")[0])
     return Decimal(number) == Decimal(repr(double))

@@ -172,9 +172,9 @@ def test_lines_that_are_too_many_or_blank_are_not_collected() -> None:
 def test_an_array_that_is_too_long_is_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     raw, walked = b"[" + b",".join([b"[1]"] * 1001) + b"]", []
 
-    def walk(value: list[Any], *how: Any) -> int:
+    def walk(value: list[Any], *how: Any) -> tuple[int, bool]:
         walked.append(len(value))
-        return 0
+        return 0, False
 
     monkeypatch.setattr(bodies, "_checked", walk)
     parse(raw, LIMITS.DEPTH, most=1001)
