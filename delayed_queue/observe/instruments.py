@@ -39,10 +39,21 @@ class Instrument(Protocol):
         """
 
 
+# Instruments that this process has beside those of the settings.
+_added: list[Instrument] = []
+
+
 @lru_cache(maxsize=1)
 def get_instruments() -> tuple[Instrument, ...]:
-    """Return the instruments of the settings, made once; the first is the outermost."""
-    return tuple(load(each) for each in get_settings().INSTRUMENTS)
+    """Return the instruments of the settings, made once, then those added; outermost first."""
+    return (*(load(each) for each in get_settings().INSTRUMENTS), *_added)
+
+
+def add_instrument(instrument: Instrument) -> None:
+    """Add an instrument to this process, unless it has one of the class."""
+    if not any(type(each) is type(instrument) for each in get_instruments()):
+        _added.append(instrument)
+        get_instruments.cache_clear()
 
 
 def load(entry: Any) -> Instrument:

@@ -27,6 +27,7 @@ from typing import Any, Final
 from django.db import connections
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.observe.instruments import add_instrument
 from delayed_queue.observe.logs import described, log
 from delayed_queue.worker.board import Board, limit_of
 from delayed_queue.worker.heartbeat import TELLING, ProgressLine, Totals
@@ -364,6 +365,12 @@ def _server(address: tuple[str, int], report: Callable[[], HealthReport]) -> Hea
     except OSError as error:
         where = f"{address[0]}:{address[1]}"
         raise InvalidConfiguration(f"The health address {where}: {error}.") from error
+
+
+def measure_if_served(address: tuple[str, int] | None) -> None:
+    """Have the worker measure where it serves ``/metrics``, whatever the settings name."""
+    if address is not None and find_spec("prometheus_client") is not None:
+        add_instrument(import_module("delayed_queue.observe.metrics").PrometheusInstrument())
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from typing import Final
 from urllib.request import urlopen
 
 import pytest
@@ -21,8 +20,6 @@ from tests.support.processes import children_of, wait_until, worker
 from tests.workerapp.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
-
-MEASURED: Final = {"DJANGO_SETTINGS_MODULE": "tests.measured_settings"}
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def offer(keys: range) -> None:
     DelayedQueue("conduct").offer_batch(ScheduledMessage(f"k{each}", "fine") for each in keys)
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", ["0", "1", "2"])
 def test_a_worker_at_its_defaults_serves_what_the_dashboard_asks_for(
     port: int, processes: str
 ) -> None:
@@ -62,7 +59,7 @@ def test_a_worker_at_its_defaults_serves_what_the_dashboard_asks_for(
     queue = DelayedQueue("conduct")
     queue.offer_batch(ScheduledMessage(each, each) for each in ("fail once", "reject"))
     offer(range(20))
-    with worker(*options, "--processes", processes, **MEASURED):
+    with worker(*options, "--processes", processes):
         wait_until(lambda: not Message.objects.exists())
         wait_until(lambda: scraped(port).of("messages_acknowledged_total", queue="conduct") == 21)
         found = scraped(port)
@@ -75,7 +72,7 @@ def test_a_worker_at_its_defaults_serves_what_the_dashboard_asks_for(
 def test_the_counters_of_a_process_outlive_it_and_its_gauges_do_not(port: int) -> None:
     options = ["--queue", "conduct", "--health-address", f"127.0.0.1:{port}"]
     offer(range(10))
-    with worker(*options, **MEASURED) as process:
+    with worker(*options) as process:
         wait_until(lambda: scraped(port).of("messages_acknowledged_total", queue="conduct") == 10)
         DelayedQueue("conduct").offer_or_update("hangs", "hang once")
         wait_until(Effect.objects.filter(key="hangs").exists)

@@ -30,6 +30,7 @@ from delayed_queue.worker.board import Board, Watchdog
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, SUPERVISOR_EXIT_SECONDS, last_exit
 from delayed_queue.worker.health import (
     HealthReporter,
+    measure_if_served,
     own_place,
     report_on,
     sharing_metrics,
@@ -151,6 +152,7 @@ class Command(QueueCommand):
         if (size := pool_size(chosen.using)) is not None and size < chosen.pooled_connections:
             needed = chosen.pooled_connections
             log(logging.WARNING, "pool_too_small", size=size, needed=needed)
+        measure_if_served(options["health_address"])
         if options["processes"] == 0:
             self._run_here(chosen, options)
         elif _is_reloading(chosen, options):
