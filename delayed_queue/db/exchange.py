@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import psycopg
 from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus
 from psycopg.pq.abc import PGresult
 
-from delayed_queue.db.session import BINARY, Dumped, Prepared, Session, Statement
+from delayed_queue.db.session import BINARY, Dumped, Kept, Prepared, Session, Statement
 from delayed_queue.db.sql import Row
 
 # Ends of a session by an operator or with the server.
@@ -32,16 +32,15 @@ _NOTIFY_FAILURES: Final = (
 _DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 
-def result_of(
-    session: Session, statement: str, params: Mapping[str, Any], prepared: Container[str]
-) -> PGresult:
+def result_of(session: Session, statement: str, params: Mapping[str, Any], kept: Kept) -> PGresult:
     """Run one statement; a BEGIN or PREPARE that is due goes along with it."""
-    dumped = session.dumped(statement, params, prepared)
-    query, _, types, _, is_prepared = dumped
-    name = session.name_of((query, types)) if is_prepared else b""
-    if name is None or session.must_begin():
-        return Exchange(session, [[(statement, params)]], prepared).results()[0]
-    return session.result(dumped, name)
+    if not session.must_begin():
+        dumped = session.dumped(statement, params, kept)
+        query, _, types, _, most = dumped
+        name = session.name_of((query, types), most) if most else b""
+        if name is not None:
+            return session.result(dumped, name)
+    return Exchange(session, [[(statement, params)]], kept).results()[0]
 
 
 class Exchange:
@@ -55,7 +54,7 @@ class Exchange:
         self,
         session: Session,
         groups: Sequence[Sequence[Statement]],
-        prepared: Container[str],
+        kept: Kept,
     ) -> None:
         self._session = session
         self._new: list[Prepared] = []
@@ -64,7 +63,7 @@ class Exchange:
         self._results: list[list[PGresult]] = []
         self._ended = 0
         # Before any is sent: a value that cannot be sent must not leave a part of the exchange.
-        dumped = [[session.dumped(*each, prepared) for each in group] for group in groups]
+        dumped = [[session.dumped(*each, kept) for each in group] for group in groups]
         begin = session.begin() if session.must_begin() else b""
         session.raw.pgconn.enter_pipeline_mode()
         try:
@@ -82,18 +81,19 @@ class Exchange:
         self._wanted.append([])
         self._results.append([])
         if begin:
-            self._command(begin)
+            self._session.raw.pgconn.send_query_params(begin, None)
+            self._wanted[-1].append(False)
         for each in group:
             self._put_statement(*each)
             self._wanted[-1].append(True)
         self._session.raw.pgconn.pipeline_sync()
 
     def _put_statement(
-        self, query: bytes, values: Any, types: tuple[int, ...], formats: Any, is_prepared: bool
+        self, query: bytes, values: Any, types: tuple[int, ...], formats: Any, most: float
     ) -> None:
         pgconn = self._session.raw.pgconn
-        if is_prepared:
-            name = self._session.name_of((query, types)) or self._prepare(query, types)
+        if most:
+            name = self._session.name_of((query, types), most) or self._prepare(query, types)
             pgconn.send_query_prepared(name, values, formats, BINARY)
         else:
             pgconn.send_query_params(query, values, types, formats, BINARY)
@@ -101,15 +101,17 @@ class Exchange:
     def _prepare(self, query: bytes, types: tuple[int, ...]) -> bytes:
         name, evicted = self._session.add_name((query, types))
         self._new.append((query, types))
+        pgconn = self._session.raw.pgconn
         if evicted is not None:
-            self._command(b"DEALLOCATE " + evicted)
-        self._session.raw.pgconn.send_prepare(name, query, types)
+            self._wanted[-1].append(False)
+            # Poolers know a statement by the protocol's messages only.
+            if psycopg.capabilities.has_send_close_prepared():
+                pgconn.send_close_prepared(evicted)
+            else:
+                pgconn.send_query_params(b"DEALLOCATE " + evicted, None)
+        pgconn.send_prepare(name, query, types)
         self._wanted[-1].append(False)
         return name
-
-    def _command(self, command: bytes) -> None:
-        self._session.raw.pgconn.send_query_params(command, None)
-        self._wanted[-1].append(False)
 
     def send(self) -> None:
         """Send everything; the results are read later."""

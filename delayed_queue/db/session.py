@@ -8,6 +8,7 @@ cursors do, which see them and may change the session before each.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import secrets
 from collections import OrderedDict
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
 Statement = tuple[str, Mapping[str, Any]]
 # A statement as PostgreSQL knows it once it is prepared: its text and the types of its values.
 Prepared = tuple[bytes, tuple[int, ...]]
-# A statement as libpq takes it: text, values, types, formats, and whether to prepare it.
-Dumped = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format] | None, bool]
+# A statement as libpq takes it: text, values, types, formats, and its most executions by one name.
+Dumped = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format] | None, float]
 
 # Prepared statements per server session; the one used longest ago is deallocated. As in psycopg.
 MAX_PREPARED: Final = 100
+# PostgreSQL plans a prepared statement so often before it may keep a plan.
+_CUSTOM_PLANS: Final = 5
 BINARY: Final = Format.BINARY
 # Longest wait for the server to accept the cancellation of a statement.
 _CANCEL_SECONDS: Final = 2.0
@@ -57,6 +60,10 @@ _INTERNALS: Final = (
     "adapt.Transformer.dump_sequence", "adapt.Transformer.load_rows",
     "adapt.Transformer.set_pgresult", "Connection.wait", "Connection.cancel_safe",
 )  # fmt: skip
+
+
+# Statements whose plans may be kept; None to prepare nothing at all.
+Kept = Container[str] | None
 
 
 class _Everything:
@@ -88,25 +95,27 @@ class Session:
         self.raw = raw
         # Whether the planner is set to keep plans, so that every statement can be prepared.
         self.keeps_plans = False
-        self._names: OrderedDict[Prepared, bytes] = OrderedDict()
+        # Each with the executions so far.
+        self._names: OrderedDict[Prepared, tuple[bytes, int]] = OrderedDict()
         # Unique, because a pooler may give a server session to another client.
         self._prefix = f"delayed_queue_{secrets.token_hex(4)}_"
         self._numbers = count()
         self._transformer = Transformer(raw)
 
-    def prepared_among(self, steps: Sequence[Statement]) -> Container[str]:
-        """Return the statements to prepare when these are sent together."""
+    def kept_among(self, steps: Sequence[Statement]) -> Kept:
+        """Return the statements whose plans may be kept when these are sent together."""
         if self.raw.prepare_threshold is not None:  # psycopg prepares by itself
-            return ()
+            return None
         keeps = self.keeps_plans or any(statement in KEPT_BEHIND for statement, _ in steps)
         return _EVERYTHING if keeps else ONE_PLAN
 
-    def dumped(self, statement: str, params: Mapping[str, Any], prepared: Container[str]) -> Dumped:
+    def dumped(self, statement: str, params: Mapping[str, Any], kept: Kept) -> Dumped:
         query, names, formats = _parsed(statement)
         transformer = self._transformer
         values = transformer.dump_sequence([params[name] for name in names], formats)
-        types = transformer.types or ()
-        return query, values, types, transformer.formats, statement in prepared
+        types, formats_sent = transformer.types or (), transformer.formats
+        most = 0 if kept is None else math.inf if statement in kept else _CUSTOM_PLANS
+        return query, values, types, formats_sent, most
 
     def result(self, dumped: Dumped, name: bytes) -> PGresult:
         """Send a statement alone and return its result; by its name if it is prepared."""
@@ -145,17 +154,22 @@ class Session:
 
     # Names of prepared statements
 
-    def name_of(self, statement: Prepared) -> bytes | None:
-        """Return the name of a prepared statement, which is then the one used last."""
-        name = self._names.get(statement)
-        if name is not None:
-            self._names.move_to_end(statement)
+    def name_of(self, statement: Prepared, most: float) -> bytes | None:
+        """Return the name to execute a statement by; None to prepare it first."""
+        name, executions = self._names.get(statement, (None, 0))
+        if name is None or executions >= most:
+            return None
+        self._names[statement] = name, executions + 1
+        self._names.move_to_end(statement)
         return name
 
     def add_name(self, statement: Prepared) -> tuple[bytes, bytes | None]:
-        """Return a new name, and the name to deallocate for it if there are too many."""
-        evicted = self._names.popitem(last=False)[1] if len(self._names) >= MAX_PREPARED else None
-        name = self._names[statement] = f"{self._prefix}{next(self._numbers)}".encode()
+        """Return a new name, and one to deallocate: the statement's last, or one too many."""
+        evicted, _ = self._names.pop(statement, (None, 0))
+        if evicted is None and len(self._names) >= MAX_PREPARED:
+            evicted, _ = self._names.popitem(last=False)[1]
+        name = f"{self._prefix}{next(self._numbers)}".encode()
+        self._names[statement] = name, 1
         return name, evicted
 
     def forget(self, statements: Iterable[Prepared]) -> None:

@@ -76,10 +76,10 @@ WHERE pg_inherits.inhparent = %(table)s::regclass
     AND partition.relname ~ '_[0-9]+$'
 """
 
-# Statements that have only one plan, so that they are prepared on every connection. PostgreSQL may
-# keep the plan of a prepared statement after five executions. One that was made on an empty table
-# may read the table from end to end when it has grown, until the next ANALYZE. So all other
-# statements are prepared only where the planner is set to keep plans that go by an index.
+# Statements that have only one plan, so that it may be kept on every connection. PostgreSQL may
+# keep the plan of a prepared statement after five executions. A plan that was made on an empty
+# table may read it from end to end when it has grown, until the next ANALYZE. So all other
+# statements are prepared anew by then, unless the planner is set to keep plans by an index.
 ONE_PLAN: Final[set[str]] = {NOTIFY}
 # Statements that set the planner so until the end of their transaction.
 KEPT_BEHIND: Final[set[str]] = set()

@@ -6,7 +6,7 @@ which several statements take one round trip.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +14,7 @@ import psycopg
 from django.db import Error, connections, transaction
 
 from delayed_queue.db.exchange import Exchange, result_of
-from delayed_queue.db.session import Session, Statement, prepares, session_of
+from delayed_queue.db.session import Kept, Session, Statement, prepares, session_of
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.db.sql import Row as Row
 
@@ -35,9 +35,9 @@ def fetch(using: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
     session = session_of(connection)
     if session is None:
         return _fetch_by_cursor(connection, statement, params)
-    prepared = _prepared(connection, session)
+    kept = _kept(connection, session)
     with connection.wrap_database_errors:
-        return session.rows(result_of(session, statement, params, prepared))
+        return session.rows(result_of(session, statement, params, kept))
 
 
 def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
@@ -48,9 +48,9 @@ def execute(using: str, statement: str, params: Mapping[str, Any]) -> int:
         with connection.cursor() as cursor:
             cursor.execute(statement, dict(params))
             return int(cursor.rowcount)
-    prepared = _prepared(connection, session)
+    kept = _kept(connection, session)
     with connection.wrap_database_errors:
-        return result_of(session, statement, params, prepared).command_tuples or 0
+        return result_of(session, statement, params, kept).command_tuples or 0
 
 
 def fetch_all(
@@ -170,11 +170,11 @@ def _fetch_in_turn(
 # Over a session
 
 
-def _prepared(
+def _kept(
     connection: BaseDatabaseWrapper, session: Session, steps: Sequence[Statement] = ()
-) -> Container[str]:
-    """Return the statements to prepare when these are sent together."""
-    return session.prepared_among(steps) if prepares(connection) else ()
+) -> Kept:
+    """Return the statements whose plans may be kept; None to prepare nothing."""
+    return session.kept_among(steps) if prepares(connection) else None
 
 
 def _at_once(
@@ -197,7 +197,7 @@ def _exchange(
     # transaction has reached the disk, and must not make the offers of all queues wait for it.
     notices = [_notifying(each) for each in channels]
     groups = [statements, notices] if notices else [statements]
-    return Exchange(session, groups, _prepared(connection, session, statements))
+    return Exchange(session, groups, _kept(connection, session, statements))
 
 
 def _within(

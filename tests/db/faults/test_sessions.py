@@ -11,7 +11,7 @@ import pytest
 from django.db import ProgrammingError, connection, transaction
 
 from delayed_queue import DelayedQueue
-from delayed_queue.db.sql import NOTIFY
+from delayed_queue.db.sql import IS_READ_ONLY
 from delayed_queue.db.statements import fetch
 from tests.queue.contract.support import HOUR
 from tests.support.answers import present
@@ -48,12 +48,11 @@ def test_a_call_prepares_anew_what_is_gone(orders: DelayedQueue, operation: str)
 
 
 def test_a_statement_alone_says_so_once() -> None:
-    announce = {"channel": "orders"}
-    fetch("default", NOTIFY, announce)
+    fetch("default", IS_READ_ONLY, {})
     deallocate()
     with pytest.raises(ProgrammingError):
-        fetch("default", NOTIFY, announce)
-    assert len(fetch("default", NOTIFY, announce)) == 1
+        fetch("default", IS_READ_ONLY, {})
+    assert fetch("default", IS_READ_ONLY, {}) == [(False,)]
 
 
 def test_an_announcement_that_is_gone_does_not_undo_the_offer(orders: DelayedQueue) -> None:
@@ -77,12 +76,14 @@ def test_a_transaction_that_meets_it_is_told_and_the_next_is_not(orders: Delayed
     assert orders.contains_message("b")
 
 
-def test_a_consumer_has_nothing_prepared_to_lose(orders: DelayedQueue) -> None:
+def test_a_consumer_that_meets_it_is_told_and_loses_nothing(orders: DelayedQueue) -> None:
     orders.offer_or_update("a", 1, PAST)
     orders.offer_or_update("b", 1, PAST)
     with orders.consume() as envelope:
         assert present(envelope).key == "a"
     deallocate()
+    with pytest.raises(ProgrammingError), orders.consume():
+        pass
     with orders.consume() as envelope:
         assert (present(envelope).key, present(envelope).attempt) == ("b", 1)
 
