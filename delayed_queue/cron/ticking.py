@@ -18,6 +18,7 @@ from delayed_queue.cron.rules import (
     tick_key,
 )
 from delayed_queue.cron.store import ScheduleRow, TickRow
+from delayed_queue.db.resilience import never
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import MILLISECOND, OfferOutcome, ScheduledMessage, to_milliseconds
 
@@ -237,7 +238,9 @@ class Ticks:
         """
         ticks = by_key(config_hash, key_prefix, messages)
         wanted = Installation(config_hash, key_prefix, ticks, can_update, interval)
-        report: TickReport = self._repeat(partial(self._install, wanted, yields=yields))
+        report: TickReport = self._repeat(
+            partial(self._install, wanted, yields=yields), doubt=never
+        )
         return report
 
     def uninstall(self, config_hash: str, key_prefix: str) -> int:
@@ -246,7 +249,7 @@ class Ticks:
         Leased ones stay: their run is under way.
         """
         check_key_prefix(key_prefix, check_config_hash(config_hash))
-        removed: int = self._repeat(partial(self._uninstall, config_hash, key_prefix))
+        removed: int = self._repeat(partial(self._uninstall, config_hash, key_prefix), doubt=never)
         return removed
 
     def read_schedule(self, key_prefix: str) -> tuple[int, ScheduleRow | None]:

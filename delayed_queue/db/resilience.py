@@ -88,6 +88,24 @@ def repeat(
         raise
 
 
+def never(_answer: object) -> bool:
+    """Doubt no answer: for a write that leaves the same state however often it runs."""
+    return False
+
+
+def announce(using: str, call: Callable[[], object]) -> None:
+    """Run a wake-up; outside a transaction a lost connection is no error of the caller's.
+
+    What it announces is written already, and pollers find it within the poll interval.
+    """
+    try:
+        call()
+    except Error as error:
+        if is_in_transaction(using) or not is_unavailable(error):
+            raise
+        drop_if_lost(using)
+
+
 def _repeated(
     using: str,
     call: Callable[[], T],

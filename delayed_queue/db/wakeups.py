@@ -120,7 +120,8 @@ class Listener:
         self._has_missed = False
 
     def __enter__(self) -> Listener:
-        self._listen()
+        # If the connection is lost, the caller's first query reconnects, and wait() listens anew.
+        self._ask(self._listen)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

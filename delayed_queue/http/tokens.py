@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
@@ -14,11 +15,12 @@ from typing import Final
 from django.db import DEFAULT_DB_ALIAS, IntegrityError
 
 from delayed_queue.db.clock import read_clock
-from delayed_queue.db.resilience import repeat
+from delayed_queue.db.resilience import Lost, repeat
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.store.callers import TokenRow
 from delayed_queue.messages import MILLISECOND
+from delayed_queue.queue.base import nothing
 
 VERBS: Final = ("add", "read", "delete", "consume", "manage", "metrics")
 EVERYTHING: Final = "*"
@@ -103,8 +105,14 @@ def create_token(
     made, token = new_token(
         name, verbs=verbs, topics=topics, expires_at=expires_at, rate=rate, burst=burst, using=using
     )
+    save = partial(made.save, using=using, force_insert=True)
+
+    def truth(_lost: Lost) -> None:
+        if not ApiToken.objects.using(using).filter(digest=made.digest).exists():
+            save()
+
     try:
-        made.save(using=using, force_insert=True)
+        repeat(using, save, truth=truth)
     except IntegrityError as error:
         raise InvalidConfiguration(f"There is a token named {name!r} already.") from error
     return token
@@ -138,11 +146,13 @@ def revoke_token(name: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
     Server processes obey within the setting ``TOKEN_CACHE``.
     """
     in_force = ApiToken.objects.using(using).filter(name=name, disabled_at=None)
-    return in_force.update(disabled_at=read_clock(using)) > 0
+    revoke = partial(in_force.update, disabled_at=read_clock(using))
+    return repeat(using, revoke, doubt=nothing) > 0
 
 
 def list_tokens(*, using: str = DEFAULT_DB_ALIAS) -> Sequence[ApiToken]:
-    return list(ApiToken.objects.using(using).order_by("name"))
+    """Return all tokens, by name."""
+    return repeat(using, lambda: list(ApiToken.objects.using(using).order_by("name")))
 
 
 def _check_name(name: str) -> None:

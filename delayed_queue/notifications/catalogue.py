@@ -12,12 +12,14 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, LiteralString, NamedTuple
 
 from django.db import connections, transaction
 from django.db.models import Max
 from django.template import TemplateSyntaxError
 
+from delayed_queue.db.resilience import repeat
 from delayed_queue.notifications.models import Template
 from delayed_queue.notifications.rendering import Compiled, compiled
 from delayed_queue.notifications.services import USING, fetch
@@ -143,10 +145,10 @@ class StoredTemplates:
         """Ask the database, unless nothing was taken on trust; raises StaleTemplates."""
         confirmation = self.confirmation()
         if confirmation is not None:
-            demand_none(fetch(*confirmation))
+            demand_none(repeat(USING, partial(fetch, *confirmation)))
 
     def _look_up(self, asked: Name) -> Compiled | None:
-        return _read(asked)
+        return repeat(USING, partial(_read, asked))
 
 
 class RememberedTemplates(StoredTemplates):
@@ -163,7 +165,7 @@ class RememberedTemplates(StoredTemplates):
     def _look_up(self, asked: Name) -> Compiled | None:
         known = _memory.get(asked)
         if known is None:
-            return _read(asked)
+            return repeat(USING, partial(_read, asked))
         self._trusted[asked] = known
         return known.compiled
 

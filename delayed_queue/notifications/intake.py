@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Final, LiteralString
 
@@ -15,7 +15,7 @@ from django.db import transaction
 
 from delayed_queue import ScheduledMessage
 from delayed_queue.db.clock import database_now
-from delayed_queue.db.resilience import is_in_transaction
+from delayed_queue.db.resilience import Lost, is_in_transaction, repeat
 from delayed_queue.db.statements import fetch_all_at_once
 from delayed_queue.messages import Counts
 from delayed_queue.notifications.catalogue import (
@@ -25,7 +25,7 @@ from delayed_queue.notifications.catalogue import (
     demand_none,
 )
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.models import Source, Status, new_id
+from delayed_queue.notifications.models import Notification, Source, Status, new_id
 from delayed_queue.notifications.services import USING, fetch, offer_callbacks, queue_of
 from delayed_queue.notifications.validation import MAX_GUESSES, FieldError, Request, validate
 
@@ -178,7 +178,9 @@ class _Intake:
         if results or is_in_transaction(USING):
             templates.confirm()
         if candidates:
-            results.update(self._store(candidates, templates))
+            store = partial(self._store, candidates, templates)
+            truth = partial(self._stored, candidates, store)
+            results.update(repeat(USING, store, truth=truth))
         return [results[place] for place in range(len(raws))]
 
     def _candidate(self, place: int, request: Request) -> _Candidate:
@@ -199,6 +201,20 @@ class _Intake:
             rows = fetch(INSERT, self._columns(orphans) | {"claims": [""] * len(orphans)})
             statuses |= _statuses(rows)
         self._offer([each for each in asked if each.id in statuses], statuses)
+        return {each.place: _answer(each, firsts, statuses, holders) for each in candidates}
+
+    def _stored(
+        self, candidates: list[_Candidate], store: Callable[[], dict[int, Accepted]], lost: Lost
+    ) -> dict[int, Accepted]:
+        """Return what a lost try has stored, all or nothing of it; or store it."""
+        rows = Notification.objects.filter(pk__in=[each.id for each in candidates])
+        statuses = {id_: Status(status) for id_, status in rows.values_list("id", "status")}
+        if not statuses:
+            if not lost.is_over:
+                raise lost.unknown()
+            return store()
+        firsts = {each.claim: each for each in reversed(candidates) if each.claim}
+        holders = self._holders(each for each in candidates if each.claim)
         return {each.place: _answer(each, firsts, statuses, holders) for each in candidates}
 
     def _insert(

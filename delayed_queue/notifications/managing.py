@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Final, LiteralString
 
 from django.db import transaction
 
+from delayed_queue.db.resilience import never, repeat
 from delayed_queue.db.sql import Page, column_of, page_of
 from delayed_queue.notifications.models import Channel, Notification, Status, Suppression
 from delayed_queue.notifications.recipients import problem_with, recipient_hash
 from delayed_queue.notifications.services import USING, fetch, offer_callbacks, queue_of
 from delayed_queue.notifications.validation import MAX_ERRORS, FieldError, check_category
+from delayed_queue.queue.base import nothing
 
 # Cancel what waits; what is PROCESSING may be at the provider already, and is left. What waits to
 # be asked for again may have been sent by the first call, and goes on saying so.
@@ -96,7 +99,7 @@ Ids = Page[uuid.UUID, uuid.UUID]
 def find(id_: uuid.UUID, tenant: str | None) -> Notification | None:
     """Return the notification, if it is the tenant's; None as tenant sees all."""
     owned = {} if tenant is None else {"tenant": tenant}
-    return Notification.objects.filter(pk=id_, **owned).first()
+    return repeat(USING, Notification.objects.filter(pk=id_, **owned).first)
 
 
 def ids_in(
@@ -114,7 +117,8 @@ def ids_of(recipient_hash: bytes, before: uuid.UUID | None, limit: int) -> Ids:
 
 
 def _page(statement: Any, params: dict[str, Any], before: uuid.UUID | None, limit: int) -> Ids:
-    rows = fetch(statement, params | {"before": before or LAST_ID, "limit": limit + 1})
+    params = params | {"before": before or LAST_ID, "limit": limit + 1}
+    rows = repeat(USING, partial(fetch, statement, params))
     return page_of(column_of(rows), limit, lambda id_: id_)
 
 
@@ -123,13 +127,20 @@ def page(
 ) -> Page[Notification, uuid.UUID]:
     """Return such a page with its notifications."""
     found = ids_in(statuses, tenant, before, limit)
-    shown = Notification.objects.in_bulk(list(found.items))
+    shown = repeat(USING, partial(Notification.objects.in_bulk, list(found.items)))
     return Page([shown[each] for each in found.items if each in shown], found.next)
 
 
-@transaction.atomic(using=USING)
 def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
-    """Cancel a notification that waits, and drop its message; False in any other state."""
+    """Cancel a notification that waits, and drop its message; False in any other state.
+
+    Raises OutcomeUnknown when the connection was lost meanwhile and it no longer waits.
+    """
+    return repeat(USING, partial(_cancel, id_, reason), doubt=nothing)
+
+
+@transaction.atomic(using=USING)
+def _cancel(id_: uuid.UUID, reason: str) -> bool:
     rows = fetch(CANCEL, {"id": id_, "reason": reason})
     for priority, channel, callback_url in rows:
         queue_of(priority, channel).drop_message(str(id_))
@@ -138,13 +149,18 @@ def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
     return bool(rows)
 
 
-@transaction.atomic(using=USING)
 def retry(id_: uuid.UUID, *, even_in_doubt: bool = True) -> bool:
     """Put a failed notification back into its queue; False in any other state, or too late.
 
     One that is in doubt may be sent twice by that: where many are chosen at a time, say whether
-    those are meant.
+    those are meant. Raises OutcomeUnknown when the connection was lost meanwhile and it is not
+    failed any more.
     """
+    return repeat(USING, partial(_retry, id_, even_in_doubt), doubt=nothing)
+
+
+@transaction.atomic(using=USING)
+def _retry(id_: uuid.UUID, even_in_doubt: bool) -> bool:
     rows = fetch(RETRY, {"id": id_, "even_in_doubt": even_in_doubt})
     for priority, channel in rows:
         queue_of(priority, channel).offer_or_update(str(id_), None)
@@ -158,12 +174,14 @@ def suppress(
     reason: str = Suppression.Reason.OPT_OUT,
 ) -> Suppression:
     """Write no more to the recipient, in a category or, with an empty one, at all."""
-    kept, _ = Suppression.objects.update_or_create(
+    keep = partial(
+        Suppression.objects.update_or_create,
         channel=channel,
         recipient_hash=recipient_hash(channel, recipient),
         category=category,
         defaults={"reason": reason},
     )
+    kept, _ = repeat(USING, keep, doubt=never)
     return kept
 
 
@@ -172,7 +190,7 @@ def lift(channel: str, recipient: str, category: str = "") -> bool:
     found = Suppression.objects.filter(
         channel=channel, recipient_hash=recipient_hash(channel, recipient), category=category
     )
-    return bool(found.delete()[0])
+    return bool(repeat(USING, lambda: found.delete()[0], doubt=nothing))
 
 
 def change_suppression(raw: Any, *, is_lifted: bool) -> list[FieldError]:

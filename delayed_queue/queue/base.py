@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.conf import check_interval, check_lease, get_settings
-from delayed_queue.db.resilience import Lost, drop_if_lost, repeat
+from delayed_queue.db.resilience import Lost, announce, drop_if_lost, never, repeat
 from delayed_queue.db.statements import fetch_all_at_once
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration
@@ -114,10 +114,16 @@ class QueueBase:
         return delay * MILLISECOND <= self.poll_interval
 
     def write_limits(self, write: Callable[[int | None], T]) -> T:
-        """Write limits of the queue, and have sleeping pollers look what they let through."""
+        """Write limits of the queue in one transaction, then wake sleeping pollers."""
         now = self._now()
-        written = self._repeat(lambda: write(now))
-        self._repeat(lambda: self._limits.tidy(self.kind, now=now, using=self.using))
+
+        def change() -> T:
+            with self._transaction():
+                written = write(now)
+                self._limits.tidy(self.kind, now=now, using=self.using)
+            return written
+
+        written = self._repeat(change, doubt=never)
         self._wake()
         return written
 
@@ -139,12 +145,12 @@ class QueueBase:
         return channel_of(self.kind)
 
     def _wake(self) -> None:
-        """Tell sleeping pollers to look again; outside a transaction, in one of its own."""
+        """Wake sleeping pollers; outside a transaction, in one of its own."""
         if get_settings().NOTIFY:
-            self._messages.notify(self._channel, using=self.using)
+            announce(self.using, lambda: self._messages.notify(self._channel, using=self.using))
 
 
-def nothing(answer: Any) -> bool:
+def nothing(answer: object) -> bool:
     """Doubt answers that say nothing was there: an earlier, lost try may have taken it."""
     return not answer
 

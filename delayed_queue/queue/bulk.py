@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -15,10 +15,11 @@ from django.db import DEFAULT_DB_ALIAS, Error, transaction
 
 from delayed_queue.codecs import check_kind
 from delayed_queue.conf import get_settings
-from delayed_queue.db.resilience import through_conflicts, write_by_halves
+from delayed_queue.db.resilience import Lost, repeat, through_conflicts, write_by_halves
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration, NoSuchLetters, RunInProgress
 from delayed_queue.handlers import storable
+from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter, Message
 from delayed_queue.observe.logs import described, log
 from delayed_queue.queue.store.bulk import (
@@ -99,9 +100,11 @@ class BulkPlan:
 
     def preview(self, using: str = DEFAULT_DB_ALIAS, *, cap: int = PREVIEW_CAP) -> PreviewRow:
         """Count what a run would take, up to ``cap`` letters; nothing is changed."""
-        found: PreviewRow = BulkRun.objects.preview(
-            **self._filter(), since=self._since, until=self._until, cap=cap, using=using
-        )
+        count = partial(
+            BulkRun.objects.preview,
+            **self._filter(), since=self._since, until=self._until, cap=cap, using=using,
+        )  # fmt: skip
+        found: PreviewRow = repeat(using, count)
         return found
 
     def start(self, *, by: str = "", why: str = "", using: str = DEFAULT_DB_ALIAS) -> int:
@@ -123,7 +126,8 @@ class BulkPlan:
             "since": self._since, "until": self._until, "newest": newest, "total": total,
             "is_cut": seen == cap, "by": storable(by), "why": storable(why),
         }  # fmt: skip
-        run_id: int | None = BulkRun.objects.start(using, **params)
+        start = partial(BulkRun.objects.start, using, **params)
+        run_id: int | None = repeat(using, start, truth=partial(_started, start, params, using))
         if run_id is None:
             raise RunInProgress(f"A run over these letters of {self.kind!r} is in progress.")
         _announce(RUNS, using)
@@ -134,14 +138,17 @@ class BulkPlan:
         newest = self.preview(using, cap=1).newest
         after_at, after, left = self._since, 0, self.limit or MAX_LETTERS
         while left:
-            page = BulkRun.objects.letters(
+            next_page = partial(
+                BulkRun.objects.letters,
                 **self._filter(), newest=newest, until=self._until, after_at=after_at, after=after,
                 limit=_PAGE, using=using,
             )  # fmt: skip
+            page = repeat(using, next_page)
             if not page:
                 return
             ids = [each.id for each in page if each.is_newest is not None][:left]
-            yield from DeadLetter.objects.using(using).filter(pk__in=ids).order_by("died_at", "id")
+            found = DeadLetter.objects.using(using).filter(pk__in=ids).order_by("died_at", "id")
+            yield from repeat(using, partial(list, found.all()))
             after_at, after, left = page[-1].died_at, page[-1].id, left - len(ids)
 
     def _filter(self) -> dict[str, Any]:
@@ -167,6 +174,23 @@ def _check(name: str, value: int | None, most: int) -> None:
         raise InvalidConfiguration(f"{name} must be a whole number from 1 to {most:,}.")
 
 
+def _started(
+    start: Callable[[], int | None], params: Mapping[str, Any], using: str, lost: Lost
+) -> int | None:
+    """Return the run that a lost try has started, by its letters and operator; or start it."""
+    mine = BulkRun.objects.using(using).filter(
+        action=params["action"], kind=params["kind"], fingerprint=params["fingerprint"],
+        reason=params["reason"], key_from=params["key_from"], key_before=params["key_before"],
+        newest_id=params["newest"], started_by=params["by"], why=params["why"],
+        created_at__gte=from_milliseconds(lost.since),
+    )  # fmt: skip
+    if (run := mine.order_by("id").last()) is not None:
+        return run.pk
+    if not lost.is_over:
+        raise lost.unknown()
+    return start()
+
+
 def _announce(kind: str, using: str) -> None:
     """Wake who listens for a kind once the transaction has committed."""
     if get_settings().NOTIFY:
@@ -184,7 +208,14 @@ _SWITCHES: Final = {
 def switch_run(run_id: int, switch: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Pause, resume or cancel a run; False when it is in no state for that."""
     state, states = _SWITCHES[switch]
-    switched: bool = BulkRun.objects.switch(run_id, state, states, using=using)
+    change = partial(BulkRun.objects.switch, run_id, state, states, using=using)
+
+    def truth(lost: Lost) -> bool:
+        if change() or BulkRun.objects.using(using).filter(pk=run_id, state=state).exists():
+            return True
+        raise lost.unknown()
+
+    switched: bool = repeat(using, change, truth=truth)
     if switched and state == RUNNING:
         _announce(RUNS, using)
     return switched

@@ -323,13 +323,12 @@ class GroupService:
     def resume(self, group: str) -> bool:
         """Hand out messages of the group again, past what is dead of it; return if it was held."""
         kind, name, using = self._queue.kind, named(group), self._queue.using
-        was_blocked = self._queue.write_limits(
-            lambda now: self._limits.pass_dead(kind, name, now=now, using=using)
-        )
-        was_paused = self._queue.write_limits(
-            lambda _: self._limits.resume(kind, group=name, using=using)
-        )
-        return was_paused or was_blocked
+
+        def resume(now: int | None) -> bool:
+            was_blocked = self._limits.pass_dead(kind, name, now=now, using=using)
+            return self._limits.resume(kind, group=name, using=using) or was_blocked
+
+        return self._queue.write_limits(resume)
 
     def held(self, limit: int = 100) -> list[HeldGroup]:
         """Return the first ``limit`` groups that have messages, those held back the longest first.

@@ -17,7 +17,7 @@ from django.db import Error, OperationalError
 
 from delayed_queue.codecs import decode
 from delayed_queue.conf import check_lease
-from delayed_queue.db.resilience import is_unavailable
+from delayed_queue.db.resilience import is_unavailable, never
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
@@ -75,7 +75,8 @@ class Leasing(QueueBase):
                 lease // MILLISECOND,
                 now=self._now(),
                 using=self.using,
-            )
+            ),
+            doubt=never,
         )
         if rows:
             envelope.leased_until_ms = rows[0].leased_until
@@ -130,7 +131,7 @@ class Leasing(QueueBase):
             now=self._now(),
             using=self.using,
         )
-        released = len(self._repeat(release))
+        released = len(self._repeat(release, doubt=never))
         if released:
             self._wake()
         return released

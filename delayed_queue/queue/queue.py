@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 from asgiref.sync import sync_to_async
 
 from delayed_queue.codecs import decode
+from delayed_queue.db.resilience import never
 from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
 from delayed_queue.handlers import storable
 from delayed_queue.messages import (
@@ -223,7 +224,8 @@ class DelayedQueue(Offering, Polling):
         while batch := self._repeat(
             lambda: self._letters.prune(
                 self.kind, age, limit=_BATCH, now=self._now(), using=self.using
-            )
+            ),
+            doubt=never,
         ):
             total += batch
         return total
@@ -244,12 +246,18 @@ class DelayedQueue(Offering, Polling):
                 by=storable(by),
                 now=self._now(),
                 using=self.using,
-            )
+            ),
+            doubt=never,
         )
 
     def resume(self) -> bool:
-        """Hand out messages again, to sleeping consumers too; return whether it was paused."""
-        resumed = self._repeat(lambda: self._limits.resume(self.kind, using=self.using))
+        """Hand out messages again, to sleeping consumers too; return whether it was paused.
+
+        After a lost connection, False may also mean that an earlier try did it.
+        """
+        resumed = self._repeat(
+            lambda: self._limits.resume(self.kind, using=self.using), doubt=never
+        )
         # Also when it was not: an earlier try whose answer was lost has woken nobody.
         self._wake()
         return resumed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -23,6 +23,7 @@ from django.utils import timezone
 from delayed_queue.apps import NO_APP, NO_APP_HINT, check_alias
 from delayed_queue.codecs import encode
 from delayed_queue.db.clock import database_now
+from delayed_queue.db.resilience import Lost, repeat
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, PayloadNotEncodable
 from delayed_queue.handlers import registry
 from delayed_queue.messages import (
@@ -59,9 +60,18 @@ from delayed_queue.tasks.results import (
     unpack,
 )
 
+_CANCELLED: Final = f"{Cancelled.__module__}.{Cancelled.__qualname__}"
 _LONGEST_KEY: Final = 200
 _POSITIONAL: Final = (tuple, list)
 _PLAIN: Final = frozenset({bool, float, int, str, type(None)})
+
+
+class _Active(NamedTuple):
+    """The task that lives under a key."""
+
+    kind: str
+    id: str
+    payload: Any
 
 
 class DelayedQueueBackend(BaseTaskBackend):
@@ -206,17 +216,31 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     def _enqueue_unique(self, key: str, said: Policy, result: Any, group: str | None) -> Any:
         """Enqueue unless one lives of that key; its result, or where it is replaced, its id."""
+        write = partial(self._write_unique, key, said, result, group)
+        own_id = result.id
+
+        def truth(lost: Lost) -> Any:
+            return write(partial(self._known, result, own_id, said, lost))
+
+        return repeat(self.settings.database, write, truth=truth)
+
+    def _write_unique(
+        self, key: str, said: Policy, result: Any, group: str | None,
+        is_known: Callable[[_Active | None], bool] | None = None,
+    ) -> Any:  # fmt: skip
         from delayed_queue.tasks.models import TaskResult
 
         using = self.settings.database
         with transaction.atomic(using=using):
             active = self._active(TaskResult.objects.lock_key(key, using=using), key)
+            if is_known is not None and is_known(active):
+                return result
             if active is not None and not said.replace:
-                return self.get_result(active[1]) if self.supports_get_result else result
+                return self.get_result(active.id) if self.supports_get_result else result
             if active is not None:
-                object.__setattr__(result, "id", active[1])
-                if active[0] != kind_of_priority(result.task.queue_name, result.task.priority):
-                    self._drop(active[0], key)
+                object.__setattr__(result, "id", active.id)
+                if active.kind != kind_of_priority(result.task.queue_name, result.task.priority):
+                    self._drop(active.kind, key)
             payload = _payload(result) | {"id": result.id}
             queue = self._queue(result.task)
             run_after = _aware(result.task.run_after)
@@ -229,12 +253,32 @@ class DelayedQueueBackend(BaseTaskBackend):
                 )  # fmt: skip
         return result
 
-    def _active(self, found: Sequence[tuple[str, bytes]], key: str) -> tuple[str, str] | None:
-        """Return kind and id of the task that lives under a key, if there is one."""
+    def _known(
+        self, result: Any, own_id: str, said: Policy, lost: Lost, active: _Active | None
+    ) -> bool:
+        """Return whether the lost try has enqueued the task; False: it is to be enqueued.
+
+        Raises OutcomeUnknown where it may have been enqueued and run.
+        """
+        from delayed_queue.tasks.models import TaskResult
+
+        if active is not None and active.id == result.id:
+            is_ours: bool = active.payload == _payload(result) | {"id": result.id}
+            if is_ours or lost.is_over:
+                return is_ours
+        elif lost.is_over and active is not None and not said.replace:
+            return False
+        elif lost.is_over and self.supports_get_result and result.id == own_id:
+            rows = TaskResult.objects.using(self.settings.database).filter(pk=UUID(result.id))
+            return bool(rows.exists())
+        raise lost.unknown()
+
+    def _active(self, found: Sequence[tuple[str, bytes]], key: str) -> _Active | None:
+        """Return the task that lives under a key, if there is one."""
         for kind, data in found:
             try:
                 payload = json.loads(data)
-                return kind, unpack(payload, kind, key, 0)[0]
+                return _Active(kind, unpack(payload, kind, key, 0)[0], payload)
             except (ValueError, TaskGone):
                 continue
         return None
@@ -259,9 +303,10 @@ class DelayedQueueBackend(BaseTaskBackend):
         if not is_id(text):
             raise TaskResultDoesNotExist(result_id)
         using = self.settings.database
-        rows = TaskResult.objects.find(UUID(text), using=using)
+        find = partial(TaskResult.objects.find, UUID(text), using=using)
+        rows = repeat(using, find)
         # Again: a row that is being moved to the partition of its day may be seen in neither.
-        rows = rows if result_of(text, rows) else TaskResult.objects.find(UUID(text), using=using)
+        rows = rows if result_of(text, rows) else repeat(using, find)
         result = result_of(text, rows)
         if result is None or result.backend != self.alias:
             raise TaskResultDoesNotExist(result_id)
@@ -271,7 +316,8 @@ class DelayedQueueBackend(BaseTaskBackend):
         """Cancel a task; return whether there was anything left to cancel.
 
         One that waits is taken away at the commit, FAILED with ``Cancelled``. One that runs is
-        told within a second: a coroutine is cancelled, a function is to ask its context.
+        told within a second: a coroutine is cancelled, a function is to ask its context. Raises
+        OutcomeUnknown when the connection was lost meanwhile and it ended in another way.
         """
         from delayed_queue.tasks.models import TaskResult
 
@@ -279,14 +325,24 @@ class DelayedQueueBackend(BaseTaskBackend):
         if row is None:
             return False
         error = {
-            "exception_class_path": f"{Cancelled.__module__}.{Cancelled.__qualname__}",
+            "exception_class_path": _CANCELLED,
             "traceback": "The task was cancelled before it ran.\n",
         }
-        is_known = TaskResult.objects.cancel(
-            row.message_id, row.message_created_at, result.id, result.task.module_path,
-            self.alias, json.dumps([error]), using=self.settings.database,
+        cancel = partial(
+            TaskResult.objects.cancel, row.message_id, row.message_created_at, result.id,
+            result.task.module_path, self.alias, json.dumps([error]), using=self.settings.database,
         )  # fmt: skip
-        return is_known is not None
+
+        def truth(lost: Lost) -> bool:
+            if cancel() is None and not self._is_cancelled(result_id):
+                raise lost.unknown()
+            return True
+
+        return repeat(self.settings.database, cancel, truth=truth) is not None
+
+    def _is_cancelled(self, result_id: str) -> bool:
+        errors = self._found(result_id)[0].errors
+        return bool(errors) and errors[-1].exception_class_path == _CANCELLED
 
     async def acancel(self, result_id: str) -> bool:
         return await sync_to_async(partial(self.cancel, result_id), thread_sensitive=True)()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.conf import settings
@@ -16,6 +17,7 @@ from django.utils.translation import gettext
 
 from delayed_queue.codecs import channel_of, codec_named
 from delayed_queue.db.days import DAYS_SECONDS
+from delayed_queue.db.resilience import never, repeat
 from delayed_queue.db.statements import Step
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import (
@@ -330,7 +332,8 @@ class Priorities:
         """Have all workers know that the queue has this priority, before a message of it."""
         known = (using, queue, priority)
         if priority != 0 and known not in self._told:
-            TaskPriority.objects.use(queue, priority, using=using)
+            use = partial(TaskPriority.objects.use, queue, priority, using=using)
+            repeat(using, use, doubt=never)
             transaction.on_commit(lambda: self._told.add(known), using=using)
 
     def forget(self) -> None:

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, transaction
 from django.db.models import F
 from django.utils.translation import gettext as _
 
 from delayed_queue.db.clock import read_clock
-from delayed_queue.db.resilience import repeat
+from delayed_queue.db.resilience import never, repeat
 from delayed_queue.exceptions import InvalidConfiguration, UrlRefused
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
 from delayed_queue.http.callbacks.calls import new_secret
@@ -67,20 +67,26 @@ def register_endpoint(
     _check_limits(per_second, burst, concurrency)
     origin, prefix = prefix_of(url)
     secret = new_secret()
-    if not Endpoint.objects.add_once(origin, prefix, seal(secret), using=using):
+    sealed = seal(secret)
+    mine = Endpoint.objects.using(using).filter(origin=origin, prefix=prefix, secret=sealed)
+
+    def register() -> bool:
+        with transaction.atomic(using=using):
+            is_new = Endpoint.objects.add_once(origin, prefix, sealed, using=using)
+            mine.update(per_second=per_second, burst=burst, concurrency=concurrency)
+        return is_new
+
+    if not repeat(using, register, truth=lambda _: mine.exists() or register()):
         raise InvalidConfiguration(
             f"{prefix} is registered already; rotating its secret shows a new one."
         )
-    Endpoint.objects.using(using).filter(origin=origin, prefix=prefix).update(
-        per_second=per_second, burst=burst, concurrency=concurrency
-    )
     return secret
 
 
 def endpoint_of(url: str, *, using: str = DEFAULT_DB_ALIAS) -> Endpoint:
     """Return the endpoint that is registered as just this prefix, or raise InvalidConfiguration."""
     origin, prefix = prefix_of(url)
-    found = Endpoint.objects.using(using).filter(origin=origin, prefix=prefix).first()
+    found = repeat(using, Endpoint.objects.using(using).filter(origin=origin, prefix=prefix).first)
     if found is None:
         raise InvalidConfiguration(f"{prefix} is not registered.")
     return found
@@ -89,9 +95,14 @@ def endpoint_of(url: str, *, using: str = DEFAULT_DB_ALIAS) -> Endpoint:
 def rotate_secret(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> str:
     """Return a new secret, not shown again; callbacks carry the old one's signature for 24 h."""
     secret = new_secret()
-    Endpoint.objects.using(using).filter(pk=endpoint.pk).update(
-        previous_secret=F("secret"), secret=seal(secret), rotated_at=read_clock(using)
-    )
+    sealed = seal(secret)
+    rows = Endpoint.objects.using(using).filter(pk=endpoint.pk)
+    # Not twice: the second time the new secret would become the previous one.
+    rotate = partial(
+        rows.exclude(secret=sealed).update,
+        previous_secret=F("secret"), secret=sealed, rotated_at=read_clock(using),
+    )  # fmt: skip
+    repeat(using, rotate, doubt=never)
     return secret
 
 
@@ -99,7 +110,8 @@ def disable_endpoint(
     endpoint: Endpoint, reason: str = BY_OPERATOR, *, using: str = DEFAULT_DB_ALIAS
 ) -> bool:
     """Send nothing more to it, its jobs wait; False if that is so already."""
-    return Endpoint.objects.disable(endpoint.pk, reason, using=using)
+    disable = partial(Endpoint.objects.disable, endpoint.pk, reason, using=using)
+    return repeat(using, disable, doubt=never)
 
 
 def enable_endpoint(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> bool:
@@ -109,7 +121,8 @@ def enable_endpoint(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> boo
     then on, if ``recall_endpoint`` is called when this has committed.
     """
     disabled = Endpoint.objects.using(using).filter(pk=endpoint.pk, disabled_at__isnull=False)
-    return disabled.update(disabled_at=None, disabled_reason="") > 0
+    enable = partial(disabled.update, disabled_at=None, disabled_reason="")
+    return repeat(using, enable, doubt=never) > 0
 
 
 def _check_limits(per_second: float | None, burst: int, concurrency: int | None) -> None:
@@ -169,7 +182,7 @@ def _bring(ids: list[int], before: int, using: str) -> int:
     wait = WAIT // MILLISECOND + before * 1000 // BATCH
     spread = max(len(ids) * 1000 // BATCH, 1)
     recall = partial(Topic.objects.recall, ids, wait=wait, spread=spread, using=using)
-    return len(repeat(using, recall))
+    return len(repeat(using, recall, doubt=never))
 
 
 def _deferred(kind: str, matches: Matches, horizon: int, using: str) -> Iterator[list[int]]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.conf import get_settings
-from delayed_queue.db.resilience import repeat
+from delayed_queue.db.resilience import announce, never, repeat
 from delayed_queue.db.statements import notify
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
@@ -90,8 +90,9 @@ def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
     row = repeat(using, partial(Topic.objects.read, topic, using=using))
     if row is not None:
         return _remember(row, using)
-    if repeat(using, partial(Topic.objects.create_once, topic, using=using)):
-        notify(using, channel_of(WAKE_CHANNEL))
+    create = partial(Topic.objects.create_once, topic, using=using)
+    if repeat(using, create, doubt=never):
+        announce(using, partial(notify, using, channel_of(WAKE_CHANNEL)))
     return read_topic(topic, using=using)
 
 
@@ -119,7 +120,7 @@ def configure_topic(
     create_topic(topic, using=using)
     if groups is not _KEEP and not isinstance(groups, Groups | None):
         raise InvalidConfiguration(f"groups must be a Groups or None, not {groups!r}.")
-    return repeat(using, partial(_configure, topic, changes, groups, using))
+    return repeat(using, partial(_configure, topic, changes, groups, using), doubt=never)
 
 
 def _configure(topic: str, changes: dict[str, Any], groups: Groups | None, using: str) -> TopicRow:
@@ -144,7 +145,7 @@ def ensure_hosts(topic: TopicRow, hosts: Iterable[str], *, using: str) -> TopicR
     """
     if with_hosts(topic.hosts, hosts := set(hosts)) == topic.hosts:
         return topic
-    return repeat(using, partial(_add_hosts, topic.name, sorted(hosts), using))
+    return repeat(using, partial(_add_hosts, topic.name, sorted(hosts), using), doubt=never)
 
 
 def _add_hosts(topic: str, hosts: list[str], using: str) -> TopicRow:
@@ -331,7 +332,8 @@ def pause_topic(
     topic: str, *, reason: str = "", by: str = "", using: str = DEFAULT_DB_ALIAS
 ) -> bool:
     """Hand out no job of the topic, to consumers or urls; return False when it is paused."""
-    return repeat(using, partial(_pause, check_topic(topic), storable(reason), storable(by), using))
+    pause = partial(_pause, check_topic(topic), storable(reason), storable(by), using)
+    return repeat(using, pause, doubt=never)
 
 
 def _pause(topic: str, reason: str, by: str, using: str) -> bool:
@@ -346,7 +348,8 @@ def _pause(topic: str, reason: str, by: str, using: str) -> bool:
 
 def resume_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Hand out jobs again, to sleeping consumers too; return whether the topic was paused."""
-    kinds, is_resumed = repeat(using, partial(_resume, check_topic(topic), using))
+    resume = partial(_resume, check_topic(topic), using)
+    kinds, is_resumed = repeat(using, resume, doubt=never)
     wake(kinds, using=using)
     return is_resumed
 
@@ -359,7 +362,7 @@ def _resume(topic: str, using: str) -> tuple[list[str], bool]:
 
 
 def wake(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> None:
-    """Tell those who sleep on the kinds to look again."""
+    """Wake consumers that sleep on the kinds."""
     if get_settings().NOTIFY:
         for kind in kinds:
-            Message.objects.notify(channel_of(kind), using=using)
+            announce(using, partial(Message.objects.notify, channel_of(kind), using=using))

@@ -24,7 +24,7 @@ from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.codecs import decode
 from delayed_queue.conf import get_settings
-from delayed_queue.db.resilience import repeat, waited_too_long
+from delayed_queue.db.resilience import never, repeat, waited_too_long
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable, ResourceUnavailable
 from delayed_queue.handlers import error_text, storable
 from delayed_queue.http.jobs.adding import find_job, find_row, job_of
@@ -239,7 +239,7 @@ def give_back(topic: str, jobs: Sequence[PoppedJob], *, using: str = DEFAULT_DB_
     for token, group in groupby(jobs, key=attrgetter("lease_token")):
         ids = [job.message_id for job in group]
         release = partial(Message.objects.release, token, ids, refund=1, using=using)
-        repeat(using, release)
+        repeat(using, release, doubt=never)
     wake(kinds_to_pop(topic, using=using), using=using)
 
 
@@ -325,7 +325,7 @@ def touch_job(
     own = ttr or ttr_of_job(read_headers(row.headers))
     lease = default_ttr(treatment_of(topic, using=using)) if own is None else own // MILLISECOND
     extend = partial(Message.objects.extend, [lease_token], [row.id], lease, using=using)
-    return _held(repeat(using, extend))
+    return _held(repeat(using, extend, doubt=never))
 
 
 def bury_job(

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.db.resilience import repeat
+from delayed_queue.db.resilience import never, repeat
 from delayed_queue.management.base import (
     WRONG_USAGE,
     QueueCommand,
@@ -74,7 +74,8 @@ class Command(QueueCommand):
         of = queue.kind
         if group is not None:
             of = _("%(queue)s, group %(group)s,") % {"queue": queue.kind, "group": named(group)}
-        was_changed = repeat(queue.using, partial(_act, queue, command, options))
+        act = partial(_act, queue, command, options)
+        was_changed = repeat(queue.using, act, doubt=never)
         said = _("%s would be changed.") if options["dry_run"] else _("%s is changed.")
         if command in ("pause", "resume") and not was_changed:
             said = _("%s is paused already.") if command == "pause" else _("%s is not held.")
