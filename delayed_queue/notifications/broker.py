@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any, Final
 
@@ -56,7 +56,10 @@ def is_amqp(url: str) -> bool:
     return url.startswith(("amqp", "pyamqp"))
 
 
+# Seconds between heartbeats. After two without a sign of the broker the connection is dead.
 HEARTBEAT: Final = 30
+# An answer to the farewell at a stop takes N seconds at most.
+FAREWELL_SECONDS: Final = 3.0
 LINGER_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 0.5
 FIRST_WAIT: Final = 0.2
@@ -74,7 +77,12 @@ class Consumer:
     """
 
     def __init__(
-        self, url: str = "", queue: str = "", tenant: str = "", batch: int | None = None
+        self,
+        url: str = "",
+        queue: str = "",
+        tenant: str = "",
+        batch: int | None = None,
+        heartbeat: int = HEARTBEAT,
     ) -> None:
         settings = get_settings()
         self.url = url or settings.BROKER_URL
@@ -83,6 +91,7 @@ class Consumer:
         self.batch = settings.BROKER_BATCH if batch is None else batch
         _check(self.tenant, self.batch)
         self.tally = Tally()
+        self._heartbeat = heartbeat
         self._stop = threading.Event()
         self._messages: list[Any] = []
         self._waits = _waits()
@@ -110,7 +119,7 @@ class Consumer:
     def _session(self) -> None:
         """Take batches over one connection; leaving it gives back what was not acknowledged."""
         _usable_database()
-        with _connected(self.url) as connection:
+        with _connected(self.url, self._heartbeat) as connection:
             queue = Queue(self.queue, durable=True)
             with connection.Consumer(
                 queue,
@@ -124,6 +133,7 @@ class Consumer:
                 while not self._stop.is_set():
                     self._gather(connection)
                     self._commit()
+                _limit_waits(connection)
 
     def _received(self, message: Any, broken: str = "") -> None:
         self._messages.append((message, _incoming(message, broken)))
@@ -178,16 +188,28 @@ _LOST: Final = (OSError, KombuError)
 
 
 @contextmanager
-def _connected(url: str) -> Iterator[Connection]:
-    """Connect once, without kombu's own retries; what it raises is translated to OSError."""
-    connection = Connection(url, heartbeat=HEARTBEAT, connect_timeout=5)
+def _connected(url: str, heartbeat: int) -> Iterator[Connection]:
+    """Connect once, without kombu's own retries; what it raises is translated to OSError.
+
+    A connection that failed is closed without a farewell: a broker that is gone would not answer.
+    """
+    connection = Connection(url, heartbeat=heartbeat, connect_timeout=5)
     try:
         connection.connect()
         yield connection
+        connection.release()
     except connection.connection_errors + connection.channel_errors as error:
         raise ConnectionError(type(error).__name__) from error
     finally:
-        connection.release()
+        with suppress(OSError):
+            connection.collect()
+
+
+def _limit_waits(connection: Connection) -> None:
+    """Have the answers to what is sent from here on awaited a few seconds only."""
+    sock = getattr(getattr(connection.connection, "transport", None), "sock", None)
+    if sock is not None:
+        sock.settimeout(FAREWELL_SECONDS)
 
 
 def _usable_database() -> None:

@@ -8,11 +8,15 @@ from contextlib import suppress
 
 
 class Forwarder:
-    """Forwards to 127.0.0.1 at a port; ``cut`` breaks all connections, ``refuse`` new ones too."""
+    """Forwards to 127.0.0.1 at a port; ``cut`` breaks all connections, ``refuse`` new ones too.
+
+    ``stall`` leaves those there are half open: what comes over them goes nowhere.
+    """
 
     def __init__(self, port: int) -> None:
         self._upstream = port
         self._sockets: list[socket.socket] = []
+        self._stalled: set[socket.socket] = set()
         self._lock = threading.Lock()
         self.accepted = 0
         self.is_refusing = False
@@ -26,6 +30,19 @@ class Forwarder:
             for each in self._sockets:
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
+
+    def stall(self) -> None:
+        with self._lock:
+            self._stalled.update(self._sockets)
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if source not in self._stalled:
+                    target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -50,15 +67,6 @@ class Forwarder:
             with self._lock:
                 self._sockets += [client, server]
             for pair in ((client, server), (server, client)):
-                thread = threading.Thread(target=_pump, args=pair)
+                thread = threading.Thread(target=self._pump, args=pair)
                 self._threads.append(thread)
                 thread.start()
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    for each in (source, target):
-        with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)

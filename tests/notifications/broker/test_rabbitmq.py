@@ -133,6 +133,32 @@ def test_n2_sigterm_ends_it_with_nothing_in_hand(rabbitmq):
 
 
 @pytest.mark.slow
+def test_n23_a_half_open_connection_is_replaced_within_two_heartbeats(rabbitmq, caplog):
+    publish([email()] * 3, rabbitmq.url, rabbitmq.queue)
+    with forwarded(rabbitmq) as forwarder, consuming(consumer_of(rabbitmq, heartbeat=2)) as thread:
+        wait_until(lambda: stored() == 3)
+        accepted = forwarder.accepted
+        forwarder.stall()
+        publish([email()] * 3, rabbitmq.url, rabbitmq.queue)
+        wait_until(lambda: forwarder.accepted > accepted + 1)
+        wait_until(lambda: stored() == 6)
+        assert thread.is_alive()
+    assert "event=consumer_lost" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_n23_sigterm_ends_one_whose_connection_is_half_open(rabbitmq, times):
+    publish([email()] * 3, rabbitmq.url, rabbitmq.queue)
+    with forwarded(rabbitmq) as forwarder, consumer_process(rabbitmq) as process:
+        wait_until(lambda: stored() == 3)
+        forwarder.stall()
+        for _ in range(times):
+            process.send_signal(signal.SIGTERM)
+        process.wait(timeout=20)
+
+
+@pytest.mark.slow
 def test_n2_many_consumers_and_cuts_lose_and_double_nothing(rabbitmq):
     count = 2000
     publish([email()] * count, rabbitmq.url, rabbitmq.queue)

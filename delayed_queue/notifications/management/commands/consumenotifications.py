@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from argparse import ArgumentParser
-from typing import Any
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
@@ -15,6 +16,12 @@ from delayed_queue.conf import get_settings
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.notifications.broker import Consumer
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
+
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def _exit_now(number: int, frame: object) -> None:
+    os._exit(128 + number)  # the broker delivers again what was not acknowledged
 
 
 class Command(QueueCommand):
@@ -28,7 +35,7 @@ class Command(QueueCommand):
         parser.add_argument("--batch-size", type=int, help=_("most messages per transaction"))
 
     def handle(self, *, queue: str, tenant: str, batch_size: int | None, **options: Any) -> None:
-        """Consume; the first SIGTERM or SIGINT ends it after the batch in flight."""
+        """Consume; the first SIGTERM or SIGINT ends it after the batch, the second at once."""
         try:
             consumer = Consumer(queue=queue, tenant=tenant, batch=batch_size)
         except ImproperlyConfigured as error:
@@ -40,10 +47,12 @@ class Command(QueueCommand):
         with last_exit(seconds) as arm:
 
             def stop(number: int, frame: object) -> None:
+                for each in _STOPS:
+                    signal.signal(each, _exit_now)
                 arm()
                 consumer.stop()
 
-            for each in (signal.SIGTERM, signal.SIGINT):
+            for each in _STOPS:
                 signal.signal(each, stop)
             consumer.run()
         tally = consumer.tally
