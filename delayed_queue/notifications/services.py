@@ -132,18 +132,19 @@ RETURNING id
 # Write how attempts ended, with a delivery for each call of a provider. Fenced: only while the
 # notification is PROCESSING under that lease. The deliveries are written all the same, because
 # the provider has seen them; once, for a statement whose answer was lost is sent again, and an
-# attempt calls no provider twice. What would be tried again after its expiry is EXPIRED at once.
+# attempt calls no provider twice. "attempts" becomes the number of calls so far (N25). What would
+# be tried again after its expiry is EXPIRED at once.
 # Rows are locked in the order of their ids, as above.
 # Reads: the primary key, the index of deliveries by notification.
 SETTLE: Final[LiteralString] = """
 WITH settled AS (
-    SELECT id, lease_id, status, delay, provider, provider_id, outcome, error_class
+    SELECT id, lease_id, status, attempts, delay, provider, provider_id, outcome, error_class
     FROM unnest(
-        %(ids)s::uuid[], %(leases)s::uuid[], %(statuses)s::text[], %(delays)s::interval[],
-        %(providers)s::text[], %(provider_ids)s::text[], %(outcomes)s::text[],
-        %(error_classes)s::text[]
+        %(ids)s::uuid[], %(leases)s::uuid[], %(statuses)s::text[], %(attempts)s::int[],
+        %(delays)s::interval[], %(providers)s::text[], %(provider_ids)s::text[],
+        %(outcomes)s::text[], %(error_classes)s::text[]
     ) AS settled (
-        id, lease_id, status, delay, provider, provider_id, outcome, error_class
+        id, lease_id, status, attempts, delay, provider, provider_id, outcome, error_class
     )
 ),
 held AS MATERIALIZED (
@@ -154,6 +155,7 @@ held AS MATERIALIZED (
                 AND n.expires_at <= clock_timestamp() + settled.delay THEN 'EXPIRED'
             ELSE settled.status
         END AS status,
+        settled.attempts,
         settled.provider,
         settled.provider_id,
         CASE
@@ -194,6 +196,7 @@ recorded AS (
 UPDATE delayed_queue_notification AS n
 SET
     status = held.status,
+    attempts = held.attempts,
     lease_id = NULL,
     provider = held.provider,
     provider_id = held.provider_id,
@@ -261,6 +264,13 @@ class Settlement:
     calls: Sequence[Call] = ()
     outcome: str = ""
     delay: timedelta = timedelta(0)
+    # False for one that BEGIN ended without counting an attempt.
+    was_begun: bool = True
+
+    @property
+    def attempts(self) -> int:
+        """The calls of providers so far; BEGIN has counted one before it was made."""
+        return self.begun.attempt - 1 + len(self.calls) if self.was_begun else self.begun.attempt
 
 
 def queue_of(priority: str, channel: str) -> DelayedQueue:
@@ -305,7 +315,13 @@ def begin_many(
     )
     begun = [(_with_deadline(Begun(*row[:-1])), Status(row[-1])) for row in rows]
     ended = [
-        Settlement(each, status, (), _ENDINGS[status] + (_DOUBTED if each.in_doubt else ""))
+        Settlement(
+            each,
+            status,
+            (),
+            _ENDINGS[status] + (_DOUBTED if each.in_doubt else ""),
+            was_begun=False,
+        )
         for each, status in begun
         if status in _ENDINGS
     ]
@@ -389,6 +405,7 @@ def _settlement_params(settlements: Sequence[Settlement]) -> dict[str, list[Any]
         "ids": [each.begun.id for each in settlements],
         "leases": [each.begun.lease_id for each in settlements],
         "statuses": [each.status.value for each in settlements],
+        "attempts": [each.attempts for each in settlements],
         "delays": [each.delay for each in settlements],
         "providers": [
             call.provider if call else _doubted(each.begun)

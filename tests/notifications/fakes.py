@@ -59,8 +59,21 @@ class FakeSmtp(fakes.FakeSmtp, Server):
 
     connections = 0
 
-    def __init__(self, *, latency: float = 0.0) -> None:
+    def __init__(self, *, latency: float = 0.0, per_session: int = 0, code: int = 421) -> None:
         super().__init__(_of_address, latency=latency)
+        # Messages after which a session takes no more, and the answer to MAIL from then on.
+        self.per_session, self.code = per_session, code
+        self.taken: Counter[SMTP] = Counter()
+
+    async def handle_MAIL(
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        if self.per_session and self.taken[server] >= self.per_session:
+            return f"{self.code} too many messages in this session"
+        self.taken[server] += 1
+        envelope.mail_from = address
+        envelope.mail_options.extend(options)
+        return "250 OK"
 
     def _session(self) -> SMTP:
         self.connections += 1

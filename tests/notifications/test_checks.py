@@ -52,6 +52,27 @@ def test_what_would_fail_every_message_is_an_error_before_the_first(settings, co
     assert "s3cret" not in found.msg
 
 
+@pytest.mark.parametrize(
+    "sender", ["Shop, Inc. <shop@example.org>", "shop", "", "a@example.org, b@example.org", None]
+)
+def test_n24_a_sender_that_is_no_address_is_refused(settings, sender):
+    entry = {"kind": "email", "name": "a", "sender": sender}
+    configure(settings, {"PROVIDERS": {"email": [entry]}})
+    (found,) = check_providers()
+    assert found.id == "delayed_queue.E008"
+    assert "The sender is no address" in found.msg
+
+
+@pytest.mark.parametrize(
+    "sender", ["shop@example.org", "Shop <shop@example.org>", '"Shop, Inc." <shop@example.org>']
+)
+def test_n24_an_address_with_or_without_a_name_is_a_sender(settings, sender):
+    configure(
+        settings, {"PROVIDERS": {"email": [{"kind": "email", "name": "a", "sender": sender}]}}
+    )
+    assert {each.id for each in check_providers()} == {"delayed_queue.W008"}
+
+
 def test_a_channel_without_providers_is_warned_of(settings):
     configure(settings, {"PROVIDERS": {"sms": [{"kind": "console", "name": "a"}]}})
     assert [each.id for each in check_providers()] == ["delayed_queue.W008"] * 2

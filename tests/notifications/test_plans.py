@@ -169,6 +169,7 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
     suppressed, by_version = "notification_suppression", "notification_template_version"
     settlement = {
         "ids": ids, "leases": new, "statuses": ["ENQUEUED"] * SOME,
+        "attempts": [1] * SOME,
         "delays": [timedelta(0)] * SOME, "providers": texts, "provider_ids": texts,
         "outcomes": texts, "error_classes": texts, "call_ids": ids, "call_attempts": [1] * SOME,
         "call_providers": texts, "call_provider_ids": texts, "call_outcomes": ["sent"] * SOME,

@@ -10,7 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from email.utils import parseaddr
+from email.utils import getaddresses, parseaddr
 from typing import Any, Final
 
 import django
@@ -145,7 +145,7 @@ class EmailProvider:
     ) -> None:
         self.name = name
         self.repeats_in_doubt = repeats_in_doubt
-        self._sender = sender
+        self._sender = _check_sender(sender)
         self._domain = parseaddr(sender)[1].rpartition("@")[2] or "localhost"
         self._backend = backend
         self._options = options
@@ -174,7 +174,8 @@ class EmailProvider:
         kept = self._connected()
         is_new = kept.used_at == 0.0
         outcome, is_lost = self._try(kept, begun)
-        # A server may hang up on an idle connection at any moment; nothing was sent then.
+        # A server may end a kept session at any moment: silently when idle, or by an answer, as
+        # after so many messages. Nothing was accepted then, so a new connection tries at once.
         if is_lost and not is_new and outcome.verdict is Verdict.TRANSIENT:
             outcome, _ = self._try(kept, begun)
         kept.used_at = time.monotonic()
@@ -191,7 +192,7 @@ class EmailProvider:
         return kept
 
     def _try(self, kept: _Kept, begun: Begun) -> tuple[Outcome, bool]:
-        """Return the outcome, and whether the connection was lost."""
+        """Return the outcome, and whether the session has ended."""
         try:
             # Opened here, so that send_messages() leaves it open.
             kept.backend.open()
@@ -202,10 +203,8 @@ class EmailProvider:
             kept.backend.send_messages([self._message(begun)])
         except (smtplib.SMTPException, OSError) as error:
             outcome = _outcome_of(error, may_have_sent=_may_have_sent(kept.backend))
-            is_lost = not isinstance(
-                error, smtplib.SMTPResponseException | smtplib.SMTPRecipientsRefused
-            )
-            if is_lost or outcome.code == "421":
+            is_lost = _ends_session(error, outcome)
+            if is_lost:
                 _abandon(kept.backend)
             return outcome, is_lost
         except ValueError as error:  # a header or an address that cannot be written
@@ -220,6 +219,30 @@ class EmailProvider:
         if begun.html:
             message.attach_alternative(begun.html, "text/html")
         return message
+
+
+def _ends_session(error: Exception, outcome: Outcome) -> bool:
+    """True for a lost connection, 421, and a temporary refusal of MAIL.
+
+    That one is how some servers limit the messages of a session.
+    """
+    if outcome.code == "421":
+        return True
+    if isinstance(error, smtplib.SMTPSenderRefused):
+        return error.smtp_code < 500
+    return not isinstance(error, smtplib.SMTPResponseException | smtplib.SMTPRecipientsRefused)
+
+
+def _check_sender(sender: str) -> str:
+    """Return the sender; raise ValueError unless it is one address, with a name or without."""
+    found = getaddresses([sender]) if isinstance(sender, str) else []
+    local, _, domain = found[0][1].rpartition("@") if len(found) == 1 else ("", "", "")
+    if not local or not domain or any(each in sender for each in "\r\n"):
+        raise ValueError(
+            "The sender is no address. Write 'shop@example.org', or with a name "
+            "'\"Shop, Inc.\" <shop@example.org>': a name with a comma needs the quotation marks."
+        )
+    return sender
 
 
 def _is_alive(backend: Any) -> bool:

@@ -15,6 +15,7 @@ from tests.notifications.dispatchers import (
     SENT,
     dispatch_all,
     dispatcher,
+    email_entry,
     sms_entry,
     statuses,
 )
@@ -43,6 +44,23 @@ def calls_of(notification: Notification) -> list[tuple[str, str, str]]:
     return list(
         notification.deliveries.order_by("id").values_list("provider", "outcome", "error_class")
     )
+
+
+# N25: the ends of sessions, and what counts as an attempt
+
+
+@pytest.mark.parametrize("code", [421, 452])
+@pytest.mark.parametrize("per_session", [1, 3])
+def test_n25_a_relay_that_ends_its_session_costs_no_attempt(
+    dispatch: dict[str, Any], code: int, per_session: int
+):
+    with FakeSmtp(per_session=per_session, code=code) as relay:
+        dispatch["PROVIDERS"]["email"] = [email_entry(relay, threads=1)]
+        made = [enqueue() for _ in range(10)]
+        dispatch_all(10)
+    for each in made:
+        each.refresh_from_db()
+        assert (each.status, each.attempts, each.deliveries.count()) == (SENT, 1, 1)
 
 
 # N8: email
