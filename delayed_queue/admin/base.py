@@ -73,6 +73,9 @@ class QueueModelAdmin(ListAdmin):
         """Return the order of the list, one that an index gives under its filters."""
         raise NotImplementedError
 
+    def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
+        """Add to the rows of a page what is read from other tables."""
+
     def token_of(self, row: Any) -> str:
         """Return what an operation is fenced by: the row as it was shown."""
         raise NotImplementedError

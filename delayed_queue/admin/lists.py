@@ -245,6 +245,7 @@ class KeysetChangeList(ChangeList):
         matching = keyset.ordered(self.queryset)
         rows = list(self._from(request, matching)[: self.list_per_page + 1])
         self.result_list = rows[: self.list_per_page]
+        self.model_admin.complete(request, self.result_list, self.queryset.db)
         # As many as are shown: Django offers "select all" where there are more.
         self.result_count = len(self.result_list)
         self.next_page = (

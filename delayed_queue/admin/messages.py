@@ -44,7 +44,7 @@ from delayed_queue.admin.operations import (
     wake,
 )
 from delayed_queue.admin.overview import queues_view
-from delayed_queue.admin.workers import holder_of
+from delayed_queue.admin.workers import HOLDER_LENGTH, holder_of, names_of_holders
 from delayed_queue.conf import get_settings
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
@@ -333,6 +333,12 @@ class MessageAdmin(KeyedRowAdmin):
     def token_of(self, row: MessageRow) -> str:
         return Seen.of(row).token
 
+    def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
+        if request.user.has_perm("delayed_queue.view_worker"):
+            names = names_of_holders(rows, using)
+            for row in rows:
+                row.worker = names.get((row.lease_id or "")[:HOLDER_LENGTH], "")
+
     # Columns
 
     @admin.display(description=_("state"))
@@ -345,7 +351,9 @@ class MessageAdmin(KeyedRowAdmin):
 
     @admin.display(description=_("lease"))
     def lease_column(self, row: MessageRow) -> SafeString:
-        return formats.short_lease(row.lease_id)
+        lease = formats.short_lease(row.lease_id)
+        worker = getattr(row, "worker", "")
+        return format_html("{} {}", lease, formats.quiet(worker)) if worker else lease
 
     @admin.display(description=_("age"))
     def age_column(self, row: MessageRow) -> SafeString:

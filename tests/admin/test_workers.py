@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.contrib.staticfiles import finders
@@ -44,8 +45,9 @@ def enlist(name: str, *, silent_for: int = 0, **beat: Any) -> Worker:
     """A worker whose last heartbeat was so many seconds ago."""
     then = int(time.time() * 1000) - silent_for * SECOND
     row = Worker.objects.enlist(
-        name, "db-7", 4711, process=3, queues=["orders", "mail"], version="1.2.3", now=then
-    )
+        name, "db-7", 4711, process=3, queues=["orders", "mail"], version="1.2.3", now=then,
+        holder=beat.pop("holder", ""),
+    )  # fmt: skip
     counts = beat.pop("counts", WorkerCounts())
     assert Worker.objects.beat(row.id, counts, now=then, **beat)
     return Worker.objects.get(id=row.id)
@@ -72,6 +74,22 @@ def test_w12_the_list_says_who_works_where_on_what_and_how_fast(admin_client: Cl
     # Rate, in flight, done, retried, dead, lost, leases.
     assert " 32/s 1 2,345 6 7 8 2 " in row
     assert row.endswith("ago 1.2.3")
+
+
+def test_o4_the_list_of_messages_names_the_worker_of_each_lease(admin_client: Client):
+    enlist("web-1", holder="0a1b2c3d")
+    MessageFactory.create(key="held", leased=True, lease_id="0a1b2c3d" + str(uuid4())[8:])
+    MessageFactory.create(key="polled", leased=True)
+    found = rows(admin_client, MESSAGES)
+    assert [each.split()[0] for each in found if "web-1" in each] == ["held"]
+    assert len(found) == 2
+
+
+def test_o4_only_those_who_may_see_workers_read_their_names():
+    enlist("web-1", holder="0a1b2c3d")
+    MessageFactory.create(key="held", leased=True, lease_id="0a1b2c3d" + str(uuid4())[8:])
+    (held,) = rows(operator("view_message"), MESSAGES)
+    assert "web-1" not in held
 
 
 def test_w12_where_it_works_is_said_in_the_language_of_the_page(

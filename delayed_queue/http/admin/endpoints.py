@@ -18,7 +18,6 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm, RecordAdmin
-from delayed_queue.admin.lists import KeysetChangeList
 from delayed_queue.admin.operations import Call, Report, Switch
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.admin.tokens import at_once
@@ -122,28 +121,13 @@ def note_recalled(row: Any, recalled: int, report: Report) -> None:
         report.notes.append(said % {"name": row, "number": formats.number(recalled)})
 
 
-class CompletedChangeList(KeysetChangeList):
-    """The list, with what other tables have of the rows of the page."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        self.model_admin.complete(self.result_list, self.queryset.db)  # type: ignore[attr-defined]
-
-
 class Completed(RecordAdmin):
-    """Rows that other tables have more of."""
-
-    def complete(self, rows: Sequence[Any], using: str) -> None:
-        """Give each row what other tables have of it."""
-        raise NotImplementedError
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
-        return CompletedChangeList
+    """Rows whose pages, too, show what other tables have of them."""
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         row = super().get_object(request, object_id, from_field)
         if row is not None:
-            self.complete([row], self.get_queryset(request).db)
+            self.complete(request, [row], self.get_queryset(request).db)
         return row
 
 
@@ -187,7 +171,7 @@ class HostAdmin(Completed):
         "reason_shown",
     )  # fmt: skip
 
-    def complete(self, rows: Sequence[Any], using: str) -> None:
+    def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         add_waiting(rows, using)
 
     @admin.display(description=_("host"))
@@ -373,7 +357,7 @@ class EndpointAdmin(Completed, MadeByForm):
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.has_perm("delayed_queue_http.change_endpoint"))
 
-    def complete(self, rows: Sequence[Any], using: str) -> None:
+    def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         add_hosts(rows, using)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
