@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo demo-all serve test test-all check lint types layers migrations house docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs
+.PHONY: help demo demo-all serve test test-all check lint types layers migrations house docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -102,6 +102,9 @@ package: $(VENV)/packagers ## the sdist and the wheel in dist, and whether they 
 bench: $(VENV)/installed ## the queue against bare SQL; bench-peers is against other queues
 	$(BIN)/python -m benchmarks $(ARGS)
 	@echo "The worker against its peers: make bench-peers, which takes about 25 minutes."
+
+pictures: $(VENV)/installed ## the screenshots of the README, taken anew; needs Chromium
+	README_PICTURES=docs/images $(BIN)/python -m pytest -m long tests/project/test_pictures.py
 
 $(VENV)/bench: $(VENV)/installed
 	$(INSTALL) --group bench

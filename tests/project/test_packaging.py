@@ -110,20 +110,29 @@ def written_out(pattern: str) -> list[str]:
     return [name for each in braces[1].split(",") for name in written_out(head + each + tail)]
 
 
+def of_this_version(metadata: dict[str, Any]) -> re.Pattern[str]:
+    """Match the address of a file of this version: how it is shown, and its path."""
+    return re.compile(rf"{metadata['url']}/(blob|raw)/v{metadata['version']}/([^)\s]+)")
+
+
 class TestTheIndexPage:
     def test_every_link_is_absolute_and_leads_to_a_file(self, metadata: dict[str, Any]) -> None:
         text = metadata["long_description"]
         links = re.findall(r"\]\(([^)\s]+)\)", text)
-        files = f"{metadata['url']}/blob/v{metadata['version']}/"
-        ours = [link.removeprefix(files) for link in links if link.startswith(files)]
+        ours = [own[2] for own in map(of_this_version(metadata).match, links) if own]
         assert all(link.startswith("https://") for link in links)
         assert ours == [x for x in documents.links(ROOT / "README.md") if "://" not in x]
         assert all((ROOT / each.partition("#")[0]).is_file() for each in ours)
 
     def test_the_rest_of_the_readme_is_as_it_is(self, metadata: dict[str, Any]) -> None:
-        files = f"{metadata['url']}/blob/v{metadata['version']}/"
-        readme = documents.read(ROOT / "README.md")
-        assert metadata["long_description"].replace(f"]({files}", "](") == readme
+        links = re.compile(rf"\]\({of_this_version(metadata).pattern}\)")
+        text = links.sub(r"](\2)", metadata["long_description"])
+        assert text == documents.read(ROOT / "README.md")
+
+    def test_pictures_are_sent_as_they_are(self, metadata: dict[str, Any]) -> None:
+        shown = re.findall(r"!\[[^]]+\]\((\S+)\)", metadata["long_description"])
+        found = [of_this_version(metadata).fullmatch(each) for each in shown]
+        assert [each and each[1] for each in found] == ["raw", "raw"]
 
     def test_it_leads_to_source_documentation_issues_and_changes(
         self, metadata: dict[str, Any]

@@ -147,10 +147,10 @@ class Browser:
             raise BrowserError(str(answer))
         return answer["result"].get("value")
 
-    def shoot(self, path: Path) -> None:
-        """Write a picture of the whole page."""
+    def shoot(self, path: Path, height: int = 2500) -> None:
+        """Write a picture of the page, down to the height in pixels."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 2500)}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], height)}
         picture = self.call(
             "Page.captureScreenshot", captureBeyondViewport=True, clip={**clip, "scale": 1}
         )
