@@ -27,6 +27,7 @@ from delayed_queue.management.base import QueueCommand, add_database, address, c
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import Board, Watchdog
+from delayed_queue.worker.database import limit_silence
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, SUPERVISOR_EXIT_SECONDS, last_exit
 from delayed_queue.worker.health import (
     HealthReporter,
@@ -178,6 +179,7 @@ class Command(QueueCommand):
         gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
     def _run_here(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
+        limit_silence(chosen.using)
         board = Board.new(chosen.slots)
         worker = Worker(chosen, board=board)
         place = own_place(board)
@@ -198,6 +200,7 @@ class Command(QueueCommand):
         self, chosen: WorkerOptions, inherited: list[Connection], child: Child, lifeline: int
     ) -> int:
         """Be one of the supervisor's processes; return the exit code."""
+        limit_silence(chosen.using)
         disown(inherited)
         worker = Worker(chosen, board=child.board, process=child.index)
         try:
