@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo demo-all serve test test-all check lint types layers migrations house docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures
+.PHONY: help demo demo-all serve test test-all check lint types layers migrations house docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures projects
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -135,6 +135,9 @@ chaos: $(VENV)/installed ## workers under random faults, then the fault tests ma
 		tests/queue/contract/test_state_machine.py tests/*/faults -n $(JOBS) $(ARGS)
 	CHAOS_ROUNDS=20 $(BIN)/python -m pytest -m "" tests/spark/test_leases_shared.py \
 		tests/spark/test_shared_lakes.py $(ARGS)
+
+projects: $(VENV)/installed ## the package in projects of many configurations; writes docs/guides/configurations.md
+	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.projects.running
 
 stop: $(VENV)/installed ## stop the PostgreSQL servers that demo and tests left running
 	$(BIN)/python manage.py queuedb stop
