@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -99,9 +100,15 @@ def _places_of(error: Exception) -> list[tuple[Path, int | None]]:
     return [(Path(file), line) for file, line in places if Path(file).is_file()]
 
 
+# Where Python and packages are installed.
+_INSTALLED: Final = re.compile(r"[/\\](?:lib[/\\]python3\.\d+|site-packages|dist-packages)[/\\]")
+
+
 def _sentence(path: str, error: Exception, places: list[tuple[Path, int | None]]) -> str:
     said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(".")
-    where = " ({}, line {})".format(*places[-1]) if places else ""  # none in a zip
+    # The last line of the project's own: the standard library and packages raise for it.
+    own = [each for each in places if not _INSTALLED.search(str(each[0]))] or places
+    where = " ({}, line {})".format(*own[-1]) if own else ""  # none in a zip
     return f"{path} cannot be imported: {said}{where}."
 
 
@@ -184,6 +191,8 @@ def check_handlers(
 
     Such as by ``migrate``, which an error would stop, though it calls no handler.
     """
+    if find_problems(getattr(settings, SETTING, {})):
+        return []  # E001 comes first: handlers may fail for these settings
     is_asked = databases is None
     level = Error if is_asked else checks.Warning
     return [

@@ -151,7 +151,7 @@ DELAYED_QUEUE: dict[str, Any] = {
         "BREAKER_PAUSE": timedelta(seconds=env.float("CALLBACK_BREAKER_PAUSE", default=30.0)),
     },
     "NOTIFICATIONS": {
-        "BROKER_URL": env.str("AMQP_URL", default="memory://"),
+        "BROKER_URL": env.str("AMQP_URL", default="") or "memory://",
         "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),
         "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
         **_providers(),

@@ -18,7 +18,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.session import is_pooled
 from delayed_queue.db.sql import IS_READ_ONLY, LOST_SESSIONS, value_of
 from delayed_queue.db.statements import fetch
-from delayed_queue.exceptions import OutcomeUnknown, ResourceUnavailable
+from delayed_queue.exceptions import InvalidConfiguration, OutcomeUnknown, ResourceUnavailable
 from delayed_queue.retries import READ_ONLY, is_transient
 
 if TYPE_CHECKING:
@@ -412,3 +412,11 @@ def tidy_connections(*, idle: bool) -> Sequence[BaseDatabaseWrapper]:
         if idle or connection.errors_occurred:
             tend(connection)
     return kept
+
+
+def check_vendor(using: str) -> None:
+    """Raise InvalidConfiguration for a database that is not PostgreSQL."""
+    if (vendor := connections[using].vendor) != "postgresql":
+        raise InvalidConfiguration(
+            f"The database {using!r} is {vendor}; delayed_queue needs PostgreSQL."
+        )

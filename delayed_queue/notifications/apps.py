@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
@@ -30,13 +31,18 @@ def _can_be_used() -> bool:
 @register
 def check_providers(**_: Any) -> list[CheckMessage]:
     """Refuse providers, rates and secrets that cannot be used, before a message is tried."""
-    # Not above: few commands need what providers import.
-    from delayed_queue.notifications.channels import check_dispatch, unserved_channels
-
     if not _can_be_used():
         return []
     try:
+        # Not above: few commands need what providers import.
+        from delayed_queue.notifications.channels import check_dispatch, unserved_channels
+
+        import_module("delayed_queue.notifications.recipients")
         check_dispatch()
+    except ModuleNotFoundError as error:
+        hint = "Run pip install 'django-delayed-queue[notifications]'."
+        text = f"The app of notifications needs the package {error.name}, which is missing."
+        return [checks.Error(text, hint=hint, id="delayed_queue.E008")]
     except ImproperlyConfigured as error:
         return [checks.Error(str(error), id="delayed_queue.E008")]
     return [

@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.conf import check_interval, check_lease, get_settings
-from delayed_queue.db.resilience import Lost, announce, drop_if_lost, never, repeat
+from delayed_queue.db.resilience import Lost, announce, check_vendor, drop_if_lost, never, repeat
 from delayed_queue.db.statements import fetch_all_at_once
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration
@@ -85,6 +85,7 @@ class QueueBase:
         doubt: Callable[[T], bool] | None = None,
         truth: Callable[[Lost], T] | None = None,
     ) -> T:
+        check_vendor(self.using)
         return repeat(self.using, call, doubt=doubt, truth=truth)
 
     def _transaction(self, *, durable: bool = False) -> Any:

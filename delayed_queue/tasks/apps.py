@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import django
 from django.apps import AppConfig
@@ -15,6 +15,8 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.apps import import_modules
 from delayed_queue.handlers import registry
 from delayed_queue.queue.hooks import hooks
+
+_TASKS: Final = "TASKS"
 
 
 class TasksConfig(AppConfig):
@@ -45,6 +47,11 @@ def _serve() -> None:
         return
     serving = import_module("delayed_queue.tasks.serving")
     if any(map(serving.is_ours, configured.values())):
+        problems = [backend.problem for _, backend in serving.declared() if backend.problem]
+        if problems:
+            # Workers refuse to start, and the core's check repeats the sentences.
+            registry.failures[_TASKS] = " ".join(problems)
+            return
         serving.serve_declared()
         serving.watch_workers()
         hooks.remote_calls = import_module("delayed_queue.tasks.results").OpenTasks()
@@ -54,5 +61,6 @@ def _serve() -> None:
 
 def _serve_again(*, setting: str, **kwargs: object) -> None:
     if setting == "TASKS":
+        registry.failures.pop(_TASKS, None)
         import_module("delayed_queue.tasks.serving").forget_declared()
         _serve()

@@ -23,7 +23,7 @@ from django.utils import timezone
 from delayed_queue.apps import NO_APP, NO_APP_HINT, check_alias
 from delayed_queue.codecs import encode
 from delayed_queue.db.clock import database_now
-from delayed_queue.db.resilience import Lost, repeat
+from delayed_queue.db.resilience import Lost, check_vendor, repeat
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, PayloadNotEncodable
 from delayed_queue.handlers import registry
 from delayed_queue.messages import (
@@ -56,6 +56,7 @@ from delayed_queue.tasks.results import (
     Results,
     TaskGone,
     bare_result,
+    check_call,
     result_of,
     unpack,
 )
@@ -85,9 +86,12 @@ class DelayedQueueBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         try:
-            self.settings = Options.of(self.options)
+            self.settings, self.problem = Options.of(self.options), ""
         except InvalidConfiguration as error:
-            raise ImproperlyConfigured(f"TASKS[{alias!r}]: {error}") from error
+            # Kept: checks make the backends, and would end in a traceback.
+            self.settings, self.problem = Options(), f"TASKS[{alias!r}]: {error}"
+        if isinstance(params.get("QUEUES"), str):
+            self.problem = f"TASKS[{alias!r}]: QUEUES must be a list of names, not a str."
         self._queues: dict[tuple[str, int], Any] = {}
 
     @property
@@ -96,6 +100,8 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     def validate_task(self, task: Any) -> None:
         """Raise InvalidTask for what cannot be run here; asks no database."""
+        if self.problem:
+            raise ImproperlyConfigured(self.problem)
         if apps.apps_ready and not apps.is_installed("delayed_queue.tasks"):
             raise InvalidTask(f"TASKS[{self.alias!r}] {NO_APP} {NO_APP_HINT}")
         try:
@@ -182,6 +188,7 @@ class DelayedQueueBackend(BaseTaskBackend):
     def _check_transaction(self, task: Any) -> None:
         """Refuse a task that would run though the transaction it is enqueued in is undone."""
         own = self.settings.database
+        check_vendor(own)
         if connections[own].in_atomic_block:
             return
         others = [
@@ -394,7 +401,11 @@ def _said(task: Any, alias: str) -> dict[str, Any]:
 
 
 def _call(task: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments as JSON has them, or refuse the first that it has not."""
+    """Return arguments as JSON has them; refuse what is no JSON, or does not fit the function."""
+    try:
+        check_call(task, args, kwargs)
+    except TaskGone as error:
+        raise InvalidTask(str(error)) from None
     try:
         return _plain(args), normalize_json(kwargs) if kwargs else {}
     except (TypeError, ValueError, RecursionError) as error:

@@ -148,9 +148,12 @@ def check_call(task: Any, args: Any, kwargs: Any) -> None:
     """Raise TaskGone if the task cannot be called with these arguments."""
     try:
         context = [None] if task.takes_context else []
-        inspect.signature(task.func).bind(*context, *args, **kwargs)
+        _signature(task.func).bind(*context, *args, **kwargs)
     except TypeError as error:
         raise TaskGone(f"The arguments of {task.module_path} do not fit: {error}.") from error
+
+
+_signature: Final = lru_cache(maxsize=1000)(inspect.signature)
 
 
 class OpenTasks:

@@ -173,7 +173,7 @@ class TestUniqueness:
         assert work.said == [("a", 2)]
 
     def test_a_name_that_cannot_be_made(self, work: Any) -> None:
-        with pytest.raises(InvalidTask, match="unique of"):
+        with pytest.raises(InvalidTask, match="do not fit: missing a required argument: 'name'"):
             work.once.enqueue(value=1)
 
 

@@ -115,3 +115,14 @@ def test_a_unique_name_that_cannot_be_stored(
         said = said_by(work.once.enqueue, value, kind=InvalidMessage)
     assert said.startswith("The key that unique makes")
     assert repr(value)[1:-1] in said
+
+
+@pytest.mark.parametrize("given", [(), (1, 2, 3), {"one": 1, "nosuch": 2}])
+def test_arguments_that_do_not_fit_are_refused_with_the_reason(work: Any, given: Any) -> None:
+    args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
+    for call in (
+        lambda: work.add.enqueue(*args, **kwargs),
+        lambda: work.add.get_backend().enqueue_many(work.add, [given]),
+    ):
+        with pytest.raises(InvalidTask, match=r"arguments of tests\.tasks\.work\.add do not fit: "):
+            call()

@@ -1,12 +1,13 @@
-"""The pages of operators; importing this registers them."""
+"""The pages of operators; importing this registers them.
+
+Without a package of the extra there are no pages: E008 names it, and the project starts.
+"""
 
 from __future__ import annotations
 
-from delayed_queue.notifications.admin.kept import (
-    ParkedRequestAdmin,
-    SuppressionAdmin,
-    TemplateAdmin,
-)
-from delayed_queue.notifications.admin.notifications import NotificationAdmin
+import contextlib
+from importlib import import_module
 
-__all__ = ["NotificationAdmin", "ParkedRequestAdmin", "SuppressionAdmin", "TemplateAdmin"]
+with contextlib.suppress(ModuleNotFoundError):
+    import_module("delayed_queue.notifications.admin.kept")
+    import_module("delayed_queue.notifications.admin.notifications")

@@ -1,0 +1,85 @@
+"""Mistakes of the first hour in a small project: `check` answers each with one sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+
+SETTINGS = """
+import sys
+{lines}
+SECRET_KEY = "x"
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "delayed_queue", {apps}]
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.{engine}", "NAME": "nowhere"}}}}
+"""
+BACKEND = '"BACKEND": "delayed_queue.tasks.DelayedQueueBackend"'
+NOTIFICATIONS, TASKS = "delayed_queue.notifications", "delayed_queue.tasks"
+QUIET = "SILENCED_SYSTEM_CHECKS = ['admin.E403', 'admin.E408', 'admin.E409', 'admin.E410']; "
+
+
+def run(folder: Path, *command: str, lines: str, apps: str = "", engine: str = "postgresql") -> str:
+    """Return what the command writes in a project with these settings."""
+    listed = ", ".join(repr(each) for each in apps.split())
+    text = SETTINGS.format(lines=lines, apps=listed, engine=engine)
+    (folder / "mistaken.py").write_text(text, encoding="utf-8")
+    environment = os.environ | {
+        "DJANGO_SETTINGS_MODULE": "mistaken",
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+    }
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("apps", "lines", "said"),
+    [
+        ("", "DELAYED_QUEUE = []", "(delayed_queue.E001) DELAYED_QUEUE must be a dict."),
+        (NOTIFICATIONS, "DELAYED_QUEUE = []", "(delayed_queue.E001) DELAYED_QUEUE must be a dict."),
+        (NOTIFICATIONS, "DELAYED_QUEUE = {'NOTIFICATIONS': {'RETENTON': 1}}",
+         "(delayed_queue.E001) DELAYED_QUEUE['NOTIFICATIONS'] has an unknown key 'RETENTON'."),
+        (f"{NOTIFICATIONS} django.contrib.messages django.contrib.sessions django.contrib.admin",
+         f"{QUIET}sys.modules['phonenumbers'] = None",
+         "(delayed_queue.E008) The app of notifications needs the package phonenumbers, which is"),
+        (TASKS, f"TASKS = {{'default': {{{BACKEND}, 'OPTIONS': {{'RESULT': '7d'}}}}}}",
+         "(delayed_queue.E006) TASKS['default']: OPTIONS has an unknown key 'RESULT'. Did you"),
+        (TASKS, f"TASKS = {{'default': {{{BACKEND}, 'QUEUES': 'mail'}}}}",
+         "(delayed_queue.E006) TASKS['default']: QUEUES must be a list of names, not a str."),
+    ],
+    ids=["list", "list with notifications", "unknown key", "no extra", "option", "queues"],
+)  # fmt: skip
+def test_check_says_it_once(tmp_path: Path, apps: str, lines: str, said: str) -> None:
+    found = run(tmp_path, "-m", "django", "check", lines=lines, apps=apps)
+    assert said in found
+    assert "Traceback" not in found
+    assert "identified 1 issue" in found
+
+
+def test_check_names_the_line_of_the_project_and_not_of_a_library(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/__init__.py").touch()
+    (tmp_path / "shop/handlers.py").write_text("import json\n\njson.loads('{')\n", encoding="utf-8")
+    found = run(tmp_path, "-m", "django", "check", lines="", apps="shop")
+    assert f"({tmp_path}/shop/handlers.py, line 3)" in found
+
+
+@pytest.mark.parametrize(
+    "call", ["DelayedQueue('orders').offer_or_update('k', 1)", "noop.enqueue()"]
+)
+def test_a_queue_on_sqlite_names_the_database_that_it_needs(tmp_path: Path, call: str) -> None:
+    program = (
+        "import django; django.setup()\n"
+        "from delayed_queue import DelayedQueue\n"
+        "from delayed_queue.tasks._api import task\n"
+        f"@task\ndef noop():\n    pass\n{call}"
+    )
+    lines = f"TASKS = {{'default': {{{BACKEND}}}}}"
+    found = run(tmp_path, "-c", program, lines=lines, apps=TASKS, engine="sqlite3")
+    assert "InvalidConfiguration: The database 'default' is sqlite; delayed_queue needs" in found
