@@ -28,7 +28,7 @@ def _default_id() -> str:
 
 
 # Connections of a worker process beside those of its handler threads and its claims: lease keeper,
-# heartbeat, chores, schedules, async ORM, and the last check before callbacks.
+# heartbeat, chores, schedules, async ORM, and the last check before a call of another service.
 SERVICE_CONNECTIONS: Final = 6
 
 

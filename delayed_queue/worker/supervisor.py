@@ -180,7 +180,7 @@ SECOND_LOOK_SECONDS: Final = 1.0
 GRACE_SECONDS: Final = 4.3
 # The supervisor waits at most N seconds for the recovery of what a dead process held; the
 # recovery then goes on in its thread.
-RECOVERY_PATIENCE: Final = 1.0
+RECOVERY_SECONDS: Final = 1.0
 # Held by a thread that recovers: the supervisor does not fork meanwhile, as with TELLING.
 RECOVERING: Final = threading.Lock()
 # For how long suspects are alone once a process has died with several messages in flight; twice as
@@ -423,7 +423,7 @@ def _in_background(call: Callable[[], None]) -> None:
             call()
 
     with suppress(TimeoutError):
-        in_daemon(recover).result(RECOVERY_PATIENCE)
+        in_daemon(recover).result(RECOVERY_SECONDS)
 
 
 class Reloader:
