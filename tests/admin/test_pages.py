@@ -287,7 +287,8 @@ def test_no_list_counts_or_sorts_the_table(admin_client: Client, url: str):  # W
     for statement in many:
         assert "DISTINCT" not in statement
         assert "OFFSET" not in statement
-        if 'FROM "delayed_queue' in statement:
+        # The workers of a page's leases are no list.
+        if 'FROM "delayed_queue' in statement and "delayed_queue_worker" not in statement:
             assert "COUNT(" not in statement.upper()
             assert statement.endswith(" LIMIT 101")
             assert "payload" not in statement

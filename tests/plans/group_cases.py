@@ -68,7 +68,7 @@ def limits() -> list[Case]:
         Case("LIMIT_GROUP", {**group, **none, "weight": 2}, {PAUSES}, buffers=40),
         Case("PASS_DEAD", {**group, "now": NOW}, {PAUSES}, rows=4, buffers=40),
         Case("COPY_LIMITS", {**KIND, "kinds": ["other|json"]}, {PAUSES}, n=22, rows=4, buffers=40),
-        Case("LOWER_SPENT", {**KIND, "now": NOW}, {PAUSES}, n=22, rows=2, buffers=20),
+        Case("LOWER_SPENT", {**KIND, "now": NOW}, {PAUSES}, n=22, rows=3, buffers=20),
         Case("TIDY", {**KIND, "now": NOW}, {PAUSES}, n=22, rows=2, buffers=20),
     ]  # fmt: skip
 

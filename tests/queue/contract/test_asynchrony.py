@@ -100,7 +100,7 @@ def test_redriving(queue: DelayedQueue):
 async def wait_for_messages(queue: DelayedQueue) -> None:
     started = time.monotonic()
     assert await queue.apoll(timeout=0.05) is None
-    assert 0.05 <= time.monotonic() - started < 5
+    assert 0.05 <= time.monotonic() - started < 30
     await queue.aoffer_or_update("soon", 1, delay=0.1 * SECOND)
     soon = await queue.apoll()
     assert soon is not None
