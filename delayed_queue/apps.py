@@ -366,6 +366,24 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
     return messages
 
 
+@register(Tags.database)
+def check_rights(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """W014: a right that a worker needs, and the role of the database lacks."""
+    from delayed_queue.worker.database import missing_rights
+
+    postgresql = [each for each in databases or () if connections[each].vendor == "postgresql"]
+    return [
+        checks.Warning(
+            _("The role %(role)r on %(alias)r lacks rights of a worker: %(rights)s.")
+            % {"role": found[0].role, "alias": alias, "rights": ", ".join(map(str, found))},
+            hint=_("Grant them, or silence this where no worker runs with these settings."),
+            id="delayed_queue.W014",
+        )
+        for alias in postgresql
+        if (found := missing_rights(alias))
+    ]
+
+
 def _not_postgresql(alias: str, vendor: str) -> CheckMessage:
     # The default database must fit; another one may serve other apps through a router.
     level = Error if alias == DEFAULT_DB_ALIAS else checks.Warning

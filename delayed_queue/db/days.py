@@ -24,7 +24,7 @@ _PRUNED: Final = 1000
 # looks for a row in the rest that was moved meanwhile, writes one there that has a day by now, or
 # holds a lock that is waited for here. Only when there is something to change, once a day.
 _LOCK: Final = "LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE"
-# A table for a day, with what the rest has of it, as a partition.
+# A table for a day, with its rows of the rest, as a partition of the same owner.
 _MAKE: Final = (
     "CREATE TABLE {table}_{day} (LIKE {table} INCLUDING ALL)",
     """
@@ -34,6 +34,14 @@ WITH gone AS (
     RETURNING *
 )
 INSERT INTO {table}_{day} SELECT * FROM gone
+""",
+    # Else migrations of the owner could not alter the days that a member of its role has made.
+    """
+DO $$ BEGIN
+    EXECUTE 'ALTER TABLE {table}_{day} OWNER TO ' || (
+        SELECT relowner::regrole FROM pg_class WHERE oid = '{table}'::regclass
+    );
+END $$
 """,
     "ALTER TABLE {table} ATTACH PARTITION {table}_{day} FOR VALUES FROM ('{first}') TO ('{last}')",
 )

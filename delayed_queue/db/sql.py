@@ -76,6 +76,44 @@ WHERE pg_inherits.inhparent = %(table)s::regclass
     AND partition.relname ~ '_[0-9]+$'
 """
 
+# The rights of a worker that the role lacks on the tables: one row for each table and right.
+# OWNER: the role may not make the partitions of days, and the one for tomorrow is missing.
+# Tables that do not exist are skipped. Reads: the catalogue.
+MISSING_RIGHTS: Final[LiteralString] = """
+WITH ours AS MATERIALIZED (
+    SELECT relation.oid, relation.relowner, relation.relnamespace, days.partdefid
+    FROM unnest(%(tables)s::text[]) AS named (name)
+    JOIN pg_class AS relation ON relation.oid = to_regclass(named.name)
+    LEFT JOIN pg_partitioned_table AS days ON days.partrelid = relation.oid
+),
+lacking AS (
+    SELECT stored.oid, needed.privilege
+    FROM (SELECT oid FROM ours UNION ALL SELECT partdefid FROM ours WHERE partdefid > 0) AS stored
+    CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS needed (privilege)
+    WHERE NOT has_table_privilege(stored.oid, needed.privilege)
+    UNION ALL
+    SELECT oid, 'USAGE'
+    FROM (SELECT to_regclass('delayed_queue_id_seq')::oid AS oid) AS named_by_offers
+    WHERE NOT has_sequence_privilege(oid, 'USAGE')
+    UNION ALL
+    SELECT oid, 'OWNER'
+    FROM ours
+    WHERE partdefid > 0
+        AND NOT (
+            pg_has_role(relowner, 'USAGE')
+            AND has_schema_privilege(relnamespace, 'CREATE')
+        )
+        AND to_regclass(
+            oid::regclass || to_char(
+                (statement_timestamp() + interval '1 day') AT TIME ZONE 'UTC', '"_"YYYYMMDD'
+            )
+        ) IS NULL
+)
+SELECT current_user::text, oid::regclass::text, privilege
+FROM lacking
+ORDER BY 2, 3
+"""
+
 # Statements that have only one plan, so that it may be kept on every connection. PostgreSQL may
 # keep the plan of a prepared statement after five executions. A plan that was made on an empty
 # table may read it from end to end when it has grown, until the next ANALYZE. So all other

@@ -6,10 +6,10 @@ import logging
 import re
 import time
 from collections.abc import Iterable
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from django.apps import apps
-from django.db import connections
+from django.db import connections, router
 from django.db.migrations import Migration
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
@@ -18,6 +18,8 @@ from psycopg.conninfo import make_conninfo
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import is_unavailable
+from delayed_queue.db.sql import MISSING_RIGHTS, rows_of
+from delayed_queue.db.statements import fetch
 from delayed_queue.exceptions import DatabaseRefused, ResourceUnavailable, SchemaMismatch
 from delayed_queue.observe.logs import described, first_line, log
 
@@ -172,6 +174,28 @@ def our_labels() -> set[str]:
         for each in apps.get_app_configs()
         if each.name == _PACKAGE or each.name.startswith(f"{_PACKAGE}.")
     }
+
+
+class MissingRight(NamedTuple):
+    """A right that a worker needs and its role lacks; OWNER: making partitions of days."""
+
+    role: str
+    table: str
+    privilege: str
+
+    def __str__(self) -> str:
+        return f"{self.privilege} {'of' if self.privilege == 'OWNER' else 'on'} {self.table}"
+
+
+def missing_rights(using: str) -> list[MissingRight]:
+    """Return the rights of a worker that the role lacks on the tables that exist."""
+    tables = [
+        model._meta.db_table
+        for label in sorted(our_labels())
+        for model in apps.get_app_config(label).get_models()
+        if not model._meta.proxy and router.allow_migrate_model(using, model)
+    ]
+    return rows_of(MissingRight, fetch(using, MISSING_RIGHTS, {"tables": tables}))
 
 
 def name_of_migration(app: str, name: str) -> str:

@@ -60,6 +60,10 @@ def tasks() -> list[Case]:
             scans={"pg_inherits", "pg_class"},
         ),
         Case(
+            "MISSING_RIGHTS", {"tables": [TABLE, "delayed_queue"]}, set(), n=1000, buffers=10,
+            scans={"pg_class", "pg_partitioned_table"},
+        ),
+        Case(
             "PRUNE_REST", {"age": 1, "limit": 100, "now": NOW}, {RESULTS}, n=100_000, buffers=2,
             rows=2, scans={TABLE},
         ),

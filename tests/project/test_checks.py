@@ -237,6 +237,17 @@ class TestEachId:
         settings.DATABASE_ROUTERS = [Elsewhere(lite)]
         assert ids(check()) >= {"delayed_queue.E002", "delayed_queue.E014"}
 
+    @pytest.mark.django_db
+    def test_w014_of_a_role_without_rights(self) -> None:
+        with connections["default"].cursor() as cursor:
+            role = f"no_rights_{os.getpid()}"
+            cursor.execute(f"CREATE ROLE {role}")
+            cursor.execute(f"SET LOCAL ROLE {role}")
+            said = check("--database", "default", "--tag", "database")
+            cursor.execute("RESET ROLE")
+        assert ids(said) == {"delayed_queue.W014"}
+        assert "UPDATE on delayed_queue," in said
+
     def test_of_a_setting_and_a_router_that_contradict_each_other(
         self, lite: str, settings: Settings
     ) -> None:

@@ -23,7 +23,7 @@ OF_HTTP = {
     DOCS / "operations/callbacks.md", DOCS / "operations/security.md", DOCS / "benchmarks.md",
     ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md",
     DOCS / "internals/concurrency.md", DOCS / "comparison.md", DESIGNS, GLOSSARY,
-    DOCS / "how-do-i.md",
+    DOCS / "how-do-i.md", DOCS / "operations/rights.md",
 }  # fmt: skip
 # Where tasks may be spoken of, as Django calls them.
 OF_TASKS = {
@@ -32,6 +32,7 @@ OF_TASKS = {
     DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",
     ROOT / "CHANGELOG.md", ROOT / "README.md", DOCS / "guides/demo.md",
     DOCS / "guides/rest-api.md", DOCS / "benchmarks-growth.md", DOCS / "how-do-i.md",
+    DOCS / "guides/testing.md", DOCS / "operations/rights.md",
 }  # fmt: skip
 # How the tables of the comparison begin.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")

@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
@@ -23,13 +24,19 @@ from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
 from delayed_queue.observe.snapshots import oldest_snapshot
-from delayed_queue.worker.database import is_needed, name_of_migration, our_labels
+from delayed_queue.worker.database import (
+    is_needed,
+    missing_rights,
+    name_of_migration,
+    our_labels,
+)
 from delayed_queue.worker.deadlines import in_daemon
 from delayed_queue.worker.health import problems_of_file
 from delayed_queue.worker.heartbeat import ALIVE
 
 MAX_COUNT: Final = 999_999
 _APP: Final = "delayed_queue"
+_NO_RIGHTS: Final = "delayed_queue.W014"
 _CONNECT_SECONDS: Final = 5
 # A probe is answered within ten seconds; the start of Django takes its part of these.
 _ANSWER_SECONDS: Final = 7
@@ -112,6 +119,7 @@ def _reasons_found(options: dict[str, Any], using: str) -> list[str]:
             if missing:
                 return [f"migrations of {_APP} are missing: {', '.join(missing)}"]
             return [
+                *_of_rights(using),
                 *_unknown(options["queue"], using),
                 *_of_depths(options),
                 *_of_snapshots(options["max_snapshot_age"], using),
@@ -145,6 +153,14 @@ def _missing_migrations(using: str) -> list[str]:
     plan = executor.migration_plan(leaves)
     needed = [each for each, _ in plan if is_needed(each)]
     return [name_of_migration(each.app_label, each.name) for each in needed]
+
+
+def _of_rights(using: str) -> Iterator[str]:
+    """Report the rights of a worker that the role lacks, unless that check is silenced."""
+    missing = [] if _NO_RIGHTS in settings.SILENCED_SYSTEM_CHECKS else missing_rights(using)
+    if missing:
+        rights = ", ".join(map(str, missing))
+        yield f"the role {missing[0].role!r} lacks rights of a worker: {rights}"
 
 
 def _unknown(names: list[str], using: str) -> Iterator[str]:
