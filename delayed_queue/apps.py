@@ -144,11 +144,13 @@ def check_wings(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
     """E012: a backend of tasks without its app, which is not there to say so."""
+    configured = getattr(settings, "TASKS", None)
+    if apps.is_installed("delayed_queue.tasks") or not isinstance(configured, dict):
+        return []
     return [
         Error(f"TASKS[{alias!r}] {NO_APP}", hint=NO_APP_HINT, id="delayed_queue.E012")
-        for alias, configured in (getattr(settings, "TASKS", None) or {}).items()
-        if str(configured.get("BACKEND")).startswith("delayed_queue.tasks.")
-        and not apps.is_installed("delayed_queue.tasks")
+        for alias, entry in configured.items()
+        if isinstance(entry, dict) and str(entry.get("BACKEND")).startswith("delayed_queue.tasks.")
     ]
 
 
@@ -187,7 +189,7 @@ def check_handlers(
     databases: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> list[CheckMessage]:
-    """E006: handlers that cannot be imported. W006: the same where a database is worked on.
+    """E006: handlers that cannot be imported, or a wrong TASKS. W006: the same with a database.
 
     Such as by ``migrate``, which an error would stop, though it calls no handler.
     """
@@ -199,7 +201,8 @@ def check_handlers(
         level(
             failure,
             hint=_(
-                "Mend the import. Until then workers refuse to start; other processes do without."
+                "Correct this: until then workers refuse to start. Other processes run without "
+                "these handlers."
             ),
             id="delayed_queue.E006" if is_asked else "delayed_queue.W006",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from django.apps import AppConfig
 from django.conf import settings
@@ -23,6 +23,17 @@ class NotificationsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
 
+# What the extra [notifications] installs, as modules.
+EXTRA: Final = {
+    "aiodns", "aiohttp", "apprise", "cryptography", "kombu", "ninja", "phonenumbers", "yarl",
+}  # fmt: skip
+
+
+def is_of_extra(error: ModuleNotFoundError) -> bool:
+    """Return whether the missing module belongs to the extra."""
+    return str(error.name).partition(".")[0] in EXTRA
+
+
 def _can_be_used() -> bool:
     """Return whether the settings can; a check of the core says what is wrong with them."""
     return not find_problems(getattr(settings, SETTING, {}))
@@ -40,6 +51,8 @@ def check_providers(**_: Any) -> list[CheckMessage]:
         import_module("delayed_queue.notifications.recipients")
         check_dispatch()
     except ModuleNotFoundError as error:
+        if not is_of_extra(error):
+            raise
         hint = "Run pip install 'django-delayed-queue[notifications]'."
         text = f"The app of notifications needs the package {error.name}, which is missing."
         return [checks.Error(text, hint=hint, id="delayed_queue.E008")]

@@ -10,7 +10,7 @@ from typing import Final, LiteralString
 
 from delayed_queue.db.clock import database_now
 from delayed_queue.notifications.models import ParkedRequest, Priority, Status, first_id_at, time_of
-from delayed_queue.notifications.services import QUEUES, USING, fetch
+from delayed_queue.notifications.services import USING, dispatch_queues, fetch
 from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
 
 CAP: Final = 10_000
@@ -162,7 +162,7 @@ def calls() -> Calls:
 
 def queues() -> list[DispatchQueue]:
     """Return the queues of the dispatcher, urgent ones first."""
-    kinds = {queue.kind: place for place, queue in QUEUES.items()}
+    kinds = {queue.kind: place for place, queue in dispatch_queues().items()}
     found = [
         DispatchQueue(*kinds[each.kind], each)
         for each in depths(list(kinds), cap=cap_for(len(kinds)), using=USING)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, Final, LiteralString
 
 from django.db import router, transaction
@@ -275,15 +276,30 @@ class Settlement:
 
 def queue_of(priority: str, channel: str) -> DelayedQueue:
     """Return the queue of that priority and channel."""
-    return QUEUES[priority, channel]
+    return dispatch_queues()[priority, channel]
 
 
-QUEUES: Final = {
-    (priority.value, channel.value): DelayedQueue(queue_name(priority, channel), using=USING)
-    for priority in Priority
-    for channel in Channel
-}
-_KINDS: Final = {queue.name: queue.kind for queue in QUEUES.values()}
+@cache
+def dispatch_queues() -> dict[tuple[str, str], DelayedQueue]:
+    """Return the queues by priority and channel.
+
+    Made at first use: queues read the settings, and `check` reports wrong settings after imports.
+    """
+    return {
+        (priority.value, channel.value): DelayedQueue(queue_name(priority, channel), using=USING)
+        for priority in Priority
+        for channel in Channel
+    }
+
+
+@cache
+def _kinds() -> dict[str, str]:
+    return {queue.name: queue.kind for queue in dispatch_queues().values()}
+
+
+@cache
+def _callback_queue() -> DelayedQueue:
+    return DelayedQueue(CALLBACK_QUEUE, using=USING)
 
 
 def begin(envelope: Envelope) -> Begun | None:
@@ -302,7 +318,8 @@ def begin_many(
 
     ``providers`` are those about to be called, by key.
     """
-    asked = sorted((each.key, _KINDS[each.queue], each.lease_id) for each in envelopes)
+    kinds = _kinds()
+    asked = sorted((each.key, kinds[each.queue], each.lease_id) for each in envelopes)
     chosen = providers or {}
     rows = fetch(
         BEGIN,
@@ -454,10 +471,7 @@ def offer_callbacks(ended: Iterable[tuple[uuid.UUID, str]]) -> None:
         for id_, status in ended
         if status != Status.ENQUEUED
     ]
-    _CALLBACKS.offer_batch(messages)
-
-
-_CALLBACKS: Final = DelayedQueue(CALLBACK_QUEUE, using=USING)
+    _callback_queue().offer_batch(messages)
 
 
 def fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:

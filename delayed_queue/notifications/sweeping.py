@@ -13,8 +13,8 @@ from delayed_queue.db.clock import read_clock
 from delayed_queue.notifications.models import Status, first_id_at
 from delayed_queue.notifications.services import (
     INTERRUPTED,
-    QUEUES,
     USING,
+    dispatch_queues,
     execute,
     fetch,
     offer_callbacks,
@@ -157,7 +157,7 @@ def expire_overdue(limit: int = SWEEP_LIMIT) -> int:
 @transaction.atomic(using=USING)
 def fail_dead(limit: int = SWEEP_LIMIT) -> int:
     """Fail open notifications whose message became a dead letter; return how many."""
-    kinds = [queue.kind for queue in QUEUES.values()]
+    kinds = [queue.kind for queue in dispatch_queues().values()]
     return sum(_tell(fetch(FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
 
 

@@ -94,7 +94,7 @@ class JobsAct(Act):
             Row("refunds", len(refunds.finished), f"through after {looks} looks"),
             Row("told", len(calls) - len(failed), f"upstreams in {len(calls)} calls"),
             Row("failed", len(failed), f"of these, by {', '.join(sorted(set(failed)))}"),
-            Row("kicked", upstreams.kicked, "dead letters, whose upstreams were mended"),
+            Row("kicked", upstreams.kicked, "dead letters, whose upstreams were repaired"),
         ]
         return Outcome(rows, checks)
 

@@ -29,7 +29,7 @@ from delayed_queue.notifications.broker import Consumer, is_amqp
 from delayed_queue.notifications.channels import signing_secrets
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Channel, Delivery, Notification, Status
-from delayed_queue.notifications.services import QUEUES
+from delayed_queue.notifications.services import dispatch_queues
 from example_project.demo.clients import Client, Threads
 from example_project.demo.report import Check, DemoError, Outcome, Row, none_of, repeated
 from example_project.demo.stage import HOST, Act, Stage, messages_of
@@ -45,12 +45,13 @@ GATHER_SECONDS: Final = 0.4
 TENANT: Final = "demo-shop"
 BROKER_QUEUE: Final = "notifications-demo"
 SENT: Final = Status.SUCCESSFULLY_PROCESSED
-KINDS: Final = [queue.kind for queue in QUEUES.values()]
+KINDS: Final = [queue.kind for queue in dispatch_queues().values()]
 DISPATCHERS: Final = 2
 # A short lease, so that what the killed one held comes back while one watches.
 DISPATCHING: Final = (
     "--async-concurrency", "60", "--poll-interval", "1", "--lease", "5", "--shutdown-timeout", "5",
-    "--no-cron", *(part for each in QUEUES for part in ("--queue", models.queue_name(*each))),
+    "--no-cron",
+    *(part for each in dispatch_queues() for part in ("--queue", models.queue_name(*each))),
 )  # fmt: skip
 RETRIES: Final = "1s 1s 2s 3s"
 LATENCY, SLOW_LATENCY = 0.02, 0.8
@@ -351,8 +352,8 @@ OUTAGES: Final = (
     (0.3, (_down, text_answer), "outage",
      "the first SMS provider answers 503; the second takes over"),
     (0.38, (_down, _down), "outage", "the second one, too: texts wait, and some expire"),
-    (0.44, (_down, text_answer), "mended", "the second SMS provider is back"),
-    (0.55, (text_answer, text_answer), "mended", "so is the first"),
+    (0.44, (_down, text_answer), "repaired", "the second SMS provider is back"),
+    (0.55, (text_answer, text_answer), "repaired", "so is the first"),
 )  # fmt: skip
 
 

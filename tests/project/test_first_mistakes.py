@@ -20,6 +20,9 @@ DATABASES = {{"default": {{"ENGINE": "django.db.backends.{engine}", "NAME": "now
 """
 BACKEND = '"BACKEND": "delayed_queue.tasks.DelayedQueueBackend"'
 NOTIFICATIONS, TASKS = "delayed_queue.notifications", "delayed_queue.tasks"
+WITH_ADMIN = f"{NOTIFICATIONS} django.contrib.messages django.contrib.sessions django.contrib.admin"
+UNKNOWN = "DELAYED_QUEUE = {'NOTIFICATIONS': {'RETENTON': 1}}"
+UNKNOWN_SAID = "(delayed_queue.E001) DELAYED_QUEUE['NOTIFICATIONS'] has an unknown key 'RETENTON'."
 QUIET = "SILENCED_SYSTEM_CHECKS = ['admin.E403', 'admin.E408', 'admin.E409', 'admin.E410']; "
 
 
@@ -43,23 +46,47 @@ def run(folder: Path, *command: str, lines: str, apps: str = "", engine: str = "
     [
         ("", "DELAYED_QUEUE = []", "(delayed_queue.E001) DELAYED_QUEUE must be a dict."),
         (NOTIFICATIONS, "DELAYED_QUEUE = []", "(delayed_queue.E001) DELAYED_QUEUE must be a dict."),
-        (NOTIFICATIONS, "DELAYED_QUEUE = {'NOTIFICATIONS': {'RETENTON': 1}}",
-         "(delayed_queue.E001) DELAYED_QUEUE['NOTIFICATIONS'] has an unknown key 'RETENTON'."),
-        (f"{NOTIFICATIONS} django.contrib.messages django.contrib.sessions django.contrib.admin",
-         f"{QUIET}sys.modules['phonenumbers'] = None",
+        (WITH_ADMIN, QUIET + UNKNOWN, UNKNOWN_SAID),
+        (WITH_ADMIN, f"{QUIET}sys.modules['phonenumbers'] = None",
          "(delayed_queue.E008) The app of notifications needs the package phonenumbers, which is"),
         (TASKS, f"TASKS = {{'default': {{{BACKEND}, 'OPTIONS': {{'RESULT': '7d'}}}}}}",
          "(delayed_queue.E006) TASKS['default']: OPTIONS has an unknown key 'RESULT'. Did you"),
         (TASKS, f"TASKS = {{'default': {{{BACKEND}, 'QUEUES': 'mail'}}}}",
          "(delayed_queue.E006) TASKS['default']: QUEUES must be a list of names, not a str."),
+        (TASKS, "TASKS = ['x']", "(delayed_queue.E006) TASKS must be a dict, not a list."),
+        (TASKS, "TASKS = {'default': 'x'}",
+         "(delayed_queue.E006) TASKS['default'] must be a dict with the path of a class as"),
+        (TASKS, "TASKS = {'default': {'BACKEND': 'delayed_queue.tasks.Backned'}}",
+         "(delayed_queue.E006) TASKS['default']: 'BACKEND' cannot be imported: "),
     ],
-    ids=["list", "list with notifications", "unknown key", "no extra", "option", "queues"],
+    ids=["list", "list with notifications", "unknown key", "no extra", "option", "queues",
+         "tasks as a list", "entry as a text", "path"],
 )  # fmt: skip
 def test_check_says_it_once(tmp_path: Path, apps: str, lines: str, said: str) -> None:
     found = run(tmp_path, "-m", "django", "check", lines=lines, apps=apps)
     assert said in found
     assert "Traceback" not in found
     assert "identified 1 issue" in found
+    assert "import" not in found.partition("HINT")[2]
+
+
+@pytest.mark.parametrize("command", ["consumenotifications", "prunenotifications"])
+def test_commands_say_it_once(tmp_path: Path, command: str) -> None:
+    found = run(tmp_path, "-m", "django", command, lines=UNKNOWN, apps=NOTIFICATIONS)
+    assert UNKNOWN_SAID in found
+    assert "Traceback" not in found
+
+
+def test_a_missing_module_that_is_not_of_the_extra_is_not_hidden(tmp_path: Path) -> None:
+    lines = f"{QUIET}sys.modules['delayed_queue.notifications.managing'] = None"
+    found = run(tmp_path, "-m", "django", "check", lines=lines, apps=WITH_ADMIN)
+    assert "import of delayed_queue.notifications.managing halted" in found
+
+
+@pytest.mark.parametrize("tasks", ["['x']", "{'default': 'x'}"])
+def test_the_core_alone_leaves_the_tasks_of_others_alone(tmp_path: Path, tasks: str) -> None:
+    found = run(tmp_path, "-m", "django", "check", lines=f"TASKS = {tasks}")
+    assert "identified no issues" in found
 
 
 def test_check_names_the_line_of_the_project_and_not_of_a_library(tmp_path: Path) -> None:

@@ -5,9 +5,13 @@ Without a package of the extra there are no pages: E008 names it, and the projec
 
 from __future__ import annotations
 
-import contextlib
 from importlib import import_module
 
-with contextlib.suppress(ModuleNotFoundError):
+from delayed_queue.notifications.apps import is_of_extra
+
+try:
     import_module("delayed_queue.notifications.admin.kept")
     import_module("delayed_queue.notifications.admin.notifications")
+except ModuleNotFoundError as error:
+    if not is_of_extra(error):
+        raise

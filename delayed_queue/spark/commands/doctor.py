@@ -66,10 +66,10 @@ def examine(
     """Look at everything; what rests on something that failed is left out."""
     found = [driver()]
     if found[0].level == FAIL:
-        return [*found, Finding(WARN, "all else", "not looked at", "Mend the above first.")]
+        return [*found, Finding(WARN, "all else", "not looked at", "Fix the above first.")]
     found += [libpq(), *packages(), java(), *jars(settings), *database()]
     if any(each.level == FAIL for each in found):
-        return [*found, Finding(WARN, "executors", "not tried", "Mend the above first.")]
+        return [*found, Finding(WARN, "executors", "not tried", "Fix the above first.")]
     return [*found, *_on_spark(settings, console, is_verbose=is_verbose)]
 
 
@@ -188,7 +188,8 @@ def jars(settings: SparkSettings) -> Iterator[Finding]:
         yield Finding(OK, "jars", f"Spark {theirs} ({home})")
     for each in filter(None, settings.CONF.get("spark.jars", "").split(",")):
         if "://" not in each and not Path(each.strip()).is_file():
-            yield Finding(FAIL, "jars", f"spark.jars: there is no file {each.strip()}", "Mend it.")
+            said = f"spark.jars: there is no file {each.strip()}"
+            yield Finding(FAIL, "jars", said, "Correct the path.")
 
 
 def java_release(text: str) -> int:
