@@ -29,7 +29,7 @@ from delayed_queue.admin.formats import (
 from delayed_queue.admin.limits import CHANGES, change_view, groups_of
 from delayed_queue.admin.schedule_forms import rule_of
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.models import Schedule
+from delayed_queue.models import QueueOverview, Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
 from delayed_queue.observe.overview import EXACT, name_of
 from delayed_queue.observe.store import Window
@@ -131,7 +131,7 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
     context = {
         **model_admin.admin_site.each_context(request),
         "title": gettext("History of %(queue)s") % {"queue": name_of(kind).queue},
-        "opts": model_admin.opts,
+        "opts": QueueOverview._meta,
         "media": model_admin.media,
         "kind": kind,
         "queue": name_of(kind),

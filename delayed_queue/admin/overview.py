@@ -45,7 +45,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import Limit, LimitManager, Worker
+from delayed_queue.models import Limit, LimitManager, QueueOverview, Worker
 from delayed_queue.observe.history import MINUTE, Step, trends
 from delayed_queue.observe.overview import (
     MAX_KINDS,
@@ -338,7 +338,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     context = {
         **model_admin.admin_site.each_context(request),
         "title": wrong or _("All queues in order"),
-        "opts": model_admin.opts,
+        "opts": QueueOverview._meta,
         "media": model_admin.media,
         "lines": lines,
         "unsampled": _unsampled(now, last),

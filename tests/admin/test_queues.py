@@ -16,7 +16,7 @@ from django.utils.translation import override
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
 from delayed_queue.admin import overview
-from delayed_queue.models import Limit, Message, Sample, Schedule, Worker
+from delayed_queue.models import Limit, Message, QueueOverview, Sample, Schedule, Worker
 from delayed_queue.observe.overview import MAX_KINDS, cap_for
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
 from delayed_queue.observe.store import last_sampled
@@ -111,6 +111,12 @@ def test_the_queues_come_first_where_the_admin_lists_its_pages(admin_client: Cli
         links = re.findall(r'<a href="(/admin/delayed_queue/\w+/)"', page(admin_client, url))
         assert links[0] == QUEUES
     assert QUEUES not in page(operator("view_deadletter"), "/admin/")
+
+
+def test_r6_the_path_above_the_page_names_queues_where_a_theme_builds_it(admin_client: Client):
+    """Unfold takes it from the model of the page."""
+    for url in (QUEUES, f"{QUEUES}history/?kind=orders%7Cjson"):
+        assert admin_client.get(url).context["opts"].model is QueueOverview
 
 
 def test_the_title_says_what_is_wrong(admin_client: Client):

@@ -95,6 +95,14 @@ def test_what_scrolls_is_positioned(name: str):
         assert {f".{each}" for each in BOXES} <= positioned
 
 
+def test_r6_each_variable_of_django_has_a_value_under_other_themes():
+    css = "".join(Path(str(finders.find(each))).read_text(encoding="utf-8") for each in STYLES)
+    [fallbacks] = [body for selector, body in rules(STYLES[0]) if selector == ":where(:root)"]
+    given = set(re.findall(r"(--[\w-]+):", fallbacks))
+    used = set(re.findall(r"var\((--[\w-]+)\)", css))
+    assert {each for each in used if not each.startswith("--dq-")} <= given
+
+
 def test_rows_are_cards_on_a_phone():
     css = Path(str(finders.find(STYLES[0]))).read_text(encoding="utf-8")
     phone = css.partition("@media (max-width: 600px)")[2]
