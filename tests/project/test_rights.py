@@ -22,7 +22,7 @@ from pytest_django import DjangoDbBlocker
 from delayed_queue import DelayedQueue, OfferOutcome, Reject, ScheduledMessage
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import BulkRun, DeadLetter, Message, Sample
-from delayed_queue.notifications.models import Notification
+from delayed_queue.notifications.models import Delivery
 from delayed_queue.tasks._api import TaskResultStatus, task_backends
 from delayed_queue.tasks.serving import keep_days
 from delayed_queue.worker.database import missing_rights
@@ -36,7 +36,7 @@ from tests.http.callbacks.looking import ways
 from tests.http.callbacks.servers import Receiver
 from tests.notifications.dispatchers import SENT, dispatch_all
 from tests.notifications.dispatching.conftest import dispatch, sms, smtp
-from tests.notifications.requests import email
+from tests.notifications.requests import email, template
 from tests.spark.support import job, offer, rows
 from tests.support import documents
 from tests.support.processes import wait_until
@@ -201,7 +201,7 @@ class TestApps:
         callbacks = {**settings.DELAYED_QUEUE["CALLBACKS"], "ENABLED": True}
         settings.DELAYED_QUEUE = {"API": {"TOPICS": ["orders"]}, "CALLBACKS": callbacks}
         with site.connected("queue_operator"):
-            token = create_token("jobs", verbs=VERBS, topics=("*",))
+            token = create_token("jobs", verbs=VERBS, topics=("*",), rate=100.0)
         client = Client(headers={"Authorization": f"Bearer {token}"})
         with site.connected("queue_producer"):
             data = {**JOB, "url": receiver.url, "body": {"n": 1}}
@@ -214,6 +214,7 @@ class TestApps:
 
     def test_notifications(self, site: Site, dispatch: dict[str, Any]) -> None:
         with site.connected("queue_operator"):
+            template().save()
             token = create_token("notifications", verbs=VERBS, topics=("*",))
         client = Client(headers={"Authorization": f"Bearer {token}"})
         with site.connected("queue_producer"):
@@ -222,9 +223,13 @@ class TestApps:
             )
             assert answer.status_code == 202, answer.content
             assert client.get(answer["Location"]).status_code == 200
+            by_name: dict[str, Any] = {"channel": "email", "to": "ada@example.org"}
+            by_name |= {"template": "welcome", "context": {"name": "Ada"}}
+            answer = client.post("/v1/notifications", by_name, content_type="application/json")
+            assert answer.status_code == 202, answer.content
         with site.connected("queue_worker"):
-            assert dispatch_all(1) == {SENT: 1}
-            assert Notification.objects.get().deliveries.exists()
+            assert dispatch_all(2) == {SENT: 2}
+            assert Delivery.objects.count() == 2
 
     def test_offers_of_spark(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         from delayed_queue.spark.database import dsn_from_django
@@ -233,6 +238,8 @@ class TestApps:
         with site.connected("queue_producer"):
             monkeypatch.setenv(VARIABLE, dsn_from_django(connection.settings_dict))
             assert offer(job("rights", queue="sparks"), [rows(["a", "b"])]) == 2
+            # Repeated keys go through the stage.
+            assert offer(job("again", queue="sparks"), [rows(["a", "c", "c"])]) == 3
 
 
 class TestDays:
