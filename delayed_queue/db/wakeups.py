@@ -17,6 +17,7 @@ from psycopg import sql as composed
 
 from delayed_queue.codecs import channel_of as channel_of
 from delayed_queue.conf import get_settings
+from delayed_queue.db.silence import ANSWER_SECONDS, SILENCE
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -259,6 +260,8 @@ def _together(raw: Any, statement: LiteralString, channels: Iterable[str]) -> No
 
 RECONNECT_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 5
+# Interval of the round trips that check whether the connection still answers, in seconds.
+_CHECK_SECONDS: Final = 60.0
 # Of Django's parameters, those that are about its own kind of connection.
 _DJANGOS: Final = frozenset({"context", "cursor_factory", "prepare_threshold"})
 
@@ -284,6 +287,8 @@ class AsyncListener:
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._watched: int | None = None
         self._turn = asyncio.Lock()
+        self._next_check: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._is_deaf = False
 
@@ -323,7 +328,8 @@ class AsyncListener:
             return
         params = connections[self._using].get_connection_params()
         own = {name: value for name, value in params.items() if name not in _DJANGOS}
-        own = {"connect_timeout": _CONNECT_SECONDS, **own, "application_name": "delayed_queue_pops"}
+        limits = {**SILENCE, "connect_timeout": _CONNECT_SECONDS}
+        own = {**limits, **own, "application_name": "delayed_queue_pops"}
         try:
             made = await psycopg.AsyncConnection.connect(autocommit=True, **own)
         except psycopg.Error as error:
@@ -340,6 +346,7 @@ class AsyncListener:
         if raw is None:
             return
         self._unwatch()  # psycopg waits on the same descriptor, and would take our reader off it
+        overdue = asyncio.get_running_loop().call_later(ANSWER_SECONDS, _shut_down, raw)
         try:
             for each in channels:
                 await raw.execute(composed.SQL(statement).format(composed.Identifier(each)))
@@ -347,10 +354,22 @@ class AsyncListener:
         except psycopg.Error as error:
             await self._lose()
             self._retry_later(error)
+        finally:
+            overdue.cancel()
+
+    async def _check(self) -> None:
+        """Listen again, in a round trip that a half-open connection does not answer."""
+        async with self._turn:
+            await self._say("LISTEN {}", list(self._wanted)[:1])
+
+    def _start_check(self) -> None:
+        self._checking = asyncio.ensure_future(self._check())
 
     def _watch(self, raw: psycopg.AsyncConnection[Any]) -> None:
         self._watched = raw.fileno()
-        asyncio.get_running_loop().add_reader(self._watched, self._read)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._watched, self._read)
+        self._next_check = loop.call_later(_CHECK_SECONDS, self._start_check)
         self._read()  # what came behind the last answer is in libpq's memory already
 
     def _unwatch(self) -> None:
@@ -358,6 +377,8 @@ class AsyncListener:
         number, self._watched = self._watched, None
         if number is not None:
             asyncio.get_running_loop().remove_reader(number)
+        if self._next_check is not None:
+            self._next_check.cancel()
 
     def _read(self) -> None:
         raw = self._connection
@@ -392,3 +413,12 @@ class AsyncListener:
                 if self._connection is not None or not self._wanted:
                     self._reconnecting = None
                     return
+
+
+def _shut_down(raw: psycopg.AsyncConnection[Any]) -> None:
+    """End a connection for libpq, too; psycopg closes its descriptor when it notices."""
+    with (
+        suppress(OSError, psycopg.Error),
+        socket.fromfd(raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as found,
+    ):
+        found.shutdown(socket.SHUT_RDWR)

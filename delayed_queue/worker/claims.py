@@ -22,6 +22,7 @@ from delayed_queue.db.resilience import (
     waited_too_long,
     write_by_halves,
 )
+from delayed_queue.db.silence import limit_waits
 from delayed_queue.db.sql import Row, first_row, rows_of, value_of
 from delayed_queue.db.statements import run
 from delayed_queue.exceptions import ResourceUnavailable
@@ -412,6 +413,7 @@ class LeaseKeeper:
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
+        limit_waits(self._using)
         try:
             while not self._stopped.is_set():
                 self._woken.wait(self._interval)

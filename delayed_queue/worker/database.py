@@ -33,26 +33,6 @@ _PACKAGE: Final = "delayed_queue"
 _COMPATIBILITY: Final = re.compile(r"_compat([0-9]+)$")
 
 
-# How libpq notices that the other side of a connection is gone (W17): bytes that nobody
-# acknowledges end it after 25 s, silence after 60 s. The units are libpq's.
-_SILENCE: Final = {
-    "tcp_user_timeout": 25_000,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-}
-
-
-def limit_silence(using: str) -> None:
-    """Have this process's further connections notice a half-open connection.
-
-    What the project's own ``OPTIONS`` say stays. Sockets in the file system ignore it.
-    """
-    options = connections[using].settings_dict["OPTIONS"]
-    for name, value in _SILENCE.items():
-        options.setdefault(name, value)
-
-
 class Outage:
     """The time since the database was last there, for one worker.
 

@@ -22,6 +22,7 @@ from django.db import Error, connections
 import delayed_queue
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import is_unavailable, through_conflicts
+from delayed_queue.db.silence import limit_waits
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import BulkRun, DeadLetter, Limit, Worker
@@ -131,6 +132,7 @@ class Heartbeat:
         self._chores.stop()
 
     def _run(self) -> None:
+        limit_waits(self._using)
         self._listener = Listener([RUNS], self._using)
         try:
             while not self._stopped.is_set():

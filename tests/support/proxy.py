@@ -111,6 +111,13 @@ class Proxy:
     def resume(self) -> None:
         self._flow.set()
 
+    def drop_bytes(self) -> None:
+        """Drop all bytes of the present connections, either way; new ones work.
+
+        So does a NAT that has forgotten them. TCP still acknowledges the bytes here.
+        """
+        self._order(self._drop_bytes)
+
     def stop(self) -> None:
         """Break everything, and return once the thread has ended."""
         self.resume()
@@ -160,6 +167,10 @@ class Proxy:
         for pair in list(self.pairs):
             pair.close()
 
+    def _drop_bytes(self) -> None:
+        for pair in self.pairs:
+            pair.drops_bytes = True
+
     def _cut_aimed(self) -> None:
         for pair in list(self.pairs):
             if pair.is_aimed_at:
@@ -206,6 +217,7 @@ class _Pair:
         self._answers = Stream()
         self._sight = Sight(client.getpeername()[1])
         self._is_swallowing = False
+        self.drops_bytes = False
         proxy.selector.register(client, selectors.EVENT_READ, self._upward)
         proxy.selector.register(server, selectors.EVENT_READ, self._downward)
 
@@ -260,7 +272,7 @@ class _Pair:
     def _received(self, source: socket.socket) -> bytes:
         with suppress(OSError):
             if data := source.recv(65536):
-                return data
+                return b"" if self.drops_bytes else data
         self.close()
         return b""
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 from django.db import connection
 
-from delayed_queue.worker.database import limit_silence
+from delayed_queue.db.silence import limit_silence
 from tests.support.proxied import proxied, proxy
 from tests.support.proxy import Proxy
 

@@ -21,13 +21,13 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import MAX_INTERVAL, MAX_LEASE, SETTING
 from delayed_queue.db.own import pool_size
+from delayed_queue.db.silence import limit_silence
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
 from delayed_queue.handlers import registry
 from delayed_queue.management.base import QueueCommand, add_database, address, count, seconds, span
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import Board, Watchdog
-from delayed_queue.worker.database import limit_silence
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, SUPERVISOR_EXIT_SECONDS, last_exit
 from delayed_queue.worker.health import (
     HealthReporter,
