@@ -34,6 +34,8 @@ DELAYED_QUEUE = {
 }
 if _deadline := env.float("BACKOFF_SECONDS", default=0.0):
     DELAYED_QUEUE["BACKOFF"] = Backoff(deadline=timedelta(seconds=_deadline))
+if _shutdown := env.float("SHUTDOWN_SECONDS", default=0.0):
+    DELAYED_QUEUE["SHUTDOWN_TIMEOUT"] = timedelta(seconds=_shutdown)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 if not DATABASE_URL_IS_SET:

@@ -26,24 +26,34 @@ EXIT_STUCK: Final = 70
 
 @contextmanager
 def last_exit(seconds: float, code: int = EXIT_STUCK) -> Iterator[Callable[[], None]]:
-    """Yield what a signal handler calls to have the process end N seconds later at the latest.
+    """Yield a call that limits the rest of the block to N seconds; for a signal handler."""
+    is_over = threading.Event()
+    arm = exit_after(seconds, code, is_over)
+    try:
+        yield arm
+    finally:
+        is_over.set()
+        arm()
 
-    Not if the block has ended by then. A thread does it: the main thread may wait for an answer.
+
+def exit_after(
+    seconds: float, code: int = EXIT_STUCK, is_over: threading.Event | None = None
+) -> Callable[[], None]:
+    """Return a call that ends the process N seconds later, unless ``is_over`` is set by then.
+
+    A thread ends it, because the main thread may wait for an answer. The thread starts here,
+    because a signal handler must not start one.
     """
-    armed, is_over = threading.Event(), threading.Event()
+    armed, over = threading.Event(), is_over or threading.Event()
 
     def end() -> None:
         armed.wait()
-        if not is_over.wait(seconds):
+        if not over.wait(seconds):
             log(logging.ERROR, "stop_given_up", seconds=f"{seconds:.0f}")
             os._exit(code)
 
     threading.Thread(target=end, name="last-exit", daemon=True).start()
-    try:
-        yield armed.set
-    finally:
-        is_over.set()
-        armed.set()
+    return armed.set
 
 
 def in_daemon(call: Callable[[], T]) -> Future[T]:

@@ -18,10 +18,12 @@ from django.core.handlers.exception import convert_exception_to_response
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import set_script_prefix
 
+from delayed_queue.conf import get_settings
 from delayed_queue.http.api.bodies import MEDIA_TYPE, Problem, too_large
 from delayed_queue.http.api.building import View, is_stoppable
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
+from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, exit_after
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
@@ -44,6 +46,7 @@ class GuardedApplication:
     cost; ``middleware=True`` has them go through, for a project that counts on one there.
 
     At SIGTERM and SIGINT waiting pops are answered 204, so that the server can end its requests.
+    A process that has not ended within the setting SHUTDOWN_TIMEOUT and four seconds exits (W20).
     """
 
     def __init__(
@@ -216,18 +219,21 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 def _drain_at_stop() -> None:
-    """Have a stop signal end the waits, before the server does what it does at one.
+    """Chain a handler before the server's that ends the waits and limits the stop.
 
-    The shutdown of the lifespan comes too late: servers wait for their requests first.
+    The shutdown of the lifespan comes too late: servers wait for their requests first. The limit
+    outlasts it, because Python joins threads afterwards that may wait for the database.
     """
     if threading.current_thread() is not threading.main_thread():
         return
+    arm = exit_after(get_settings().SHUTDOWN_TIMEOUT.total_seconds() + LAST_EXIT_SECONDS)
     for number in _STOPS:
-        _chain(number, signal.getsignal(number))
+        _chain(number, signal.getsignal(number), arm)
 
 
-def _chain(number: int, servers: Any) -> None:
+def _chain(number: int, servers: Any, arm: Callable[[], None]) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
+        arm()
         waiting_pops.drain()
         if callable(servers):
             servers(number, frame)

@@ -23,6 +23,7 @@ _more["POP_TIMEOUT"] = timedelta(seconds=_more.get("POP_TIMEOUT", 60))
 DELAYED_QUEUE = {
     "BACKOFF": Backoff(retries=_more.pop("RETRIES", 5)),
     "NOTIFY": _more.pop("NOTIFY", True),
+    "SHUTDOWN_TIMEOUT": timedelta(seconds=_more.pop("SHUTDOWN_TIMEOUT", 30)),
     "POLL_INTERVAL": timedelta(seconds=_more.pop("POLL_INTERVAL", 3)),
     "API": _more,
     "CALLBACKS": {"ENABLED": True},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -156,6 +157,24 @@ def test_n23_sigterm_ends_one_whose_connection_is_half_open(rabbitmq, times):
         for _ in range(times):
             process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
+
+
+@pytest.mark.slow
+def test_w20_sigterm_ends_it_while_the_database_answers_nothing(rabbitmq):
+    publish([email()], rabbitmq.url, rabbitmq.queue)
+    with (
+        proxied() as proxy,
+        consumer_process(rabbitmq, DATABASE_URL=proxy.url, SHUTDOWN_SECONDS="2") as process,
+    ):
+        wait_until(lambda: stored() == 1)
+        proxy.stall()
+        publish([email()], rabbitmq.url, rabbitmq.queue)
+        wait_until(lambda: rabbitmq.waiting() == 0)
+        started_at = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+        assert time.monotonic() - started_at < 2 + 5 + 4  # of a busy machine
+        proxy.resume()
 
 
 @pytest.mark.slow

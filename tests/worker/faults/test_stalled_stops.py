@@ -15,6 +15,9 @@ from django.test import Client, RequestFactory
 
 from delayed_queue import DelayedQueue
 from delayed_queue.http.api.service import readyz
+from delayed_queue.http.tokens import VERBS, create_token
+from tests.http.api.servers import uvicorn
+from tests.http.api.test_waiting import popping, until_all_wait
 from tests.support.ledger import effects
 from tests.support.processes import LEAN, Process, children_of, managed, wait_until
 from tests.support.programs import PRODUCTION
@@ -88,6 +91,19 @@ def test_the_keeper_of_schedules_ends(stallable: Proxy) -> None:
         wait_until(lambda: stallable.accepted > accepted + 1)
         stallable.stall()
         assert seconds_to_stop(keeper) < LIMIT
+
+
+def test_an_asgi_server_with_a_waiting_pop_ends(stallable: Proxy) -> None:
+    token = create_token("consumer", verbs=VERBS, topics=["*"])
+    with (
+        uvicorn(url=stallable.url, POLL_INTERVAL=0.2, SHUTDOWN_TIMEOUT=TIMEOUT) as server,
+        popping(server, token) as pop,
+    ):
+        pop()
+        until_all_wait(server, 1)
+        stallable.stall()
+        pop()  # its token is not found: a thread waits for the answer
+        assert seconds_to_stop(server.process) < TIMEOUT + LIMIT
 
 
 def test_queuehealth_answers_within_ten_seconds(stallable: Proxy) -> None:
