@@ -175,15 +175,16 @@ class Heartbeat:
         connections[self._using].close()
 
     def _turn(self) -> None:
+        snapshot = self._describe()
         try:
-            self.beat()
+            self.beat(snapshot)
             self._failure = ""
         except Error as error:
             if is_unavailable(error):
                 raise
             # Without a row the worker still has samples to write and bulk runs to carry out.
             self._note_failure(error)
-        self._sampler.look(self._describe().tallies)
+        self._sampler.look(snapshot.tallies)
         self._chores.look()
         self._watch.look(self.is_first)
 
@@ -196,9 +197,9 @@ class Heartbeat:
         alive = rows.filter(heartbeat_at__gte=own.heartbeat_at - ALIVE).order_by("pk")
         return alive.values_list("pk", flat=True).first() == self._id
 
-    def beat(self) -> None:
+    def beat(self, snapshot: Snapshot | None = None) -> None:
         """Write the row, a new one where it was removed."""
-        snapshot = self._describe()
+        snapshot = snapshot or self._describe()
         measure = _Measure(time.monotonic(), dict(snapshot.done_by_queue))
         if self._id is not None and self._queues != snapshot.queues:
             # It serves others than when it enlisted; what a row says of that never changes.
