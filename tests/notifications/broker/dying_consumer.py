@@ -11,10 +11,13 @@ import django
 
 django.setup()
 
-from delayed_queue.notifications.broker import Consumer  # noqa: E402
+from delayed_queue.notifications import broker  # noqa: E402
+
+# All messages of the test come in one batch, on a busy machine too.
+broker.LINGER_SECONDS = 3.0  # type: ignore[misc]
 
 
-class DyingConsumer(Consumer):
+class DyingConsumer(broker.Consumer):
     def _acknowledge(self, messages: list[Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
