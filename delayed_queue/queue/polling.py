@@ -17,7 +17,7 @@ from django.db import Error, OperationalError
 
 from delayed_queue.codecs import decode
 from delayed_queue.conf import check_lease
-from delayed_queue.db.resilience import is_unavailable, never
+from delayed_queue.db.resilience import is_unavailable, never, sqlstate_of
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
@@ -402,7 +402,8 @@ class Polling(Leasing):
             self._restore(row, envelope.lease_id)
             self.fail(envelope, error)
         except Error as lost:
-            if isinstance(error, HandlerSignal) or not is_unavailable(lost):
+            is_refused = sqlstate_of(lost) is not None and not is_unavailable(lost)
+            if isinstance(error, HandlerSignal) or is_refused:
                 raise
             # The connection is gone, often because of the handler's error.
             raise error from lost
