@@ -285,7 +285,7 @@ def test_n8_where_twice_is_better_than_never_it_is_sent_again(dispatch: dict[str
 def test_n8_a_provider_that_fails_again_and_again_is_left_alone(
     dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
 ):
-    dispatch["CIRCUIT_FAILURES"] = 3
+    dispatch |= {"CIRCUIT_FAILURES": 3, "CIRCUIT_PAUSE": timedelta(minutes=1)}
     sms.is_down = True
     for _ in range(60):
         enqueue_sms()
