@@ -40,7 +40,9 @@ def _close_if_cut(connection: Connection) -> None:
 def is_unconnected(error: BaseException, using: str) -> bool:
     """Return whether the error says that no connection to the alias could be made."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:  # a chain may be a loop
+        seen.add(id(cause))
         if isinstance(cause, psycopg.OperationalError) and cause.pgconn is not None:
             return _is_of(cause.pgconn, using)
         cause = cause.__cause__

@@ -14,7 +14,7 @@ from delayed_queue.tasks._api import TaskResultStatus
 from tests.tasks.conftest import drained
 from tests.tasks.work import UNSTORABLE
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 
 class Size(enum.IntEnum):
