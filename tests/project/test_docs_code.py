@@ -50,8 +50,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def forget_registrations(settings: Any) -> Iterator[None]:
     """Serve tasks, and forget the handlers, schedules and receivers that a page registers."""
-    queues = {each.queue for each in registry}
     settings.TASKS = TASKS
+    queues = {each.queue for each in registry}
     schedules = {each.id for each in crontab}
     receivers = list(signals.acknowledged.receivers)
     yield

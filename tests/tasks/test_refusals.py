@@ -118,7 +118,9 @@ def test_a_unique_name_that_cannot_be_stored(
 
 
 @pytest.mark.parametrize("given", [(), (1, 2, 3), {"one": 1, "nosuch": 2}])
-def test_arguments_that_do_not_fit_are_refused_with_the_reason(work: Any, given: Any) -> None:
+def test_arguments_that_do_not_fit_are_refused_with_the_reason(
+    work: Any, given: Any, db: None
+) -> None:
     args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
     for call in (
         lambda: work.add.enqueue(*args, **kwargs),

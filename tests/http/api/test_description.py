@@ -101,6 +101,7 @@ def is_valid(body: Any) -> bool:
     return not isinstance(validate(body, NoTemplates()), list)
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("schema", "judge", "bodies"),
     [

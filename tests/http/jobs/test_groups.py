@@ -223,7 +223,7 @@ class TestRaces:
             return done
 
         assert sum(together([consume] * 4)) == 120
-        assert max(most.values()) == 2
+        assert max(most.values()) <= 2
 
     def test_a_pop_gives_up_while_another_claim_does_not_end(self, other: Any) -> None:
         configure_topic("orders", groups=Groups(concurrency=2))
