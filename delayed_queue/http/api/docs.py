@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from django.conf import settings
+from django.core.signals import setting_changed
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.templatetags.static import static
@@ -381,6 +382,9 @@ def openapi_file(api: Any) -> View:
     @lru_cache(maxsize=8)  # by prefix: one project may mount it twice, an attacker cannot
     def text(prefix: str) -> bytes:
         return json.dumps(api.get_openapi_schema(path_prefix=prefix)).encode()
+
+    # It names limits of the settings, which a test may change.
+    setting_changed.connect(lambda **_: text.cache_clear(), weak=False)
 
     def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
         if request.method not in ("GET", "HEAD"):
