@@ -114,7 +114,7 @@ class QueueBase:
             delay = schedule - to_milliseconds(self._local_now())
         return delay * MILLISECOND <= self.poll_interval
 
-    def write_limits(self, write: Callable[[int | None], T]) -> T:
+    def _write_limits(self, write: Callable[[int | None], T]) -> T:
         """Write limits of the queue in one transaction, then wake sleeping pollers."""
         now = self._now()
 
@@ -128,13 +128,13 @@ class QueueBase:
         self._wake()
         return written
 
-    def read_rules(self) -> RulesRow | None:
+    def _read_rules(self) -> RulesRow | None:
         """Return what holds the queue as a whole back; None where nothing does."""
         return self._repeat(
             lambda: self._limits.rules(self.kind, now=self._now(), using=self.using)
         )
 
-    def look_at_groups(self, limit: int) -> list[GroupRow]:
+    def _read_groups(self, limit: int) -> list[GroupRow]:
         """Return the first groups that have messages, as a claim would find them."""
         return self._repeat(
             lambda: self._messages.groups(self.kind, limit, now=self._now(), using=self.using)

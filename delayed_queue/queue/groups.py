@@ -286,7 +286,7 @@ class GroupService:
     def _write(self, rules: Groups, *, declared: str | None, is_change: bool) -> None:
         params = declaration(rules, declared, is_change=is_change)
         kind, using = self._queue.kind, self._queue.using
-        self._queue.write_limits(lambda _: self._limits.declare(kind, params, using=using))
+        self._queue._write_limits(lambda _: self._limits.declare(kind, params, using=using))
 
     def limit(
         self,
@@ -307,14 +307,14 @@ class GroupService:
             "weight": check_limit("weight", weight), "interval": _interval(rate),
             "burst": check_limit("burst", burst),
         }  # fmt: skip
-        self._queue.write_limits(
+        self._queue._write_limits(
             lambda _: self._limits.limit_group(kind, name, params, using=using)
         )
 
     def pause(self, group: str, reason: str = "", by: str = "") -> bool:
         """Hand out nothing of the group until resumed; return False when it is paused already."""
         kind, name, using = self._queue.kind, named(group), self._queue.using
-        return self._queue.write_limits(
+        return self._queue._write_limits(
             lambda now: self._limits.pause(
                 kind, group=name, reason=storable(reason), by=storable(by), now=now, using=using
             )
@@ -328,20 +328,20 @@ class GroupService:
             was_blocked = self._limits.pass_dead(kind, name, now=now, using=using)
             return self._limits.resume(kind, group=name, using=using) or was_blocked
 
-        return self._queue.write_limits(resume)
+        return self._queue._write_limits(resume)
 
     def held(self, limit: int = 100) -> list[HeldGroup]:
         """Return the first ``limit`` groups that have messages, those held back the longest first.
 
         ``reason`` says what holds a group back; its own limits come before those of the queue.
         """
-        rules = self._queue.read_rules()
+        rules = self._queue._read_rules()
         found = [
             HeldGroup(
                 row.name, *why(row, rules), row.earliest if row.is_due else None, row.live,
                 1 if row.is_ordered else row.concurrency,
             )
-            for row in self._queue.look_at_groups(limit)
+            for row in self._queue._read_groups(limit)
         ]  # fmt: skip
         return sorted(found, key=lambda each: (not each.reason, each.due_since or _ALL**2))
 

@@ -63,7 +63,7 @@ class Leasing(QueueBase):
     def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
         """Give the message back, due after the delay, if the lease still holds it."""
         check_delay(delay, self._local_now())
-        return self.settle(envelope, Verdict(delay or timedelta(0), error=storable(error)))
+        return self._settle(envelope, Verdict(delay or timedelta(0), error=storable(error)))
 
     def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
         """Prolong the lease to at least now + duration, if it still holds the message."""
@@ -86,15 +86,15 @@ class Leasing(QueueBase):
 
     def reject(self, envelope: Envelope, reason: str) -> bool:
         """Move the message to the dead letters, if the lease still holds it."""
-        return self.settle(envelope, Verdict(None, reason))
+        return self._settle(envelope, Verdict(None, reason))
 
     def fail(
         self, envelope: Envelope, error: BaseException, policy: RetryPolicy | None = None
     ) -> bool:
         """Settle a failed attempt: by the policy, or as the handler's signal says."""
-        return self.settle(envelope, judge(error, envelope.attempt, policy or self.retry_policy))
+        return self._settle(envelope, judge(error, envelope.attempt, policy or self.retry_policy))
 
-    def settle(self, envelope: Envelope, verdict: Verdict) -> bool:
+    def _settle(self, envelope: Envelope, verdict: Verdict) -> bool:
         """Write the verdict on the message, if the lease still holds it."""
         ids, lease_id = [envelope.message_id], envelope.lease_id
         if verdict.delay is None:
@@ -116,7 +116,7 @@ class Leasing(QueueBase):
             self._wake()
         return released
 
-    def give_back(self, lease_id: str, ids: Sequence[int], *, refund: int = 0) -> int:
+    def _release_unacknowledged(self, lease_id: str, ids: Sequence[int], *, refund: int = 0) -> int:
         """Release members of a lease, due now; return how many.
 
         ``refund=1`` does not count the attempt, and keeps the due time from before the lease: for
@@ -191,7 +191,7 @@ class Polling(Leasing):
             log_poll(self.name, [row.key for row in rows])
             if not rows:
                 break
-            envelopes = self.open_rows(rows, lease_id)
+            envelopes = self._open_rows(rows, lease_id)
         return Batch(tuple(envelopes), lease_id, self)
 
     def _claim(self, limit: int) -> tuple[str, list[LeasedRow]]:
@@ -200,11 +200,11 @@ class Polling(Leasing):
         lease_id = str(uuid.uuid4())
         rows: list[LeasedRow] = []
         if self._walk is not None:
-            rows = self._claim_by_group(limit, lease_id)
+            rows = self._claim_limited(limit, lease_id)
         if self._walk is None:
             rows = self._claim_plainly(limit, lease_id)
             if not rows and self._has_limits():
-                rows = self._claim_by_group(limit, lease_id)
+                rows = self._claim_limited(limit, lease_id)
         return lease_id, rows
 
     def _claim_plainly(self, limit: int, lease_id: str) -> list[LeasedRow]:
@@ -230,24 +230,24 @@ class Polling(Leasing):
             self._unlimited_until = time.monotonic() + TRUST_SECONDS
         return rules is not None and not rules.is_paused
 
-    def write_limits(self, write: Callable[[int | None], T]) -> T:
+    def _write_limits(self, write: Callable[[int | None], T]) -> T:
         """Write limits as anybody does, and know of them at once."""
-        written = super().write_limits(write)
+        written = super()._write_limits(write)
         self._unlimited_until = 0.0
         return written
 
-    def _claim_by_group(self, limit: int, lease_id: str) -> list[LeasedRow]:
+    def _claim_limited(self, limit: int, lease_id: str) -> list[LeasedRow]:
         """Lease of groups that are not held back; on from where the last claim has ended.
 
         Gives up after so many claims that found nothing: there may be any number of groups.
         """
         walk = self._walk = self._walk or GroupWalk()
-        claim = self.claim_by_group(walk, limit, lease_id, lease_id, looks=MOST_LOOKS)
+        claim = self._claim_by_group(walk, limit, lease_id, lease_id, looks=MOST_LOOKS)
         if not claim.is_limited:
             self._walk = None
         return claim.rows
 
-    def claim_by_group(
+    def _claim_by_group(
         self,
         walk: GroupWalk,
         limit: int,
@@ -271,9 +271,9 @@ class Polling(Leasing):
                 break
         return claim
 
-    def open_rows(self, rows: Sequence[LeasedRow | RankedRow], lease_id: str) -> list[Envelope]:
+    def _open_rows(self, rows: Sequence[LeasedRow | RankedRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; dead-letter those that do not decode (Q22)."""
-        envelopes, open_row = [], self.envelope_of
+        envelopes, open_row = [], self._envelope_of
         for row in rows:
             try:
                 envelopes.append(open_row(row, lease_id))
@@ -281,7 +281,7 @@ class Polling(Leasing):
                 self._dead_letter_undecodable(row.id, lease_id, error)
         return envelopes
 
-    def envelope_of(self, row: TakenRow, lease_id: str) -> Envelope:
+    def _envelope_of(self, row: TakenRow, lease_id: str) -> Envelope:
         """Decode a row as a claim returns it; raises PayloadNotDecodable."""
         # Arguments by place: faster, and a worker opens every message here.
         return Envelope(
@@ -391,7 +391,7 @@ class Polling(Leasing):
                 return None, None
             lease_id = str(uuid.uuid4())
             try:
-                return rows[0], self.envelope_of(rows[0], lease_id)
+                return rows[0], self._envelope_of(rows[0], lease_id)
             except PayloadNotDecodable as error:
                 self._restore(rows[0], lease_id)
                 self._dead_letter_undecodable(rows[0].id, lease_id, error)

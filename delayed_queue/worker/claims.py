@@ -338,7 +338,7 @@ class ClaimPlan:
     def _claim_of_groups(self, walk: GroupWalk, limit: int) -> GroupClaim:
         """Return the first of a few claims that found something."""
         make = partial(
-            self.consumer.queue.claim_by_group, walk, limit, self.lease_id, self.retaken_id,
+            self.consumer.queue._claim_by_group, walk, limit, self.lease_id, self.retaken_id,
             looks=MOST_LOOKS, wait=TURN_WAIT_MS,
         )  # fmt: skip
         try:

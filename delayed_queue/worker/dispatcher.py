@@ -262,8 +262,8 @@ class Dispatcher:
 
     def _hand_over(self, plan: ClaimPlan, rows: Sequence[LeasedRow | RankedRow]) -> None:
         consumer, queue = plan.consumer, plan.consumer.queue
-        envelopes = queue.open_rows([row for row in rows if not row.is_retaken], plan.lease_id)
-        suspects = queue.open_rows([row for row in rows if row.is_retaken], plan.retaken_id)
+        envelopes = queue._open_rows([row for row in rows if not row.is_retaken], plan.lease_id)
+        suspects = queue._open_rows([row for row in rows if row.is_retaken], plan.retaken_id)
         if signals.leased.has_listeners():
             signals.announce(signals.leased, self._sender, envelopes=[*envelopes, *suspects])
         now = plan.poll.began_at

@@ -214,7 +214,7 @@ class TransactionalRun(Run):
 
     def _opened(self, row: ConsumedRow) -> Envelope:
         try:
-            envelope = self.consumer.queue.envelope_of(row, "")
+            envelope = self.consumer.queue._envelope_of(row, "")
         except PayloadNotDecodable as error:
             raise _BatchFailed from error
         if envelope.attempt > self.consumer.policy.max_attempts:
@@ -280,7 +280,7 @@ class TransactionalRun(Run):
             return False
         refusal: Error | None = error if taken else self._refusal_of(envelope)
         if refusal is None or (taken and taken[0].message_id != envelope.message_id):
-            queue.give_back(envelope.lease_id, [envelope.message_id], refund=1)
+            queue._release_unacknowledged(envelope.lease_id, [envelope.message_id], refund=1)
             return False
         failure = WriteRefused(refusal)
         self.refused.append((envelope, refusal))

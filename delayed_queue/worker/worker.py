@@ -397,9 +397,9 @@ class Worker:
         claim.remove(envelopes)
         if claim.is_settled:
             self._keeper.forget(claim)
-        give_back = partial(claim.consumer.queue.give_back, claim.lease_id, refund=1)
+        release = partial(claim.consumer.queue._release_unacknowledged, claim.lease_id, refund=1)
         if ids:
-            write_by_halves(ids, give_back, self._keep_lease)
+            write_by_halves(ids, release, self._keep_lease)
 
     def _keep_lease(self, message_id: int, error: Error) -> None:
         """Leave a message that cannot be released to the end of its lease."""

@@ -264,7 +264,7 @@ def test_what_another_process_gives_back_without_a_group_is_found_at_the_next_po
     with running(worker):
         wait_until(lambda: handling.done == ["None00000"])
         wait_until(lambda: worker.consumers[0].schedule.next_at > time.monotonic())
-        queue.give_back(held.lease_id, [held.message_id], refund=1)
+        queue._release_unacknowledged(held.lease_id, [held.message_id], refund=1)
         wait_until(lambda: handling.done[1:] == ["early"], seconds=15)
 
 

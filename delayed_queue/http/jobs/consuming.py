@@ -193,7 +193,7 @@ class LimitedTopic:
     def _claim(self, queue: DelayedQueue, limit: int) -> tuple[str, list[LeasedRow]]:
         # A new lease for each try, as in a poll.
         token = str(uuid4())
-        claim = queue.claim_by_group(
+        claim = queue._claim_by_group(
             self._walk, limit, token, token, looks=MOST_LOOKS, wait=_TURN_WAIT_MS
         )
         wait = math.inf if claim.permit_in is None else claim.permit_in / 1000

@@ -48,7 +48,7 @@ def wish(topic: str, count: int) -> Wish[Envelope]:
 
     def give_back(jobs: Sequence[Envelope]) -> object:
         ids = [each.message_id for each in jobs]
-        return queue.give_back(jobs[0].lease_id, ids, refund=1)
+        return queue._release_unacknowledged(jobs[0].lease_id, ids, refund=1)
 
     return Wish(
         topic, [queue.kind], lambda: queue.try_poll_many(count), queue.seconds_to_next_look,

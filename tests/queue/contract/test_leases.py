@@ -140,12 +140,13 @@ class TestRelease:
             envelope.release(delay)
         assert envelope.acknowledge()
 
-    def test_q26_give_back_refunds_attempts_that_no_handler_saw(self, queue: DelayedQueue):
+    def test_q26_a_release_refunds_attempts_that_no_handler_saw(self, queue: DelayedQueue):
         queue.offer_or_update("a", 1)
         envelope = leased(queue)
-        assert queue.give_back(envelope.lease_id, [envelope.message_id], refund=1) == 1
+        ids = [envelope.message_id]
+        assert queue._release_unacknowledged(envelope.lease_id, ids, refund=1) == 1
         assert leased(queue).attempt == 1
-        assert queue.give_back(envelope.lease_id, [envelope.message_id]) == 0
+        assert queue._release_unacknowledged(envelope.lease_id, ids) == 0
 
     @pytest.mark.parametrize(("refund", "first"), [(1, "a"), (0, "b")])
     def test_q26_what_no_handler_saw_has_its_place_in_the_queue_again(
@@ -156,7 +157,7 @@ class TestRelease:
         queue.offer_or_update("b", 1)
         manual_clock.advance(SECOND)
         envelope = leased(queue)
-        queue.give_back(envelope.lease_id, [envelope.message_id], refund=refund)
+        queue._release_unacknowledged(envelope.lease_id, [envelope.message_id], refund=refund)
         assert envelope.key == "a"
         assert leased(queue).key == first
 

@@ -238,7 +238,7 @@ class Queues(RuleBasedStateMachine):
     @rule(pair=held, refund=st.integers(0, 1))
     def give_back(self, pair, refund):
         answers = [
-            queue.give_back(envelope.lease_id, [envelope.message_id], refund=refund)
+            queue._release_unacknowledged(envelope.lease_id, [envelope.message_id], refund=refund)
             for queue, envelope in zip((self.real, self.memory), pair, strict=True)
         ]
         assert answers[0] == answers[1]

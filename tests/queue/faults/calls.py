@@ -127,7 +127,6 @@ ON_QUEUE: Final[dict[str, Case]] = {
     "resume": (ANY, lambda it: it.queue.resume),
     "extend": (ANY, lambda it: it.leased().extend),
     "prune_dead_letters": (ANY, lambda it: partial(it.queue.prune_dead_letters, HOUR)),
-    "give_back": (ANY, lambda it: partial(it.queue.give_back, "lease", [1])),
     "offer_or_update": (OFFER, lambda it: partial(it.queue.offer_or_update, "key", 1)),
     "offer_if_not_exists": (OFFER, lambda it: partial(it.queue.offer_if_not_exists, "key", 1)),
     "offer_batch": (OFFER, lambda it: partial(it.queue.offer_batch, [ScheduledMessage("k", 1)])),
@@ -136,7 +135,6 @@ ON_QUEUE: Final[dict[str, Case]] = {
     "release": (ANY, lambda it: it.leased().release),
     "reject": (ANY, lambda it: partial(it.leased().reject, "no")),
     "fail": (ANY, lambda it: partial(it.queue.fail, it.leased(), ValueError("no"))),
-    "settle": (ANY, lambda it: partial(it.queue.release, it.leased())),
     "drop_message": (ANY, lambda it: partial(it.offered().drop_message, "key")),
     "drop_all_messages": (
         ANY,

@@ -44,10 +44,6 @@ pytestmark = pytest.mark.slow
 TABLE: Final = ROOT / "docs" / "internals" / "lost-connections.md"
 # Parts of the calls in the table, which workers, views and commands use.
 INTERNAL: Final = {
-    "DelayedQueue": {
-        "claim_by_group", "envelope_of", "look_at_groups", "open_rows", "read_rules",
-        "write_limits",
-    },
     # They start a thread that installs again by itself.
     "CronService": {
         "install", "install_daily_schedule", "install_periodic_tick", "install_schedule",
