@@ -24,6 +24,7 @@ from delayed_queue.cron.registry import (
     definition_of,
     entries_of,
     joined,
+    schedule,
     schedule_of,
 )
 from delayed_queue.cron.rules import Schedule as Rule
@@ -40,7 +41,7 @@ from delayed_queue.queue.queue import DelayedQueue
 
 __all__ = [
     "CronEntry", "CronKeeper", "CronThread", "Definition", "Kept", "cron", "declared",
-    "definition_of", "installer_of", "schedule_of",
+    "definition_of", "installer_of", "schedule", "schedule_of",
 ]  # fmt: skip
 
 

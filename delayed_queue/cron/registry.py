@@ -229,7 +229,7 @@ def joined(*groups: Iterable[CronEntry]) -> list[CronEntry]:
 crontab: Final = CronTable()
 
 
-def cron(
+def schedule(
     queue: str,
     key_prefix: str,
     schedule: Schedule | str,
@@ -255,3 +255,6 @@ def cron(
         return function
 
     return register
+
+
+cron: Final = schedule  # its name before tasks had a decorator of that name

@@ -1,4 +1,4 @@
-"""What decorators say of a task: attempts, waits, time, uniqueness; and ``@cron``, its schedule."""
+"""Policies of tasks, and ``@cron``, which gives a task a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from django.utils import timezone
 
-from delayed_queue.cron.registry import cron as declare
+from delayed_queue.cron.registry import schedule as declare
 from delayed_queue.cron.rules import MissedTicks
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, did_you_mean
 from delayed_queue.messages import check_group
@@ -86,17 +86,19 @@ class QueueTask(AnyTask):
 _NAMES: Final = tuple(each.name for each in fields(Policy))
 
 
-def policy(**said: Any) -> Callable[[F], F]:
-    """Say of a function, below ``@task``, what ``@task`` of Django 6.1 takes by itself."""
-    for name in said:
+def policy(**options: Any) -> Callable[[F], F]:
+    """Give a function, below ``@task``, the policy that ``@task`` of Django 6.1 takes itself."""
+    for name in options:
         if name not in _NAMES:
             hint = did_you_mean(name, _NAMES) or f" Known: {', '.join(_NAMES)}."
             raise InvalidConfiguration(f"A policy has no {name!r}.{hint}")
 
     def mark(function: F) -> F:
         if not inspect.isfunction(function):
-            raise InvalidConfiguration(f"@policy stands below @task, above the function: {said!r}.")
-        setattr(function, _ATTRIBUTE, said)
+            raise InvalidConfiguration(
+                f"@policy stands below @task, above the function: {options!r}."
+            )
+        setattr(function, _ATTRIBUTE, options)
         return function
 
     return mark
@@ -280,7 +282,7 @@ def cron(
     timezone: str | None = None,
     missed: MissedTicks | str = MissedTicks.LATEST,
 ) -> Callable[[T], T]:
-    """Have the task below run at the ticks of a schedule, with these arguments; return it.
+    """Enqueue the task below at each tick of a schedule, with these arguments; return the task.
 
     Above ``@task``, in a module named ``tasks`` of an installed app, which workers import.
     """

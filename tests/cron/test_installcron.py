@@ -17,7 +17,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from delayed_queue import CronEntry, CronSchedule, DailySchedule, DelayedQueue, PeriodicSchedule
-from delayed_queue.cron.keeper import CronKeeper, CronThread, cron, declared
+from delayed_queue.cron.keeper import CronKeeper, CronThread, cron, declared, schedule
 from delayed_queue.cron.registry import crontab, definition_of, schedule_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import from_milliseconds
@@ -104,18 +104,19 @@ def test_what_is_wrong_in_the_settings_is_a_check_error(settings: Any, configure
 
 @pytest.fixture
 def decorated() -> Iterator[CronEntry]:
-    cron("ledger", "decorated", "@daily", timezone="Europe/Bucharest")(payload_of)
+    schedule("ledger", "decorated", "@daily", timezone="Europe/Bucharest")(payload_of)
     (entry,) = crontab
     yield entry
     crontab.remove(entry)
 
 
 def test_the_decorator_declares_and_leaves_the_function(decorated: CronEntry):
-    assert cron("ledger", "decorated", "@daily")(payload_of) is payload_of  # as a reload does
+    assert cron is schedule
+    assert schedule("ledger", "decorated", "@daily")(payload_of) is payload_of  # as a reload does
     assert [each.key_prefix for each in declared()] == ["hourly", "decorated"]
     assert decorated.declared_in == __name__
     with pytest.raises(InvalidConfiguration, match="has a schedule already"):
-        cron("ledger", "decorated", "@daily")(fails)
+        schedule("ledger", "decorated", "@daily")(fails)
 
 
 def test_a_generator_may_be_a_dotted_path():

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.cookiejar import CookieJar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, build_opener
 from uuid import uuid4
 
 import pytest
@@ -26,9 +31,11 @@ from delayed_queue.observe import signals
 from delayed_queue.spark import models as spark
 from tests.support import documents
 from tests.support.documents import DOCS, ROOT, Block
+from tests.support.processes import wait_until
 
 README = ROOT / "README.md"
 QUICKSTART = DOCS / "quickstart.md"
+PASSWORD = "of the quickstart"
 SCHEMA = DOCS / "internals/schema.md"
 # The models whose tables that page has, in its order.
 DOCUMENTED: Any = (
@@ -160,23 +167,64 @@ def command(line: str, directory: Path) -> str:
             return ""
         case ["django-admin", *arguments]:
             return python(directory, "-m", "django", *arguments)
+        case ["python", "manage.py", "createsuperuser", *arguments]:
+            return manage(directory, "createsuperuser", "--noinput", *arguments)
+        case ["python", "manage.py", "runserver", port]:
+            assert port in QUICKSTART.read_text(encoding="utf-8").partition("http://127.0.0.1:")[2]
+            return see_the_admin(directory)
         case ["python", "manage.py", *arguments]:
             return manage(directory, *arguments)
     raise AssertionError(f"The quickstart has a command that is not followed: {line}")
+
+
+def see_the_admin(directory: Path) -> str:
+    """Serve the project, log in, and find the queue and the message in the admin."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    process = subprocess.Popen(
+        [sys.executable, "manage.py", "runserver", "--noreload", address],
+        cwd=directory, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    cookies = CookieJar()
+    browser = build_opener(HTTPCookieProcessor(cookies))
+
+    def page(path: str, **form: str) -> str:
+        data = urlencode(form).encode() if form else None
+        with browser.open(f"http://{address}/admin/{path}", data, timeout=30) as answer:
+            return str(answer.read(), "utf-8")
+
+    def answers() -> bool:
+        try:
+            return bool(page("login/"))
+        except URLError:
+            return False
+
+    try:
+        wait_until(answers)
+        token = str(next(each.value for each in cookies if each.name == "csrftoken"))
+        known = {"username": "admin", "password": PASSWORD, "csrfmiddlewaretoken": token}
+        page("login/?next=/admin/", **known)
+        assert "orders" in page("delayed_queue/queueoverview/")
+        assert "A-19" in page("delayed_queue/message/")
+    finally:
+        process.kill()
+        process.wait()
+    return ""
 
 
 def manage(directory: Path, *arguments: str) -> str:
     return python(directory, "manage.py", *arguments)
 
 
+def environment() -> dict[str, str]:
+    given = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    return {**given, "PYTHONPATH": str(ROOT), "DJANGO_SUPERUSER_PASSWORD": PASSWORD}
+
+
 def python(directory: Path, *arguments: str) -> str:
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"},
-        "PYTHONPATH": str(ROOT),
-    }
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=directory, env=environment, timeout=60, check=False, text=True,
+        cwd=directory, env=environment(), timeout=60, check=False, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

@@ -32,7 +32,8 @@ OF_TASKS = {
     DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",
     ROOT / "CHANGELOG.md", ROOT / "README.md", DOCS / "guides/demo.md",
     DOCS / "guides/rest-api.md", DOCS / "benchmarks-growth.md", DOCS / "how-do-i.md",
-    DOCS / "guides/testing.md", DOCS / "operations/rights.md",
+    DOCS / "guides/testing.md", DOCS / "operations/rights.md", DOCS / "reference/api.md",
+    DOCS / "guides/cron.md",
 }  # fmt: skip
 # How the tables of the comparison begin.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")

@@ -26,8 +26,8 @@ from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
 
 NEXT_TIMES = 3
 _NOTHING: Final = (
-    f"There are no schedules: declare one in {SETTING}['CRON'] or with @cron, or make one in the "
-    "admin."
+    f"There are no schedules: declare one in {SETTING}['CRON'] or with @schedule, or create one in "
+    "the admin."
 )
 
 
