@@ -53,8 +53,15 @@ def test_what_would_fail_every_message_is_an_error_before_the_first(settings, co
 
 
 @pytest.mark.parametrize(
-    "sender", ["Shop, Inc. <shop@example.org>", "shop", "", "a@example.org, b@example.org", None]
-)
+    "sender",
+    [
+        "Shop, Inc. <shop@example.org>", "Shop: <shop@example.org>", "Shop [x] <shop@example.org>",
+        "Shop shop@example.org", "Shop <shop@example.org", "<shop@exa mple.org>", "a b@example.org",
+        "shop", "", "shop@", "@example.org", "shop@example..org", "sh\u00f6p@example.org",
+        "a@example.org, b@example.org", "Shop <shop@example.org>,", "Shop\n <shop@example.org>",
+        None,
+    ],
+)  # fmt: skip
 def test_n24_a_sender_that_is_no_address_is_refused(settings, sender):
     entry = {"kind": "email", "name": "a", "sender": sender}
     configure(settings, {"PROVIDERS": {"email": [entry]}})
@@ -64,8 +71,12 @@ def test_n24_a_sender_that_is_no_address_is_refused(settings, sender):
 
 
 @pytest.mark.parametrize(
-    "sender", ["shop@example.org", "Shop <shop@example.org>", '"Shop, Inc." <shop@example.org>']
-)
+    "sender",
+    [
+        "shop@example.org", "Shop Inc. <shop@example.org>", '"Shop, Inc." <shop@example.org>',
+        "B\u00fccher <shop@b\u00fccher.example>",
+    ],
+)  # fmt: skip
 def test_n24_an_address_with_or_without_a_name_is_a_sender(settings, sender):
     configure(
         settings, {"PROVIDERS": {"email": [{"kind": "email", "name": "a", "sender": sender}]}}

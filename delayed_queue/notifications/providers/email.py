@@ -10,7 +10,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from email.utils import getaddresses, parseaddr
+from email import policy
+from email.errors import ObsoleteHeaderDefect
+from email.utils import parseaddr
 from typing import Any, Final
 
 import django
@@ -235,14 +237,27 @@ def _ends_session(error: Exception, outcome: Outcome) -> bool:
 
 def _check_sender(sender: str) -> str:
     """Return the sender; raise ValueError unless it is one address, with a name or without."""
-    found = getaddresses([sender]) if isinstance(sender, str) else []
-    local, _, domain = found[0][1].rpartition("@") if len(found) == 1 else ("", "", "")
-    if not local or not domain or any(each in sender for each in "\r\n"):
+    if not isinstance(sender, str) or not _is_one_address(sender):
         raise ValueError(
             "The sender is no address. Write 'shop@example.org', or with a name "
             "'\"Shop, Inc.\" <shop@example.org>': a name with a comma needs the quotation marks."
         )
     return sender
+
+
+def _is_one_address(text: str) -> bool:
+    """Return whether a From header may have it: an address that a server would read as written."""
+    if any(each in text for each in "\r\n") or text.rstrip().endswith(","):
+        return False
+    try:
+        found = policy.default.header_factory("From", text)
+    except IndexError:  # Python's parser fails so where a domain is missing
+        return False
+    # A full stop in an unquoted name is obsolete, and every server takes it.
+    if any(not isinstance(each, ObsoleteHeaderDefect) for each in found.defects):
+        return False
+    is_single = len(found.addresses) == 1 and found.groups[0].display_name is None
+    return is_single and bool(found.addresses[0].username and found.addresses[0].domain)
 
 
 def _is_alive(backend: Any) -> bool:
