@@ -136,7 +136,11 @@ chaos: $(VENV)/installed ## workers under random faults, then the fault tests ma
 	CHAOS_ROUNDS=20 $(BIN)/python -m pytest -m "" tests/spark/test_leases_shared.py \
 		tests/spark/test_shared_lakes.py $(ARGS)
 
-projects: $(VENV)/installed ## the package in projects of many configurations; writes docs/guides/configurations.md
+$(VENV)/themes: $(VENV)/installed
+	$(INSTALL) --group projects
+	@touch $@
+
+projects: $(VENV)/themes ## the package in projects of many configurations; writes docs/guides/configurations.md
 	DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.projects.running
 
 stop: $(VENV)/installed ## stop the PostgreSQL servers that demo and tests left running

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
-import django
 import psycopg
+from django.conf import settings
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from example_project import postgres
 
@@ -36,17 +37,24 @@ PROJECTS: Final = (
     Project("debug", "`DEBUG = True`: a log of all queries"),
     Project("second", "a second PostgreSQL for the package, by a router"),
     Project("sqlite", "SQLite for the project, PostgreSQL for the package"),
-    Project("tenants", "a backend that sets `search_path` in `cursor()`, `SHARED_APPS`"),
-    Project("tenant_apps", "the same, the package in `TENANT_APPS`", "E013"),
+    Project("tenants", "django-tenants, the package in `SHARED_APPS`"),
+    Project("tenant_apps", "django-tenants, the package in `TENANT_APPS`", "E013"),
     Project("pool", "Django's connection pool"),
     Project("no_tz", "`USE_TZ = False` with notifications", "E015"),
     Project("no_tz_core", "`USE_TZ = False`, without notifications"),
 )
+# Their packages are installed by `make projects` alone.
+THEMES: Final = (
+    Project("unfold", "the admin under Unfold"),
+    Project("jazzmin", "the admin under Jazzmin"),
+    Project("admin_interface", "the admin under django-admin-interface"),
+)
 
 
 class Outcome(NamedTuple):
-    """The steps that worked, the exit code, and all that was printed."""
+    """The versions, the steps that worked, the exit code, and all that was printed."""
 
+    versions: str
     steps: list[str]
     code: int
     said: str
@@ -57,32 +65,19 @@ def databases(server: str, name: str) -> Iterator[dict[str, str]]:
     """Make two empty databases on a server; yield their URLs by variable."""
     names = {"DATABASE_URL": f"{name}_first", "SECOND_DATABASE_URL": f"{name}_second"}
     with psycopg.connect(server, autocommit=True) as connection:
-        for each in names.values():
-            _drop(connection, each)
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(each)))
         try:
-            yield {variable: url_of(server, each) for variable, each in names.items()}
+            for each in names.values():
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(each)))
+            yield {variable: url_of(connection.info, each) for variable, each in names.items()}
         finally:
             for each in names.values():
-                drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(
-                    sql.Identifier(each)
-                )
-                connection.execute(drop)
+                drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+                connection.execute(drop.format(sql.Identifier(each)))
 
 
-def _drop(connection: psycopg.Connection[Any], name: str) -> None:
-    drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
-    connection.execute(drop)
-
-
-def url_of(server: str, name: str) -> str:
-    found = conninfo_to_dict(server)
+def url_of(server: psycopg.ConnectionInfo, name: str) -> str:
     return postgres.database_url(
-        user=str(found["user"]),
-        password=str(found.get("password", "")),
-        host=str(found["host"]),
-        port=int(found.get("port") or 5432),
-        name=name,
+        user=server.user, password=server.password, host=server.host, port=server.port, name=name
     )
 
 
@@ -99,7 +94,8 @@ def run(project: Project, server: str, directory: Path) -> Outcome:
             [sys.executable, "-m", "tests.projects.steps"],
             cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
-    return Outcome(done.stdout.splitlines(), done.returncode, done.stdout + done.stderr)
+    versions, *steps = done.stdout.splitlines() or [""]
+    return Outcome(versions, steps, done.returncode, done.stdout + done.stderr)
 
 
 def is_right(project: Project, outcome: Outcome) -> bool:
@@ -108,46 +104,36 @@ def is_right(project: Project, outcome: Outcome) -> bool:
     return outcome.code == 0
 
 
-def table(outcomes: dict[Project, Outcome], version: str) -> str:
+def table(outcomes: Mapping[Project, Outcome]) -> str:
     """Return the table of configurations, versions and results."""
-    python = ".".join(map(str, sys.version_info[:2]))
-    versions = f"Python {python}, Django {django.__version__}, PostgreSQL {version}"
-    lines = ["| configuration | result |", "|---|---|"]
+    lines = ["| configuration | versions | result |", "|---|---|---|"]
     for project, outcome in outcomes.items():
         result = f"refused by `check`: {project.refusal}" if project.refusal else "works"
-        result = result if is_right(project, outcome) else "**does not work**"
-        lines.append(f"| {project.title} | {result} |")
-    return f"{versions}; psycopg {psycopg.__version__}.\n\n" + "\n".join(lines) + "\n"
-
-
-def write(outcomes: dict[Project, Outcome], version: str) -> None:
-    before, _, _ = PAGE.read_text().partition(MARK)
-    PAGE.write_text(before + MARK + "\n" + table(outcomes, version))
+        lines.append(f"| {project.title} | {outcome.versions} | {result} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """Run all of them on the tests' server, and write the table."""
-    from tests import settings
-
-    server = settings.EMBEDDED_POSTGRES.socket_url if settings.EMBEDDED_POSTGRES else ""
-    dsn = conninfo_of(server or os.environ["DATABASE_URL"])
-    with TemporaryDirectory() as directory, psycopg.connect(dsn) as connection:
-        version = str(connection.info.server_version // 10_000)
-        outcomes = {each: run(each, dsn, Path(directory)) for each in PROJECTS}
-    write(outcomes, version)
+    """Run all of them, one per processor at a time; write the table if all are right."""
+    if settings.EMBEDDED_POSTGRES is not None:
+        settings.EMBEDDED_POSTGRES.start()
+    server, projects = conninfo_of(settings.DATABASES["default"]), (*PROJECTS, *THEMES)
+    with TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(lambda each: run(each, server, Path(directory)), projects)
+        outcomes = dict(zip(projects, found, strict=True))
     wrong = [each for each, outcome in outcomes.items() if not is_right(each, outcome)]
     for each in wrong:
         sys.stderr.write(f"{each.module}:\n{outcomes[each].said}\n")
+    if not wrong:
+        before, _, _ = PAGE.read_text().partition(MARK)
+        PAGE.write_text(f"{before}{MARK}\n{table(outcomes)}")
     return len(wrong)
 
 
-def conninfo_of(url: str) -> str:
-    from example_project.settings import database
-
-    found = database(url)
+def conninfo_of(database: Mapping[str, Any]) -> str:
     return make_conninfo(
-        "", user=found["USER"], password=found["PASSWORD"] or None, host=found["HOST"],
-        port=found["PORT"] or 5432, dbname=found["NAME"],
+        "", user=database["USER"], password=database["PASSWORD"] or None, host=database["HOST"],
+        port=database["PORT"] or 5432, dbname=database["NAME"],
     )  # fmt: skip
 
 

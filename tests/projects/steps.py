@@ -6,21 +6,25 @@ Run in a process of its own under the settings of one configuration; names each 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from io import StringIO
 from typing import Any, Final
 
 import django
 from django.apps import apps
-from django.conf import settings
+from django.conf import settings as django_settings
 from django.core.management import call_command
 from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+# Each project has some of its own.
+settings: Any = django_settings
 STEPS: Final[list[Callable[[], None]]] = []
 
 
@@ -31,7 +35,7 @@ def step(function: Callable[[], None]) -> Callable[[], None]:
 
 def alias() -> str:
     """Return the database of the package in this configuration."""
-    return str(getattr(settings, "ALIAS", "default"))
+    return str(settings.ALIAS)
 
 
 def queue(name: str) -> Any:
@@ -60,14 +64,18 @@ def migrate() -> None:
 
 @step
 def enter_a_tenant() -> None:
-    """Where tenants have schemas, all that follows is done in one without our tables."""
-    if not hasattr(settings, "TENANT_APPS"):
+    """A tenant is created; all that follows is done in its schema, which lacks our tables."""
+    if not apps.is_installed("django_tenants"):
         return
-    from tests.projects.tenants.base import schema
+    from tests.projects.tenants.models import Domain, Tenant
 
-    with connections[alias()].cursor() as cursor:
-        cursor.execute("CREATE SCHEMA tenant")
-    schema.set("tenant")
+    tenant = Tenant.objects.create(schema_name="tenant")
+    Domain.objects.create(domain="testserver", tenant=tenant)
+    connection: Any = connections[alias()]
+    connection.set_tenant(tenant)
+    tables = connection.introspection.table_names()
+    assert "django_content_type" in tables
+    assert not any(each.startswith("delayed_queue") for each in tables)
 
 
 @step
@@ -158,17 +166,43 @@ def serve() -> None:
 
 @step
 def browse() -> None:
-    """Each list of the admin is shown."""
+    """The admin shows each list, a row and a confirmation, with title and breadcrumbs."""
     from django.contrib.admin import site
     from django.contrib.auth.models import User
 
+    from tests.admin.support import tokens
+
     client = Client()
     client.force_login(User.objects.create_superuser("ada"))
-    ours = [each for each in site._registry if each._meta.app_label.startswith("delayed_queue")]  # noqa: SLF001
-    assert ours
-    for model in ours:
-        url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
+    metas = [each._meta for each in site._registry]  # noqa: SLF001
+    for each in metas:
+        url = reverse(f"admin:{each.app_label}_{each.model_name}_changelist")
         assert client.get(url, follow=True).status_code == 200, url
+    queue("browsed").offer_batch([_message(each) for each in range(2)])
+    queue("browsed").try_poll().reject("to be browsed")
+    messages, letters, queues = (
+        reverse(f"admin:delayed_queue_{each}_changelist")
+        for each in ("message", "deadletter", "queueoverview")
+    )
+    _demand(client.get(queues), title=r".*\b1 dead\b", breadcrumb="Queues")
+    _demand(client.get(letters), title="Dead letters", breadcrumb="Dead letters")
+    page = _demand(client.get(messages), title="Messages", breadcrumb="Messages")
+    chosen = {"action": "drop", "_selected_action": tokens(page)}
+    confirmation = client.post(messages, chosen)
+    _demand(confirmation, title="Drop: are you sure", breadcrumb="Messages")
+    [row, *_] = re.findall(r'href="([^"]*/message/[^"]*/change/[^"]*)"', page)
+    assert 'form="dq-operate" name="action" value="drop"' in client.get(row, follow=True).text
+    assert client.post(messages, {**chosen, "confirmed": "yes"}).status_code == 302
+    assert queue("browsed").try_poll() is None
+
+
+def _demand(response: Any, *, title: str, breadcrumb: str) -> str:
+    page = str(response.text)
+    [shown] = re.findall(r"<title>\s*(.*?) \|", page)
+    assert re.match(title, shown), (title, shown)
+    [path, *_] = re.findall(settings.BREADCRUMBS, page, re.DOTALL)
+    assert breadcrumb in path, (breadcrumb, path)
+    return page
 
 
 @step
@@ -178,8 +212,18 @@ def operate() -> None:
         call_command(name, *arguments, "--database", alias(), stdout=StringIO())
 
 
+def versions() -> str:
+    """Return the versions of what this configuration consists of."""
+    found = [f"{each} {version(each)}" for each in settings.DISTRIBUTIONS]
+    for each in connections.all():
+        number = ".".join(map(str, each.get_database_version()))
+        found.append(f"{each.display_name} {number}")
+    return ", ".join(dict.fromkeys(found))
+
+
 def main() -> None:
     django.setup()
+    sys.stdout.write(f"{versions()}\n")
     for each in STEPS:
         each()
         sys.stdout.write(f"{each.__name__}\n")

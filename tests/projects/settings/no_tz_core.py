@@ -8,4 +8,3 @@ from tests.projects.settings.plain import DELAYED_QUEUE, INSTALLED_APPS
 USE_TZ = False
 INSTALLED_APPS = [each for each in INSTALLED_APPS if each != "delayed_queue.notifications"]
 DELAYED_QUEUE = {key: value for key, value in DELAYED_QUEUE.items() if key != "NOTIFICATIONS"}
-ROOT_URLCONF = "tests.projects.urls"

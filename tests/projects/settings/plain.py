@@ -8,6 +8,10 @@ import environ
 
 env = environ.Env()
 ALIAS = "default"
+# Whose versions are in the table.
+DISTRIBUTIONS = ["Django", "psycopg"]
+# The first that an admin page matches is its breadcrumbs.
+BREADCRUMBS = r'class="breadcrumbs?">.*?</(?:div|ol)>'
 SECRET_KEY = "for tests only"
 DEBUG = False
 USE_TZ = True
@@ -42,7 +46,7 @@ TEMPLATES = [
         },
     },
 ]
-ROOT_URLCONF = "example_project.urls"
+ROOT_URLCONF = "tests.projects.urls"
 STATIC_URL = "static/"
 ALLOWED_HOSTS = ["testserver"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tests.projects.settings.plain import *  # noqa: F403
-from tests.projects.settings.plain import DATABASES
+from tests.projects.settings.plain import DATABASES, DISTRIBUTIONS
 
+DISTRIBUTIONS = [*DISTRIBUTIONS, "psycopg-pool"]
 DATABASES = {
     "default": {
         **DATABASES["default"],
