@@ -5,19 +5,17 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import needing
-from delayed_queue.management.base import QueueCommand, add_format
+from delayed_queue.management.base import QueueCommand, add_database, add_format
 
 
 class Command(QueueCommand):
     help = gettext_noop("Manage the endpoints of callbacks: their secrets, limits and switches.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         actions = parser.add_subparsers(dest="action", required=True)
         add_format(actions.add_parser("list", help=_("show all endpoints")))
         for name, text in (
@@ -32,6 +30,7 @@ class Command(QueueCommand):
                 action.add_argument("--rate", type=float, help=_("callbacks per second"))
                 action.add_argument("--burst", type=int, default=1, help=_("of them at once"))
                 action.add_argument("--concurrency", type=int, help=_("on the wire at a time"))
+        add_database(parser, actions)
 
     def handle(self, **options: Any) -> None:
         with needing("http", "queueendpoint"):

@@ -7,21 +7,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.db.clock import read_clock
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
-from delayed_queue.management.base import QueueCommand, add_format, count, show
+from delayed_queue.management.base import QueueCommand, add_database, add_format, count, show
 
 
 class Command(QueueCommand):
     help = gettext_noop("Create, list and revoke tokens of the HTTP API.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
         actions = parser.add_subparsers(dest="action", required=True)
         _add_create(actions.add_parser("create", help=_("make a token and print it, once")))
         add_format(
@@ -29,6 +27,7 @@ class Command(QueueCommand):
         )
         revoke = actions.add_parser("revoke", help=_("disable a token for good"))
         revoke.add_argument("name")
+        add_database(parser, actions)
 
     def handle(self, **options: Any) -> None:
         getattr(self, f"_{options['action']}")(options, options["database"])

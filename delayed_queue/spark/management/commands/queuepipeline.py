@@ -7,12 +7,12 @@ import sys
 from argparse import REMAINDER, ArgumentParser
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import needing
-from delayed_queue.management.base import QueueCommand, add_format
+from delayed_queue.management.base import QueueCommand, add_database, add_format
 from delayed_queue.spark.apps import spark_settings
 
 
@@ -25,7 +25,7 @@ class Command(QueueCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=_("database alias"))
+        add_database(parser)
         add_format(parser)
         parser.add_argument(
             "arguments", nargs=REMAINDER, metavar="COMMAND …", help=_("as of delayed_queue.spark")
