@@ -96,6 +96,15 @@ def judge(error: BaseException, attempt: int, policy: RetryPolicy) -> Verdict:
     return Verdict(delay, reason, error_text(error))
 
 
+def attempts_used_up(envelope: Envelope) -> Reject:
+    """Return the failure of a message that has no attempt left before it is handled.
+
+    Its last attempt crashed, or the database refused the dead letter: then the last error says so.
+    """
+    crashed = "crashed: attempts used up without an answer"
+    return Reject(crashed if envelope.is_retaken else "attempts exhausted")
+
+
 def error_text(error: BaseException) -> str:
     """Return the traceback, its end when it is long."""
     try:

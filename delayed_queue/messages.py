@@ -240,6 +240,8 @@ class Envelope:
     headers: dict[str, Any]
     leases: Leases
     group: str | None = None
+    # Whether the delivery before it ended without an answer: with its process, or with its lease.
+    is_retaken: bool = False
     lease_lost: bool = False
     # Whether somebody asked for its handling to end, though the lease holds.
     is_unwanted: bool = False

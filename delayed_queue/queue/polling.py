@@ -297,6 +297,7 @@ class Polling(Leasing):
             json.loads(row.headers) if row.headers else {},
             self,
             row.group,
+            row.is_retaken,
         )
 
     def _dead_letter_undecodable(

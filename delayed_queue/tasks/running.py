@@ -19,9 +19,9 @@ from delayed_queue.db.statements import fetch
 from delayed_queue.handlers import (
     HandlerSignal,
     Manner,
-    Reject,
     Retry,
     Verdict,
+    attempts_used_up,
     error_text,
     judge,
     storable,
@@ -41,7 +41,6 @@ from delayed_queue.tasks.policies import MAX_ATTEMPTS, Cancelled, Policy, policy
 from delayed_queue.tasks.results import TaskGone, UnstorableResult, as_stored, check_call
 from delayed_queue.tasks.store import Attempt, acknowledging
 
-CRASHED: Final = "crashed: attempts used up without an answer"
 _FIRST: Final = timedelta(seconds=5)
 _LONGEST_NAME: Final = 500
 
@@ -155,10 +154,10 @@ class Run:
         return tuple(args)
 
     def _check_attempts(self, known: Known) -> None:
-        """Raise Reject when all attempts ended without an answer, not even a failure."""
+        """Raise Reject when no attempt is left."""
         most = max(known.attempts.max_attempts, get_settings().RETRY_POLICY.max_attempts)
         if self.envelope.attempt > most:
-            raise Reject(CRASHED)
+            raise attempts_used_up(self.envelope)
 
     @property
     def result(self) -> Any:

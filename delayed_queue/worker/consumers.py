@@ -28,8 +28,6 @@ from delayed_queue.queue.store.limits import reading_rules
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.worker.store import NOT_SCANNED, SlowestScan
 
-CRASHED: Final = "crashed: attempts used up without an answer"
-
 # How much a transaction takes at a time: what it handles in so many seconds.
 BATCH_SECONDS: Final = 0.25
 # What part of the slots a dynamic queue may take before it has shown that it gives them back soon.

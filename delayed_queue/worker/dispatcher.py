@@ -13,7 +13,7 @@ from typing import Any
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.sql import Row
 from delayed_queue.db.wakeups import WakeChannel
-from delayed_queue.handlers import Reject
+from delayed_queue.handlers import attempts_used_up
 from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.observe import signals
@@ -21,7 +21,7 @@ from delayed_queue.observe.logs import log, log_poll, logger
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, RankedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
-from delayed_queue.worker.consumers import CRASHED, IDLE, Consumer, Poll, PollResult
+from delayed_queue.worker.consumers import IDLE, Consumer, Poll, PollResult
 from delayed_queue.worker.eventloop import EventLoop
 from delayed_queue.worker.executor import Executor, Pool, Work
 from delayed_queue.worker.options import WorkerOptions
@@ -291,13 +291,13 @@ class Dispatcher:
     def _unspent(self, claim: Claim) -> list[Envelope]:
         """Return the messages with attempts left; the others are settled without a handler.
 
-        All their attempts ended without an answer, not even a failure: they kill their workers.
+        Either they kill their workers, or the database refused their dead letters.
         """
         most = claim.consumer.policy.max_attempts
         spent = [each for each in claim.envelopes if each.attempt > most]
         if not spent:
             return claim.envelopes
-        claim.failures.extend((each, Reject(CRASHED)) for each in spent)
+        claim.failures.extend((each, attempts_used_up(each)) for each in spent)
         return [each for each in claim.envelopes if each.attempt <= most]
 
     def tend(self) -> None:

@@ -21,6 +21,7 @@ from delayed_queue.db.resilience import (
 from delayed_queue.db.sql import Row
 from delayed_queue.db.statements import Sent, Step, run
 from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.handlers import storable
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.settle import returning_leases
 from delayed_queue.worker.board import Board
@@ -345,7 +346,8 @@ class Exchanges:
         claim.done, claim.failures = [], [(envelope, failure)]
         for settlements in (
             self._settler.settlements([claim]),
-            [self._settler.release_refused(claim, failure)],
+            [self._settler.release_refused(claim, failure, storable(str(failure)))],
+            [self._settler.release_refused(claim, failure, None)],
         ):
             if self._made(self._new(settlements, [claim])) is None:
                 return

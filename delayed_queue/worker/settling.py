@@ -205,15 +205,15 @@ class Settler:
         delay, refund = verdict.delay // MILLISECOND, 0 if verdict.counts else 1
         return Settlement(releasing(envelope.lease_id, ids, delay, refund, text), note)
 
-    def release_refused(self, claim: Claim, error: BaseException) -> Settlement:
+    def release_refused(self, claim: Claim, error: BaseException, text: str | None) -> Settlement:
         """Return the release of a message whose other settlements the database refuses.
 
-        It writes neither an error nor a task's result: one of these may be what is refused.
+        It writes no task's result and perhaps no error text: one of these may be what is refused.
         """
         (envelope,) = claim.envelopes
         delay = wait_after(envelope, claim.consumer.policy.delays)
         ids = [envelope.message_id]
-        step = releasing(envelope.lease_id, ids, delay // MILLISECOND, 0, None)
+        step = releasing(envelope.lease_id, ids, delay // MILLISECOND, 0, text)
         failure = _Failure(claim, envelope, error, Verdict(delay))
         return Settlement(step, partial(self._note_failures, [failure]))
 

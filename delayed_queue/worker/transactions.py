@@ -19,12 +19,12 @@ from delayed_queue.db.resilience import (
 from delayed_queue.db.statements import execute
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
-from delayed_queue.handlers import Reject
+from delayed_queue.handlers import attempts_used_up
 from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.consumers import CRASHED, Consumer, Poll, PollResult
+from delayed_queue.worker.consumers import Consumer, Poll, PollResult
 from delayed_queue.worker.executor import Run
 from delayed_queue.worker.refusals import WriteRefused, wait_after
 
@@ -290,7 +290,7 @@ class TransactionalRun(Run):
         except Error as further:  # no dead letter can be written either
             if is_unavailable(further):
                 raise
-            envelope.release(wait_after(envelope, self.consumer.policy.delays))
+            envelope.release(wait_after(envelope, self.consumer.policy.delays), str(failure))
         return True
 
     def _refusal_of(self, envelope: Envelope) -> Error | None:
@@ -309,7 +309,7 @@ class TransactionalRun(Run):
 
     def _call_one(self, envelope: Envelope, failure: list[Any], *, counts_conflicts: bool) -> None:
         if envelope.attempt > self.consumer.policy.max_attempts:
-            failure.append(Reject(CRASHED))
+            failure.append(attempts_used_up(envelope))
             raise failure[0]
         try:
             self._call(envelope)

@@ -59,7 +59,7 @@ class TestRetries:
 
     def test_deliveries_that_crash_are_not_repeated_for_ever(self, work: Any) -> None:
         result = work.add.enqueue(1)
-        Message.objects.update(attempts=10)
+        Message.objects.update(attempts=10, lease_id="crashed", scheduled_at=1)
         drained()
         result.refresh()
         assert result.status == TaskResultStatus.FAILED

@@ -143,6 +143,28 @@ def test_a_refused_settlement_of_a_failure_is_released(
     assert not DeadLetter.objects.exists()
 
 
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_a_dead_letter_that_was_refused_reports_the_refusal(
+    calls: Calls, is_transactional: bool
+) -> None:
+    """W19: and not a crash, for nothing has crashed."""
+    offer(DelayedQueue("refused"), "fail", good=2)
+    handler = handler_of(
+        "refused", calls, retry=RetryPolicy.never(), transactional=is_transactional
+    )
+    with running(worker_with(handler)):
+        with refusing(*NO_LETTER):
+            wait_until(only_the_refused_one_is_left)
+            wait_until(is_released)
+        Message.objects.update(scheduled_at=PAST)
+        DelayedQueue("refused").offer_or_update("after", None, PAST)
+        wait_until(DeadLetter.objects.exists)
+    letter = DeadLetter.objects.get()
+    assert letter.reason == "attempts exhausted"
+    assert "SQLSTATE 23514" in (letter.last_error or "")
+    assert calls.by_key[BAD] == (2 if is_transactional else 1)
+
+
 @pytest.mark.parametrize("payload", [None, "fail", "reject", "snooze"])
 def test_what_can_neither_be_deleted_nor_released_waits_for_the_end_of_its_lease(
     calls: Calls, caplog: pytest.LogCaptureFixture, payload: str | None
