@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +74,22 @@ def environment_on(url: str) -> dict[str, str]:
 def migrate(url: str) -> None:
     command = [sys.executable, "manage.py", "migrate", "--run-syncdb", "--verbosity", "0"]
     subprocess.run(command, cwd=ROOT, env=environment_on(url), check=True)
+
+
+@contextmanager
+def stopped(server: EmbeddedPostgres) -> Iterator[None]:
+    """Stop all processes of the server by SIGSTOP: it accepts connections and answers nothing."""
+    postmaster = psutil.Process(server.status().pid)
+    postmaster.suspend()  # it starts no more of them
+    processes = [postmaster, *postmaster.children(recursive=True)]
+    for each in processes[1:]:
+        each.suspend()
+    try:
+        yield
+    finally:
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                each.resume()
 
 
 def crash(server: EmbeddedPostgres) -> None:

@@ -65,10 +65,7 @@ class Command(QueueCommand):
             kept = keeper.check(force=options["force"], is_dry=options["dry_run"])
             self._report(kept, options["format"])
         else:
-            # An outage is sat out; tables that are not there are not.
-            with suppress(InterfaceError, OperationalError, ResourceUnavailable):
-                list(keeper.listed())
-            _keep(CronThread(keeper, options["database"]))
+            _keep(keeper, options["database"])
 
     def _report(self, kept: list[Kept], style: str) -> None:
         self._say([_outcome(each) for each in kept], style)
@@ -154,8 +151,9 @@ def _instant(milliseconds: int | None) -> str | None:
     return None if milliseconds is None else from_milliseconds(milliseconds).isoformat()
 
 
-def _keep(thread: CronThread) -> None:
+def _keep(keeper: CronKeeper, using: str) -> None:
     """Keep the schedules until SIGTERM or SIGINT, which it leaves a few seconds for the rest."""
+    thread = CronThread(keeper, using)
     with last_exit(LAST_EXIT_SECONDS) as arm:
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -164,4 +162,7 @@ def _keep(thread: CronThread) -> None:
 
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, stop)
+        # An outage is waited for; missing tables are an error.
+        with suppress(InterfaceError, OperationalError, ResourceUnavailable):
+            list(keeper.listed())
         thread.run()

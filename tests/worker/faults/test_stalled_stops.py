@@ -7,8 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
+from typing import Final
 
+import psycopg
 import pytest
 from django.db import connection
 from django.test import Client, RequestFactory
@@ -16,12 +20,14 @@ from django.test import Client, RequestFactory
 from delayed_queue import DelayedQueue
 from delayed_queue.http.api.service import readyz
 from delayed_queue.http.tokens import VERBS, create_token
+from example_project.postgres import EmbeddedPostgres
 from tests.http.api.servers import uvicorn
 from tests.http.api.test_waiting import popping, until_all_wait
 from tests.support.ledger import effects
 from tests.support.processes import LEAN, Process, children_of, managed, wait_until
 from tests.support.programs import PRODUCTION
 from tests.support.proxy import Proxy
+from tests.support.servers import private_server, stopped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
@@ -104,6 +110,67 @@ def test_an_asgi_server_with_a_waiting_pop_ends(stallable: Proxy) -> None:
         stallable.stall()
         pop()  # its token is not found: a thread waits for the answer
         assert seconds_to_stop(server.process) < TIMEOUT + LIMIT
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[EmbeddedPostgres]:
+    with private_server() as server:
+        yield server
+
+
+WORKER: Final = ("runqueueworker", "--queue", "ledger", "--shutdown-timeout", str(TIMEOUT))
+
+
+COMMANDS: Final = {
+    "worker": ((*WORKER, "--processes", "0"), TIMEOUT),
+    "supervisor": ((*WORKER, "--processes", "2"), TIMEOUT),
+    "installcron": (("installcron",), 0),
+    "consumenotifications": (("consumenotifications",), TIMEOUT),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_process_ends_while_the_server_itself_is_stopped(
+    own_server: EmbeddedPostgres, name: str
+) -> None:
+    """W20: all processes of the server are stopped, so it answers neither a query nor a ping."""
+    with on_server(own_server, name) as process:
+        wait_until(lambda: has_sessions(own_server))
+        wait_until(lambda: all(map(handles_sigterm, [process.pid, *children_of(process)])))
+        with stopped(own_server):
+            assert seconds_to_stop(process) < COMMANDS[name][1] + LIMIT
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_process_ends_that_cannot_connect_to_a_stopped_server(
+    own_server: EmbeddedPostgres, name: str
+) -> None:
+    with stopped(own_server), on_server(own_server, name) as process:
+        wait_until(lambda: handles_sigterm(process.pid))
+        assert seconds_to_stop(process) < COMMANDS[name][1] + LIMIT
+
+
+def on_server(server: EmbeddedPostgres, name: str) -> AbstractContextManager[Process]:
+    variables = PRODUCTION | {
+        "DATABASE_URL": server.socket_url, "SHUTDOWN_SECONDS": str(TIMEOUT), "AMQP_URL": "memory://"
+    }  # fmt: skip
+    return managed(*COMMANDS[name][0], **variables)
+
+
+def has_sessions(server: EmbeddedPostgres) -> bool:
+    """Return whether the process has done its first statement, and waits."""
+    with psycopg.connect(server.socket_url) as own:
+        others = own.execute(
+            "SELECT FROM pg_stat_activity WHERE backend_type = 'client backend' "
+            "AND datname = current_database() AND state = 'idle' AND pid <> pg_backend_pid()"
+        )
+        return others.rowcount > 0
+
+
+def handles_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
 def test_queuehealth_answers_within_ten_seconds(stallable: Proxy) -> None:
