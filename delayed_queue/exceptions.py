@@ -4,7 +4,8 @@
 
     DelayedQueueError
     ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
-    │   └── ExtraNotInstalled     a library is missing; the message names the extra with it
+    │   ├── ExtraNotInstalled     a library is missing; the message names the extra with it
+    │   └── CallbacksOff          a job has a url, and workers send no callbacks
     ├── DatabaseRefused           the database will not have a worker: its name, user or permissions
     ├── InvalidMessage            a message was refused before any SQL ran
     │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
@@ -83,6 +84,10 @@ class InvalidJob(InvalidMessage):
 
 class UrlRefused(InvalidMessage):
     """A callback must not be sent to this url."""
+
+
+class CallbacksOff(InvalidConfiguration):
+    """A job has a url, and workers send no callbacks."""
 
 
 class PayloadNotDecodable(DelayedQueueError, ValueError):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from django.http import HttpRequest, HttpResponse
 from pydantic_core import from_json
 
+from delayed_queue.exceptions import CallbacksOff
 from delayed_queue.http.conf import ApiSettings, api_settings
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ def unauthorized(detail: str = "") -> Problem:
 
 def unavailable(code: str = "database_unavailable", detail: str = "") -> Problem:
     return Problem(503, code, detail=detail, headers=wait_header(RETRY_AFTER))
+
+
+def callbacks_off(error: CallbacksOff) -> Problem:
+    """Return the problem of a job with a url while workers send no callbacks."""
+    return unavailable("callbacks_off", str(error))
 
 
 S = TypeVar("S", bound=Sized)

@@ -38,6 +38,7 @@ from ninja.parser import Parser
 
 from delayed_queue.db.resilience import is_unavailable, tend
 from delayed_queue.exceptions import (
+    CallbacksOff,
     InvalidJob,
     InvalidMessage,
     OutcomeUnknown,
@@ -47,6 +48,7 @@ from delayed_queue.http.api.bodies import (
     MAX_PATH,
     Problem,
     admit,
+    callbacks_off,
     parse,
     rule_of,
     unauthorized,
@@ -382,6 +384,8 @@ def problem_of(error: BaseException) -> Problem | None:
     # Ninja says "cannot parse" of anything that a parser raises.
     if isinstance(error, HttpError) and isinstance(error.__cause__, Problem):
         return error.__cause__
+    if isinstance(error, CallbacksOff):
+        return callbacks_off(error)
     if isinstance(error, OutcomeUnknown):
         return unavailable("outcome_unknown", _UNKNOWN)
     if is_unavailable(error):

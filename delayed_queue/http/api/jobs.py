@@ -13,7 +13,7 @@ from ninja import Query, Router, Schema
 from delayed_queue.codecs import encode
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.gathering import LoopGathering, LoopLocal
-from delayed_queue.exceptions import InvalidJob, InvalidMessage
+from delayed_queue.exceptions import CallbacksOff, InvalidJob, InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest, charge, demand, demand_scope, reaches, requires
 from delayed_queue.http.api.bodies import (
     JSON,
@@ -22,6 +22,7 @@ from delayed_queue.http.api.bodies import (
     Problem,
     admit,
     as_json,
+    callbacks_off,
     check_object,
     lines_of,
     parse,
@@ -38,7 +39,6 @@ from delayed_queue.http.api.replies import (
     StatsReply,
     TopicName,
     TopicReply,
-    callbacks_off,
     invalid,
     job_as_dict,
     missing,
@@ -48,7 +48,7 @@ from delayed_queue.http.api.replies import (
     taken,
 )
 from delayed_queue.http.callbacks.guard import check_url
-from delayed_queue.http.conf import api_settings, callback_settings
+from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.adding import (
     BATCH,
     Place,
@@ -76,7 +76,7 @@ from delayed_queue.http.jobs.jobs import (
     call_from,
     job_from,
 )
-from delayed_queue.http.jobs.kinds import Way
+from delayed_queue.http.jobs.kinds import check_callbacks
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.queue.hooks import hooks
 
@@ -123,8 +123,7 @@ def job_of(
     except InvalidJob as error:
         raise invalid(error) from None
     demand_topic(job.topic)
-    if job.way is Way.CALLBACK and not callback_settings().ENABLED:
-        raise callbacks_off()
+    check_callbacks([job.way])
     return job
 
 
@@ -281,6 +280,8 @@ def _read(item: Any, demand_topic: Callable[[str], None]) -> NewJob | Problem:
         job = job_of(fields, demand_topic, guesses=0)
     except Problem as problem:
         return problem
+    except CallbacksOff as error:
+        return callbacks_off(error)
     limit = api_settings().BODY_BYTES
     if len(job.payload) > limit:
         return Problem(413, "body_too_large", detail=f"A job's body may have {limit} bytes.")

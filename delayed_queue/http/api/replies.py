@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from delayed_queue.db.sql import Page
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.api.bodies import Problem, as_json, unavailable
+from delayed_queue.http.api.bodies import Problem, as_json
 from delayed_queue.http.jobs.catalogue import TopicStats
 from delayed_queue.http.jobs.dead import DeadGroup, DeadJob
 from delayed_queue.http.jobs.jobs import Answer, Job, check_run_at
@@ -263,15 +263,6 @@ def missing(what: str = "job") -> Problem:
 def taken() -> Problem:
     return Problem(
         409, "job_already_exists", detail="The topic has a job of this id, perhaps a dead one."
-    )
-
-
-def callbacks_off() -> Problem:
-    """Return the problem of a job with a url while no worker sends callbacks."""
-    return unavailable(
-        "callbacks_off",
-        "This server sends no callbacks, so it takes no job with a url. Its operator can set "
-        "DELAYED_QUEUE['CALLBACKS']['ENABLED'] to True, for web servers and workers.",
     )
 
 

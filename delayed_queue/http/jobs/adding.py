@@ -32,7 +32,14 @@ from delayed_queue.http.jobs.jobs import (
     read_headers,
     url_of,
 )
-from delayed_queue.http.jobs.kinds import Way, check_topic, shard_of, shard_of_host, topic_kind
+from delayed_queue.http.jobs.kinds import (
+    Way,
+    check_callbacks,
+    check_topic,
+    shard_of,
+    shard_of_host,
+    topic_kind,
+)
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.adding import AddedRow
 from delayed_queue.http.store.finding import DroppedRow, JobRow
@@ -66,9 +73,11 @@ def add_jobs(
 ) -> list[AddedJob]:
     """Store jobs of any topics, 200 in a transaction; return what came of each, in input order.
 
-    Inside a transaction of the caller's all belong to it. Raises OutcomeUnknown when the
+    Inside a transaction of the caller's all belong to it. Raises CallbacksOff, and stores none,
+    where a job has a url and workers send no callbacks. Raises OutcomeUnknown when the
     connection was lost meanwhile and a job that is due is not there: it may be handled already.
     """
+    check_callbacks(job.way for job in jobs)
     added: dict[int, AddedJob] = {}
     for batch in _batches(jobs):
         chosen = [jobs[position] for position in batch]

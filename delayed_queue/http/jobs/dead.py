@@ -16,7 +16,7 @@ from delayed_queue.db.statements import Step
 from delayed_queue.http.jobs.adding import BATCH, find_row, last_line
 from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic, wake
 from delayed_queue.http.jobs.jobs import Answer, initial_retry, read_headers, url_of
-from delayed_queue.http.jobs.kinds import check_topic, parse_kind, topic_of
+from delayed_queue.http.jobs.kinds import Way, check_callbacks, check_topic, parse_kind, topic_of
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.finding import DeadJobRow
 from delayed_queue.http.store.topics import MOST_JOBS, locking_letters
@@ -180,21 +180,28 @@ def kick_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int |
     """Put the dead job back, ready; return how many went, None when there is no such job.
 
     It begins anew: its attempts are counted from its initial retry. One that lives is left be.
+    Raises CallbacksOff for a job with a url while workers send no callbacks.
     """
     check_key(job_id)
     find = partial(Topic.objects.letters_of, check_topic(topic), job_id, using=using)
     ids = repeat(using, find)
     if not ids:
         return None if find_row(topic, job_id, using=using) is None else 0
+    _check_callbacks(find_dead_job(max(ids), using=using))
     return len(_kick(topic, ids, [job_id], using))
 
 
 def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -> int:
     """Put the topic's dead jobs back, the oldest first, at most ``limit``; return how many went.
 
-    Of a job that has died several times, the last that died; the others stay dead.
+    Of a job that has died several times, the last that died; the others stay dead. Raises
+    CallbacksOff, and puts none back, where one has a url and workers send no callbacks.
     """
     kinds = _kinds_of(topic, using)
+    places = ((kind, parse_kind(kind)) for kind in kinds)
+    callbacks = [kind for kind, place in places if place and place.way is Way.CALLBACK]
+    if repeat(using, partial(Topic.objects.dead, callbacks, 0, 1, using=using)):
+        check_callbacks([Way.CALLBACK])
     kicked, after = 0, 0
     while kicked < limit:
         batch = min(BATCH, limit - kicked)
@@ -208,11 +215,20 @@ def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -
 
 
 def replay(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> Answer:
-    """Put one dead job back, ready; STALE when it was added again already."""
+    """Put one dead job back, ready; STALE when it was added again already.
+
+    Raises CallbacksOff for a job with a url while workers send no callbacks.
+    """
     found = find_dead_job(letter_id, using=using)
     if found is None:
         return Answer.MISSING
+    _check_callbacks(found)
     return Answer.DONE if _kick(found.topic, [letter_id], [found.job_id], using) else Answer.STALE
+
+
+def _check_callbacks(job: DeadJob | None) -> None:
+    if job is not None and job.url is not None:
+        check_callbacks([Way.CALLBACK])
 
 
 def _kick(

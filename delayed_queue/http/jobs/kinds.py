@@ -10,7 +10,8 @@ from typing import Final, LiteralString, NamedTuple
 from urllib.parse import urlsplit
 from zlib import crc32
 
-from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.exceptions import CallbacksOff, InvalidMessage
+from delayed_queue.http.conf import callback_settings
 from delayed_queue.queue.hooks import KindFamily
 
 # The kind on whose channel it is announced that topics came or changed; none is stored under it.
@@ -35,6 +36,15 @@ class Way(StrEnum):
 
     PULLED = "json"
     CALLBACK = "callback"
+
+
+def check_callbacks(ways: Iterable[Way]) -> None:
+    """Raise CallbacksOff for a callback while the setting ``ENABLED`` is off."""
+    if Way.CALLBACK in ways and not callback_settings().ENABLED:
+        raise CallbacksOff(
+            "This server sends no callbacks, so it takes no job with a url. Its operator can set "
+            "DELAYED_QUEUE['CALLBACKS']['ENABLED'] to True, for web servers and workers."
+        )
 
 
 class TopicKind(NamedTuple):

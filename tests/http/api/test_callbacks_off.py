@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.test import Client
 from pytest_django import Settings
 
-from delayed_queue.models import Message
+from delayed_queue.exceptions import CallbacksOff
+from delayed_queue.http.jobs.adding import add_job, add_jobs
+from delayed_queue.http.jobs.dead import kick_job, kick_topic, replay
+from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.models import DeadLetter, Message
 from tests.http.api.calls import JOB, post
 from tests.settings import EVERY_TOPIC
+from tests.support.factories import DeadLetterFactory
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -23,6 +30,11 @@ CALLED = {**JOB, "url": "https://example.org/hook"}
 
 def switched(settings: Settings, **callbacks: Any) -> None:
     settings.DELAYED_QUEUE = {"API": {"TOPICS": EVERY_TOPIC}, "CALLBACKS": callbacks}
+
+
+@pytest.fixture(autouse=True)
+def _callbacks_off(callbacks_on: None, settings: Settings) -> None:
+    switched(settings, ENABLED=False)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +85,52 @@ def test_the_error_of_a_refused_url_names_the_setting_that_allows_it(
     }  # fmt: skip
     switched(settings, ENABLED=True, **{setting: allowed[setting]})
     assert post(caller, "/jobs", {**JOB, "url": url}).status_code == 202
+
+
+SAID = "Its operator can set DELAYED_QUEUE['CALLBACKS']['ENABLED'] to True"
+
+
+def test_python_refuses_them_and_stores_none_of_the_others() -> None:
+    jobs = [job_from({**JOB, "jobId": "popped"}), job_from(CALLED)]
+    with pytest.raises(CallbacksOff, match=re.escape(SAID)):
+        add_jobs(jobs)
+    assert not Message.objects.exists()
+
+
+@pytest.fixture
+def dead(settings: Settings) -> DeadLetter:
+    """Return a dead job with a url, from when callbacks were on."""
+    switched(settings, ENABLED=True)
+    add_job(job_from(CALLED))
+    message = Message.objects.get()
+    message.delete()
+    switched(settings, ENABLED=False)
+    return DeadLetterFactory.create(
+        kind=message.kind, key=message.key, payload=message.payload, headers=message.headers
+    )
+
+
+def test_a_dead_job_with_a_url_stays_dead(
+    caller: Client, settings: Settings, dead: DeadLetter
+) -> None:
+    topic = f"topics/{JOB['topic']}"
+    calls: dict[str, Callable[[], object]] = {
+        f"{topic}/jobs/{dead.key}/kick": lambda: kick_job(JOB["topic"], dead.key),
+        f"{topic}/kick": lambda: kick_topic(JOB["topic"]),
+        f"dead/{dead.pk}/replay": lambda: replay(dead.pk),
+    }
+    for path, call in calls.items():
+        with pytest.raises(CallbacksOff, match=re.escape(SAID)):
+            call()
+        refused = post(caller, f"/{path}")
+        assert (refused.status_code, refused.json()["code"]) == (503, "callbacks_off")
+    assert DeadLetter.objects.get() == dead
+    switched(settings, ENABLED=True)
+    assert kick_topic(JOB["topic"]) == 1
+
+
+def test_a_dead_job_without_a_url_is_put_back() -> None:
+    add_job(job_from(JOB))
+    letter = DeadLetterFactory.create(kind=f"{JOB['topic']}|json", key="dead")
+    assert kick_topic(JOB["topic"]) == 1
+    assert not DeadLetter.objects.filter(pk=letter.pk).exists()

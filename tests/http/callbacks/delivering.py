@@ -28,7 +28,9 @@ TOPIC: Final = "orders"
 @contextmanager
 def permitted(*receivers: Receiver, **more: Any) -> Iterator[None]:
     """Let callbacks reach these receivers, with time-outs for tests."""
-    section = asdict(reaching(*receivers, **{"TOTAL_TIMEOUT": timedelta(seconds=5), **more}))
+    section = asdict(
+        reaching(*receivers, **{"ENABLED": True, "TOTAL_TIMEOUT": timedelta(seconds=5), **more})
+    )
     with override_settings(DELAYED_QUEUE={"CALLBACKS": section}):
         yield
 
