@@ -156,7 +156,7 @@ class _Exchanges:
         poll = self._consumer.schedule.begin(batch)
         lease_id = str(uuid.uuid4())
         steps = [acknowledging_leases(self._leases)] if self._leases else []
-        steps += self._consumer.claim_steps(poll, lease_id, str(uuid.uuid4()), None).values()
+        steps += self._consumer.claim_steps(poll, lease_id, str(uuid.uuid4())).values()
         started_at = time.perf_counter()
         answers = run("default", steps)
         rows = earliest_first(rows_of(LeasedRow, answers[-1]))

@@ -1,211 +1,20 @@
-"""Groups: who of them is served next and how much of it, and what holds them back."""
+"""Groups: what holds them back, to be read and changed."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import registry, storable
 from delayed_queue.messages import check_group
 from delayed_queue.models import LimitManager
 from delayed_queue.queue.base import QueueBase
+from delayed_queue.queue.dealing import next_permit
 from delayed_queue.queue.hooks import hooks
-from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, earliest_first
-from delayed_queue.queue.store.groups import Ahead, GroupRow, Seen
+from delayed_queue.queue.store.groups import GroupRow
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.retries import Groups, check_limit, parse_rate
-
-# How many groups a claim looks at: one for each message it is to find, or for two where groups have
-# them, within these bounds. The upper one where so many groups have not filled a claim.
-FEWEST_GROUPS: Final = 32
-MANY_GROUPS: Final = 256
-MOST_GROUPS: Final = 512
-# How many messages it leases at most: its sums are of integers.
-MOST_MESSAGES: Final = 1_000_000
-# How many messages it looks through for those without a group; and while it finds nothing else.
-SCANNED: Final = 100
-SCANNED_IDLE: Final = 500
-# After a scan to the end, the next one from the start begins after so long, and so much longer for
-# each message that was read: little enough of a process's time.
-RESCAN_MS: Final = 1_000
-RESCAN_MS_EACH: Final = 1
-# How far below its end the next scan begins: offers commit in another order than that of their
-# due times, usually by less than this.
-MARGIN_MS: Final = 2_000
-# More than any claim asks for.
-_ALL: Final = 2**31 - 1
-_START: Final = (NO_FLOOR, 0)
-
-
-def permits(interval: float | None, burst: int, spent_until: float | None, now: int) -> int:
-    """Return the number of free permits: one every interval, kept up to the burst."""
-    if interval is None:
-        return _ALL
-    # Counted from the next one, so that there is one from that instant on, however it is rounded.
-    since = now - next_permit(interval, burst, spent_until, now)
-    return min(math.floor(since / interval) + 1, burst) if since >= 0 else 0
-
-
-def next_permit(interval: float, burst: int, spent_until: float | None, now: int) -> float:
-    """Return when the next permit is free: at most one interval from now.
-
-    Only an earlier rule, or a clock that has been set back, leaves more than that spent.
-    """
-    return min((spent_until or 0.0) - (burst - 1) * interval, now + interval)
-
-
-def spend(interval: float, burst: int, spent_until: float | None, now: int, count: int) -> float:
-    """Return until when permits are spent after ``count`` more of them."""
-    return min(max(spent_until or 0.0, now), now + burst * interval) + count * interval
-
-
-class GroupClaim(NamedTuple):
-    """What was leased; whether more may be there, and in how many milliseconds is a permit."""
-
-    rows: list[LeasedRow]
-    has_more: bool = False
-    permit_in: int | None = None
-    # Whether one of the limits that were met is a rate.
-    is_rated: bool = False
-    # Otherwise nothing holds the queue back, and plain claims serve.
-    is_limited: bool = True
-
-
-@dataclass(slots=True)
-class GroupWalk:
-    """How far the claims of one consumer have come: round the groups, and through the ungrouped.
-
-    ``since``: the name from which the next claim looks on, and what that group has left of its
-    turn. ``each``: how many messages of a group it counts on. ``most``: at how many groups it looks
-    at most. ``origin``: where the claims began that found nothing, until they are round.
-    """
-
-    since: str = ""
-    rest: int = 0
-    each: float = 1.0
-    most: int = MANY_GROUPS
-    origin: str | None = None
-    # The earliest next permit of those that were passed since then.
-    permit_at: float | None = None
-    position: tuple[int, int] = _START
-    scanned: int = 0
-    rescan_at: int = 0
-    is_scanned: bool = False
-
-    def ahead(self, kind: str, limit: int, wait: int | None, now: int | None = None) -> Ahead:
-        """Return where a claim of so many messages looks."""
-        groups = min(max(math.ceil(limit / self.each), FEWEST_GROUPS), self.most)
-        rows = SCANNED if self.origin is None else SCANNED_IDLE
-        limit = min(limit, MOST_MESSAGES)
-        return Ahead(kind, limit, self.since, self.rest, groups, *self.position, rows, wait, now)
-
-    def note(self, ahead: Ahead, found: Seen, rows: list[LeasedRow]) -> GroupClaim:
-        """Go on behind what a claim has found; return it."""
-        if found.isolation != "read committed":
-            raise InvalidConfiguration(
-                f"The queue {ahead.kind!r} has limits, and the transaction is at "
-                f"{found.isolation}: it does not see what others have leased since it began. Poll "
-                "outside of it, or at READ COMMITTED."
-            )
-        if found.is_paused is None:
-            return GroupClaim([], is_limited=False)
-        if found.is_paused:
-            return GroupClaim([])
-        if found.queue_permit_at is not None and found.queue_permit_at > found.now:
-            return GroupClaim([], permit_in=_until(found.queue_permit_at, found.now), is_rated=True)
-        self._note_scan(found, ahead.rows, sum(row.group is None for row in rows))
-        if len(rows) < ahead.limit and found.groups == self.most:
-            self.most = MOST_GROUPS
-        self.each = max(found.room / max(found.groups, 1), 1.0)
-        if rows:
-            return self._note_rows(found, rows)
-        return self._note_none(ahead, found)
-
-    def rewind(self) -> None:
-        """Scan from the start again, once the end is reached: something may be due there again."""
-        self.rescan_at = 1
-
-    def _note_rows(self, found: Seen, rows: list[LeasedRow]) -> GroupClaim:
-        self._begin_anew()
-        since = found.last if found.since is None else found.since
-        if since is not None:
-            self.rest = found.rest or 0
-            self.since = since if self.rest else behind(since)
-        return GroupClaim(rows, has_more=True, is_rated=found.is_rated)
-
-    def _note_none(self, ahead: Ahead, found: Seen) -> GroupClaim:
-        if found.permit_at is not None:
-            self.permit_at = min(found.permit_at, self.permit_at or math.inf)
-        if not self._pass_by(ahead, found) or not self.is_scanned:
-            return GroupClaim([], has_more=True, is_rated=found.is_rated)
-        permit_in = None if self.permit_at is None else _until(self.permit_at, found.now)
-        self._begin_anew()
-        return GroupClaim([], permit_in=permit_in, is_rated=found.is_rated)
-
-    def _pass_by(self, ahead: Ahead, found: Seen) -> bool:
-        """Note groups of which nothing was leased; return whether all have been passed.
-
-        Those had a turn of which somebody holds what was to be leased: then the others have one.
-        """
-        is_first = self.origin is None
-        if is_first:
-            self.origin = ahead.since
-        end = found.last if found.since is None else found.since
-        if end is None or (found.since is None and found.groups < ahead.groups):
-            return True
-        self.since, self.rest = behind(end), 0
-        return not is_first and _is_between(str(self.origin), ahead.since, self.since)
-
-    def _begin_anew(self) -> None:
-        self.origin = self.permit_at = None
-
-    def _note_scan(self, found: Seen, asked: int, taken: int) -> None:
-        """Go on behind what was read, unless some of it is still there to be leased.
-
-        But past those all of which somebody holds: they have to wait for the rescan.
-        """
-        self.is_scanned = found.read < asked
-        are_held = taken == 0 < found.wanted
-        if taken < len(found.ids or ()) and not are_held:
-            return
-        self.scanned += found.read
-        if not self.is_scanned:
-            self.position = (found.at, found.id)
-            return
-        self.position = (max(found.at, NO_FLOOR + MARGIN_MS) - MARGIN_MS, 0)
-        if found.now >= self.rescan_at:
-            self.position = _START if self.rescan_at else self.position
-            self.rescan_at = found.now + RESCAN_MS + RESCAN_MS_EACH * self.scanned
-            self.scanned = 0
-
-
-def behind(name: str) -> str:
-    """Return the first name behind this one, in the order of their characters."""
-    return name + "\x01"
-
-
-def _is_between(origin: str, begun: str, end: str) -> bool:
-    """Return whether a way round from ``begun`` to ``end`` leads over the origin."""
-    return begun <= origin <= end if begun < end else origin >= begun or origin <= end
-
-
-def by_turns(rows: list[LeasedRow]) -> list[LeasedRow]:
-    """Return the earliest of each group before the second of any: they are begun in this order."""
-    before: Counter[str | None] = Counter()
-    ranked = []
-    for row in earliest_first(rows):
-        ranked.append((before[row.group], row))
-        before[row.group] += 1
-    ranked.sort(key=itemgetter(0))
-    return [row for _, row in ranked]
-
-
-def _until(at: float, now: int) -> int:
-    return max(math.ceil(at - now), 1)
 
 
 class HeldGroup(NamedTuple):
@@ -343,7 +152,7 @@ class GroupService:
             )
             for row in self._queue._read_groups(limit)
         ]  # fmt: skip
-        return sorted(found, key=lambda each: (not each.reason, each.due_since or _ALL**2))
+        return sorted(found, key=lambda each: (not each.reason, each.due_since or math.inf))
 
 
 def declaration(rules: Groups, declared: str | None, *, is_change: bool) -> dict[str, Any]:

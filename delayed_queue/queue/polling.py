@@ -24,7 +24,7 @@ from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, st
 from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
 from delayed_queue.observe.logs import log_poll
 from delayed_queue.queue.base import QueueBase, T, nothing
-from delayed_queue.queue.groups import GroupClaim, GroupWalk
+from delayed_queue.queue.group_claims import GroupClaim, GroupWalk
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow, RankedRow
 from delayed_queue.queue.store.groups import GroupLease
 from delayed_queue.retries import RetryPolicy
@@ -264,10 +264,12 @@ class Polling(Leasing):
         """
         lease = GroupLease(lease_id, retaken_id, self.lease_duration // MILLISECOND)
         for _ in range(looks):
-            ahead = walk.ahead(self.kind, limit, wait, self._now())
-            found, rows = self._messages.claim_by_group(ahead, lease, using=self.using)
-            claim = walk.note(ahead, found, rows)
-            if rows or not claim.has_more:
+            with self._transaction():
+                claim = walk.claim(
+                    self._messages, self.kind, limit, lease,
+                    wait=wait, now=self._now(), using=self.using,
+                )  # fmt: skip
+            if claim.rows or not claim.has_more:
                 break
         return claim
 

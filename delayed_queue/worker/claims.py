@@ -30,7 +30,7 @@ from delayed_queue.handlers import Manner, Snooze, Treatment
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.models import Message
 from delayed_queue.observe.logs import described, log
-from delayed_queue.queue.groups import GroupClaim, GroupWalk, by_turns
+from delayed_queue.queue.group_claims import GroupClaim, GroupWalk, by_turns
 from delayed_queue.queue.store.claim import (
     LeasedRow,
     RankedRow,
@@ -38,7 +38,6 @@ from delayed_queue.queue.store.claim import (
     earliest_first,
     most_urgent_first,
 )
-from delayed_queue.queue.store.groups import seen
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.queue.store.settle import ExtendedRow
 from delayed_queue.worker.consumers import Consumer
@@ -268,33 +267,19 @@ class ClaimPlan:
         self._walk = consumer.walk
         self.poll = consumer.begin_poll(limit)
         self.lease_id, self.retaken_id = new_lease_id(holder), new_lease_id(holder)
-        self._ahead = None if self._walk is None else self._walk.ahead(
-            consumer.queue.kind, self.poll.limit, TURN_WAIT_MS
-        )  # fmt: skip
-        self._found: GroupClaim | None = None
-        self._asked = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id, self._ahead)
+        self._asked = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id)
         self.steps = list(self._asked.values())
 
-    def note(self, answers: Sequence[list[Row]]) -> None:
-        """Note where the next claim of a queue with limits goes on: from now on it can be made."""
-        found = self._of_statement(answers).get("by_group")
-        if found is not None and self._walk and self._ahead and not self.is_noted:
-            self._found = self._walk.note(self._ahead, *seen(found))
-
-    @property
-    def is_noted(self) -> bool:
-        return self._found is not None
-
     def read(self, answers: Sequence[list[Row]]) -> Turn:
-        """Return what its statements, the last of a round trip, were answered."""
-        self.note(answers)
+        """Return what its statements, the last of a round trip, were answered.
+
+        Of a queue with limits the claim is made here.
+        """
         of_statement = self._of_statement(answers)
         next_due_in = value_of(of_statement.get("next_due_in", ()))
         rules = first_row(RulesRow, of_statement.get("rules", ()))
         if self._walk is not None:
-            return self._of_groups(
-                self._found or self._claim_by_rank(self._walk, rules), next_due_in
-            )
+            return self._of_groups(self._claim_by_rank(self._walk, rules), next_due_in)
         claimed = self._claimed(of_statement["claimed"])
         if rules is not None and not claimed and not rules.is_paused:
             self.consumer.walk = GroupWalk()
@@ -314,7 +299,7 @@ class ClaimPlan:
         return Turn(by_turns(claim.rows), min(waits, default=None), True, claim.has_more)
 
     def _claim_by_rank(self, walk: GroupWalk, rules: RulesRow | None) -> GroupClaim:
-        """Claim from several kinds, the most urgent first, one of which has limits."""
+        """Claim from the kinds of the queue, the most urgent first, one of which has limits."""
         if rules is None or rules.is_paused:
             return GroupClaim([], is_limited=rules is not None)
         rows: list[LeasedRow] = []

@@ -13,7 +13,7 @@ from typing import Any, Final
 from delayed_queue.db.statements import Step
 from delayed_queue.handlers import Handler, Verdict, judge
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.queue.groups import GroupWalk
+from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import (
     NO_FLOOR,
@@ -23,7 +23,6 @@ from delayed_queue.queue.store.claim import (
     looking_ahead_ranked,
     trying_alone,
 )
-from delayed_queue.queue.store.groups import Ahead, GroupLease, claiming_by_group
 from delayed_queue.queue.store.limits import reading_rules
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.worker.store import NOT_SCANNED, SlowestScan
@@ -385,21 +384,13 @@ class Consumer:
         if result.is_full(poll) and result.latest is not None:
             self.share.overdue_since = result.latest
 
-    def claim_steps(
-        self, poll: Poll, lease_id: str, retaken_id: str, ahead: Ahead | None
-    ) -> dict[str, Step]:
+    def claim_steps(self, poll: Poll, lease_id: str, retaken_id: str) -> dict[str, Step]:
         """Return, by what it answers, each statement of a poll that leases what it finds.
 
-        Of a queue with limits that is one of several kinds those before the claims, each of which
-        is a transaction of its own.
+        Of a queue with limits those before the claims, each of which is a transaction of its own.
         """
-        if ahead is not None and len(poll.kinds) > 1:
+        if self.walk is not None:
             return {"rules": self.rules, **self._ahead(poll)}
-        if ahead is not None:
-            lease = GroupLease(lease_id, retaken_id, self.queue.lease_duration // MILLISECOND)
-            *before, by_group = claiming_by_group(ahead, lease)
-            steps = {f"turn_{place}": step for place, step in enumerate(before)}
-            return {**self._ahead(poll), **steps, "by_group": by_group}
         claim = self._claim(poll, lease_id, retaken_id)
         if not poll.asks_ahead:
             return {"claimed": claim}

@@ -142,11 +142,6 @@ class Dispatcher:
         """Have no room kept any more for what a claim may bring: it has been made, or failed."""
         self._plans.discard(plan)
 
-    def postpone(self, plan: ClaimPlan) -> None:
-        """Claim of its queue a little later: a claim waited for its turn for too long."""
-        if plan.consumer.walk is not None:
-            plan.consumer.schedule.wait_for_turn()
-
     def refuse(self, consumer: Consumer, error: BaseException) -> None:
         """Report that the database refuses a claim, and leave the queue alone for a while."""
         self._refusals.report_claim(consumer.queue.name, error)
@@ -155,9 +150,7 @@ class Dispatcher:
     def _waits_for_plan(self, consumer: Consumer) -> bool:
         """Return whether a claim is being made beside which the consumer cannot make another."""
         is_alone = consumer.is_strict or consumer.walk is not None
-        return is_alone and any(
-            plan.consumer is consumer and not plan.is_noted for plan in self._plans
-        )
+        return is_alone and any(plan.consumer is consumer for plan in self._plans)
 
     def _in_turn(self) -> Iterator[Consumer]:
         """Yield the consumers in the order they are to claim in.

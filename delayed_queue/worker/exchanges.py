@@ -229,8 +229,6 @@ class Exchanges:
     def _receive(self) -> Exchange:
         oldest = self._sent.popleft()
         self._free.append(oldest.receive())
-        if oldest.plan is not None and oldest.error is None:
-            oldest.plan.note(oldest.answers)
         return oldest
 
     def _begin(self, plan: ClaimPlan | None) -> Exchange | None:
@@ -286,10 +284,7 @@ class Exchanges:
         self.finish()
         self._deferral.begin()
         if exchange.plan is not None:
-            # It may have been the turn of a queue with limits, which a poll in another
-            # transaction keeps: what was handled is written without a claim.
-            self._dispatcher.postpone(exchange.plan)
-            self._make(None)
+            self._make(None)  # what nobody holds
 
     def _is_first_stale(self, error: Error | ResourceUnavailable) -> bool:
         """True once for a prepared statement that is stale: a new connection prepares it anew."""
@@ -397,5 +392,6 @@ class Exchanges:
                 return 0
             self._unanswered.append(plan)
             raise
-        self._batches_fill = brought * 2 >= plan.consumer.limit
+        # A claim of a queue with limits is made alone.
+        self._batches_fill = plan.consumer.walk is None and brought * 2 >= plan.consumer.limit
         return brought

@@ -16,7 +16,7 @@ from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
 from delayed_queue.observe.instruments import awrap, wrap
 from delayed_queue.observe.logs import log
-from delayed_queue.queue.groups import GroupWalk
+from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import NO_FLOOR
 from delayed_queue.worker.consumers import FIRST_WINDOW, IDLE, Consumer, full_scan_pause

@@ -105,10 +105,10 @@ FROM generate_series(1, 100) AS n
 # A hundred workers alive; the rest fell silent one by one, a second apart.
 _WORKERS: Final = """
 INSERT INTO delayed_queue_worker (
-    name, host, pid, queues, version, "startedAt", "heartbeatAt", rates
+    name, host, pid, holder, queues, version, "startedAt", "heartbeatAt", rates
 )
 SELECT
-    'worker-' || n, 'host', n, '["bulk", "due"]', '1.0', 0,
+    'worker-' || n, 'host', n, lpad(to_hex(n), 8, '0'), '["bulk", "due"]', '1.0', 0,
     %(now)s - CASE WHEN n < 100 THEN n * 100 ELSE n * 1000 END, '{"bulk": 2.5}'
 FROM (SELECT i * 7919::bigint %% 10000 AS n FROM generate_series(1, 10000) AS i) AS scrambled
 """

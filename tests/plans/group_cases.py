@@ -34,24 +34,35 @@ def looks() -> list[Case]:
             "GROUPS_AHEAD", {**ONE, "since": "zz", "groups": 32, "now": NOW},
             {GROUPS, HELD, PAUSES}, rows=6, buffers=60,
         ),
+        *(
+            Case(
+                "UNGROUPED_AHEAD", {"kind": kind, "at": at, "id": 0, "rows": 500, "now": NOW},
+                {DUE}, n=500, rows=1, buffers=3,
+            )
+            for kind, at in (("grouped|json", NO_FLOOR), ("one|json", NOW - 3000))
+        ),
     ]  # fmt: skip
 
 
-def claims() -> list[Case]:
-    """As many messages as groups are looked at, and a few; no more are read or sorted for it."""
-    claim: dict[str, Any] = {
-        "rest": 0, "id": 0, "rows": 100, "now": NOW, "lease_id": "mine", "retaken_id": "again",
-        "lease": LEASE, "wait": None,
+def leases() -> list[Case]:
+    """As many messages as are leased, and a few; no more are read or sorted for it."""
+    lease: dict[str, Any] = {
+        **KIND, "lease_id": "mine", "retaken_id": "again", "lease": LEASE, "now": NOW,
+        "ungrouped": [1], "number": 1, "heads": [1], "head_groups": ["group-000"],
     }  # fmt: skip
+
+    def shares(groups: list[str]) -> dict[str, Any]:
+        n = len(groups)
+        return {"groups": groups, "numbers": [2] * n, "retaken": [1] * n, "fresh": [2] * n}
+
     return [
-        Case(
-            "CLAIM_BY_GROUP",
-            {**claim, **kind, "since": since, "limit": n, "groups": n, "at": at},
-            {GROUPS, DUE, PRIMARY, PAUSES}, n=n + 110, rows=12, buffers=120, fixed=600,
-        )
-        for kind, at in ((KIND, NO_FLOOR), (ONE, NOW - 3000), (ORDERED, NO_FLOOR))
-        for n in (1, 100, 256)
-        for since in ("", "group-190")
+        *(
+            Case(
+                "LEASE_GROUPS", {**lease, **shares([f"group-{each:03}" for each in range(n)])},
+                {GROUPS, HELD, PRIMARY}, n=n, rows=12, buffers=120, fixed=300,
+            )
+            for n in (1, 100)
+        ),
     ]  # fmt: skip
 
 
@@ -63,6 +74,10 @@ def limits() -> list[Case]:
     }  # fmt: skip
     group = {**KIND, "group": "group-010"}
     return [
+        Case(
+            "SPEND", {**KIND, "groups": ["group-010", "new"], "until": [1.0, 1.0]}, {PAUSES},
+            n=2, buffers=40,
+        ),
         Case("DECLARE", {**KIND, **rules}, {PAUSES}, rows=4, buffers=40),
         Case("DECLARE", {"kind": "new|json", **rules}, {PAUSES}, rows=4, buffers=40),
         Case("LIMIT_GROUP", {**group, **none, "weight": 2}, {PAUSES}, buffers=40),
@@ -73,4 +88,4 @@ def limits() -> list[Case]:
     ]  # fmt: skip
 
 
-GROUP_CASES: Final = [*looks(), *claims(), *limits()]
+GROUP_CASES: Final = [*looks(), *leases(), *limits()]

@@ -8,9 +8,10 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue.queue.groups import MOST_GROUPS
-from delayed_queue.queue.store.claim import CLAIM, CONSUME, NO_FLOOR, LeasedRow
-from delayed_queue.queue.store.groups import CLAIM_BY_GROUP, GROUPS_AHEAD, Seen
+from delayed_queue.queue.dealing import candidate
+from delayed_queue.queue.group_claims import MOST_GROUPS
+from delayed_queue.queue.store.claim import CLAIM, CONSUME, NO_FLOOR
+from delayed_queue.queue.store.groups import GROUPS_AHEAD, LEASE_GROUPS, GroupRow
 from tests.plans.case import LEASE
 from tests.plans.conftest import NOW
 from tests.plans.explain import Plan, explain
@@ -62,6 +63,37 @@ def test_g8_messages_without_a_group_are_in_none_of_the_indexes(tables: psycopg.
     assert all('("group" IS NOT NULL)' in each for (each,) in predicates)
 
 
+_ONE_GROUP: Final = """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "group"
+)
+SELECT %(group)s || n, 'large|json', 'x', n, n, n, %(group)s
+FROM generate_series(%(first)s::integer, 100000) AS n
+"""
+
+
+@pytest.mark.parametrize("tables", ["analyzed"], indirect=True)
+@pytest.mark.parametrize("generic", [False, True])
+def test_g7_the_messages_of_a_large_group_cost_a_small_one_nothing(
+    tables: psycopg.Connection[Any], generic: bool
+):
+    """Though the planner knows of no other group than the large one."""
+    with tables.transaction(force_rollback=True):
+        tables.execute("TRUNCATE delayed_queue")
+        tables.execute(_ONE_GROUP, {"group": "a group of many", "first": 1})
+        tables.execute("ANALYZE delayed_queue")
+        tables.execute(_ONE_GROUP, {"group": "few", "first": 100_000})
+        lease = {
+            "kind": "large|json", "now": NOW, "lease_id": "x", "retaken_id": "y", "lease": LEASE,
+            "ungrouped": [], "number": 0, "heads": [], "head_groups": [],
+            "groups": ["few", "a group of many"], "numbers": [1, 9], "retaken": [1, 9],
+            "fresh": [1, 9],
+        }  # fmt: skip
+        plan = explain(tables, LEASE_GROUPS, lease, generic=generic)
+    tables.execute("ANALYZE delayed_queue")  # a rollback does not restore how many rows there are
+    assert plan.rows_read() <= 50
+
+
 _HELD_BACK: Final = """
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid",
@@ -91,15 +123,8 @@ def test_g7_a_million_held_back_of_ten_thousand_groups_cost_a_claim_no_more(
         plan = explain(filled, GROUPS_AHEAD, look, generic=True)
         assert plan.rows_read() <= 4 * MOST_GROUPS
         assert plan.buffers <= 20 * MOST_GROUPS
-        claim = {
-            **look, "limit": 500, "rest": 0, "at": NO_FLOOR, "id": 0, "rows": 500,
-            "lease_id": "x", "retaken_id": "y", "lease": LEASE,
-        }  # fmt: skip
-        plan = explain(filled, CLAIM_BY_GROUP, claim, generic=True)
-        assert plan.rows_read() <= 4 * MOST_GROUPS + 500
-        assert plan.buffers <= 20 * MOST_GROUPS + 1000
         started = time.perf_counter()
-        (row,) = filled.execute(CLAIM_BY_GROUP, claim).fetchall()
+        rows = [GroupRow(*each) for each in filled.execute(GROUPS_AHEAD, look)]
         print(f"{(time.perf_counter() - started) / MOST_GROUPS * 1e6:.0f} µs a group")  # noqa: T201
-        assert row[5:7] == (MOST_GROUPS, "tenant-09511")
-        assert row[len(Seen._fields) :] == (None,) * len(LeasedRow._fields)
+    assert (len(rows), rows[-1].name) == (MOST_GROUPS, "tenant-09511")
+    assert not any(candidate(row).room for row in rows)

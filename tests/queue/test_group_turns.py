@@ -1,4 +1,4 @@
-"""The turns of groups: both stores deal them out alike."""
+"""The turns of groups, and that both stores find and lease alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
-from delayed_queue.queue.groups import next_permit, permits
+from delayed_queue.queue.dealing import deal, hand_out, next_permit, permits
 from delayed_queue.testing import InMemoryQueue, ManualClock
 
 pytestmark = pytest.mark.django_db
@@ -114,6 +114,40 @@ def test_both_stores_deal_out_the_same_turns(
         for queue in queues:
             fill(queue, clock, step.offered, number)
             weigh(queue, step.weights)
+
+
+@given(
+    limit=st.integers(1, 200),
+    asked=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 60)), min_size=1, max_size=8),
+    first=st.integers(0, 9),
+)
+def test_turns_are_dealt_out_one_after_the_other(
+    limit: int, asked: list[tuple[int, int]], first: int
+):
+    first = min(first, asked[0][0])
+    left = [room for _, room in asked]
+    turns: list[tuple[int, int]] = []
+    while limit > sum(number for _, number in turns) and any(left):
+        for at, (weight, _) in enumerate(asked):
+            is_first = first and at == 0 and len(turns) == 0
+            number = min(first if is_first else weight, left[at])
+            left[at] -= number
+            turns += [(at, number)] if number else []
+    given = [0] * len(asked)
+    last, rest = len(asked) - 1, 0
+    for at, number in turns:
+        if limit:
+            given[at] += min(number, limit)
+            last, rest = at, number - min(number, limit)
+            limit -= min(number, limit)
+    assert deal(sum(given) + limit, asked, first) == (given, last, rest)
+
+
+@given(limit=st.integers(0, 100), rooms=st.lists(st.integers(0, 50)))
+def test_without_turns_the_first_gets_all_it_may_have(limit: int, rooms: list[int]):
+    given = hand_out(limit, rooms)
+    assert sum(given) == min(limit, sum(rooms))
+    assert given == [min(room, max(limit - sum(rooms[:at]), 0)) for at, room in enumerate(rooms)]
 
 
 @given(

@@ -53,9 +53,10 @@ def losing(
     *,
     pattern: str = OFFER,
     stage: Stage = Stage.COMMITTED,
+    after: str = "",
 ) -> T:
     """Return what the call does whose statement is held there, and then cut off."""
-    aim = proxy.aim_at(pattern, stage)
+    aim = proxy.aim_at(pattern, stage, after=after)
     with calling(call) as held:
         aim.wait()
         meanwhile()

@@ -16,7 +16,7 @@ from delayed_queue import DelayedQueue, Envelope, Groups, RetryPolicy, Scheduled
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import handler
 from delayed_queue.models import Limit, Message
-from delayed_queue.queue.groups import by_turns
+from delayed_queue.queue.group_claims import by_turns
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.groups import TAKE_TURN
 from tests.support.operations import PAST

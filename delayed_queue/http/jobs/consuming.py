@@ -57,7 +57,7 @@ from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import Limit, Message
 from delayed_queue.queue.base import nothing
-from delayed_queue.queue.groups import GroupWalk
+from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.polling import MOST_LOOKS, TRUST_SECONDS
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import LeasedRow

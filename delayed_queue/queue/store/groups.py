@@ -1,42 +1,178 @@
-"""Claim by group: look who may be leased, deal out turns, lease so much of each, spend permits."""
+"""Claim by group: look at the groups, lease so much of each, note the permits that are spent.
+
+Three statements of one transaction. What each group gets is decided between them, in Python: see
+``delayed_queue.queue.dealing``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, LiteralString, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
-from delayed_queue.db.sql import Row, rows_of
-from delayed_queue.db.statements import Step
+from delayed_queue.db.sql import CLOCK, first_row, row_of, rows_of, value_of
 from delayed_queue.queue.store.claim import LeasedRow, earliest_first, limiting_waits
-from delayed_queue.queue.store.fragments import (
-    FOUND_GROUPS,
-    HEAD_OF_GROUP,
-    IS_GROUP_BLOCKED,
-    KIND_LOCK,
-    LEASE_ROWS,
-    LEASED,
-    OF_EACH_GROUP,
-    UNGROUPED_AHEAD,
-)
+from delayed_queue.queue.store.fragments import KIND_LOCK, LEASED, LEASING
+from delayed_queue.queue.store.limits import RulesRow, reading_rules
 
 # Be the only one who claims of the kind by group, until the end of the transaction. A statement of
-# its own before the one that looks: that has a snapshot of its own, so it sees every lease that the
-# holder before has committed. That is so at READ COMMITTED alone; at others nothing is leased.
+# its own: those that follow have a snapshot of their own, so they see every lease that the holder
+# before has committed. That is so at READ COMMITTED alone, which the caller checks.
 # Reads: nothing.
 TAKE_TURN: Final[LiteralString] = (
     """
-SELECT pg_advisory_xact_lock("""
+SELECT current_setting('transaction_isolation')
+WHERE pg_advisory_xact_lock("""
     + KIND_LOCK
     + """) IS NOT NULL
 """
 )
 
 
+def _lap(name: LiteralString, first: LiteralString, rest: LiteralString) -> LiteralString:
+    """Return the CTE that steps from group to group, with what bounds the first step and others."""
+    return (
+        name
+        + """ (name, due_at, id, place) AS (
+    (
+        SELECT "group", "scheduledAt", id, 1
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND "lockUuid" IS NULL
+            AND """
+        + first
+        + """
+        ORDER BY "group", "scheduledAt", id
+        LIMIT 1
+    )
+    UNION ALL
+    SELECT next."group", next."scheduledAt", next.id, """
+        + name
+        + """.place + 1
+    FROM """
+        + name
+        + """
+    CROSS JOIN LATERAL (
+        SELECT "group", "scheduledAt", id
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND "lockUuid" IS NULL
+            AND "group" > """
+        + name
+        + """.name
+        ORDER BY "group", "scheduledAt", id
+        LIMIT 1
+    ) AS next
+    WHERE """
+        + rest
+        + """
+)"""
+    )
+
+
+_LEASES: Final[LiteralString] = """
+        SELECT "group", NULL::bigint, NULL::bigint, 1, "scheduledAt"
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND "lockUuid" IS NOT NULL
+            AND """
+
+# The groups from the name "since" on and round to it. First those of which a message waits: a
+# loose scan, one descent of the index for a group, however many messages it has. Then all leases
+# of groups between the first and the last of these, or of all groups where there are no more: a
+# group may have nothing else. Leases that ran out count: each keeps its slot until it is taken
+# again in it, so a late extension finds it free.
+# They are put together by their names, not joined: two CTEs, of which the planner knows nothing,
+# it would join row by row.
+_FOUND: Final[LiteralString] = (
+    CLOCK.replace("WITH", "WITH RECURSIVE", 1)
+    + """,
+rule AS MATERIALIZED (
+    SELECT
+        "isOrdered" AS is_ordered, "blocksOnDead" AS blocks,
+        CASE WHEN "group" = '' THEN concurrency END AS concurrency,
+        CASE WHEN "group" = '' THEN interval END AS interval,
+        CASE WHEN "group" = '' THEN burst END AS burst
+    FROM delayed_queue_limit
+    WHERE "pKind" = %(kind)s
+    ORDER BY "group"
+    LIMIT 1
+),
+own AS MATERIALIZED (
+    SELECT EXISTS (
+        SELECT
+        FROM delayed_queue_limit
+        WHERE "pKind" = %(kind)s
+            AND "group" > ''
+    ) AS are_there
+),
+"""
+    + _lap("ahead", """"group" >= %(since)s::varchar""", "ahead.place < %(groups)s::integer")
+    + """,
+lap AS MATERIALIZED (
+    SELECT count(*) AS groups
+    FROM ahead
+),
+"""
+    + _lap(
+        "behind",
+        """"group" < %(since)s::varchar
+            AND (SELECT groups FROM lap) < %(groups)s::integer""",
+        """next."group" < %(since)s::varchar
+        AND behind.place + (SELECT groups FROM lap) < %(groups)s::integer""",
+    )
+    + """,
+found AS (
+    SELECT
+        name, max(due_at) AS due_at, max(id) AS id, sum(lease) AS held,
+        count(*) FILTER (WHERE leased_until > (SELECT now FROM clock)) AS live,
+        min(leased_until) AS leased_until
+    FROM (
+        SELECT name, due_at, id, 0 AS lease, NULL::bigint AS leased_until
+        FROM ahead
+        UNION ALL
+        SELECT name, due_at, id, 0, NULL
+        FROM behind
+        UNION ALL"""
+    + _LEASES
+    + """"group" >= %(since)s::varchar
+            AND "group" <= COALESCE(
+                (SELECT name FROM ahead WHERE place = %(groups)s::integer),
+                (
+                    SELECT "group"
+                    FROM delayed_queue
+                    WHERE "pKind" = %(kind)s
+                        AND "lockUuid" IS NOT NULL
+                        AND "group" IS NOT NULL
+                    ORDER BY "group" DESC, "scheduledAt" DESC, id DESC
+                    LIMIT 1
+                )
+            )
+        UNION ALL"""
+    + _LEASES
+    + """"group" < %(since)s::varchar
+            AND "group" <= COALESCE(
+                (
+                    SELECT name
+                    FROM behind
+                    WHERE place + (SELECT groups FROM lap) = %(groups)s::integer
+                ),
+                %(since)s::varchar
+            )
+            AND (SELECT groups FROM lap) < %(groups)s::integer
+    ) AS each
+    GROUP BY name
+)"""
+)
+
+# What holds for each of these groups, and what of it may be leased. "due" counts the messages that
+# are due and not leased, up to two; one where no more than one may be leased. In a queue in order,
+# "waits_until" is when the last message that was begun and waits for a retry is due, and "head" is
+# the one to lease next: what was begun goes first.
 # Reads: delayed_queue__GroupPlusScheduledAtIndex, delayed_queue__GroupPlusLeasedUntilIndex,
 # delayed_queue__GroupPlusLockUuidIndex, limit_kind_group, dead_letter_of_group.
 GROUPS_AHEAD: Final[LiteralString] = (
-    FOUND_GROUPS
+    _FOUND
     + """
 SELECT
     found.name, LEAST(found.due_at, found.leased_until),
@@ -44,271 +180,157 @@ SELECT
     COALESCE(rule.is_ordered, false),
     COALESCE(own.concurrency, rule.concurrency), COALESCE(own.weight, 1),
     COALESCE(own.interval, rule.interval), COALESCE(own.burst, rule.burst, 1), own."spentUntil",
-    own."pausedAt" IS NOT NULL, """
-    + IS_GROUP_BLOCKED
-    + """, found.held, found.live, retry.waits_until,
-    CASE WHEN rule.is_ordered AND found.live = 0 THEN """
-    + HEAD_OF_GROUP
-    + """ END, (SELECT now FROM clock)"""
-    + OF_EACH_GROUP
-    + """
+    own."pausedAt" IS NOT NULL,
+    COALESCE(rule.blocks, false) AND EXISTS (
+        SELECT
+        FROM delayed_queue_dead_letter
+        WHERE "pKind" = %(kind)s
+            AND "group" = found.name
+            AND "diedAt" > COALESCE(own."resumedAt", -9223372036854775808)
+    ),
+    found.held, found.live, found.due_at IS NOT NULL,
+    CASE
+        WHEN found.due_at IS NULL OR found.due_at > (SELECT now FROM clock) THEN 0
+        WHEN rule.is_ordered OR COALESCE(own.concurrency, rule.concurrency) - found.held <= 1
+            OR NOT EXISTS (
+                SELECT
+                FROM delayed_queue
+                WHERE "pKind" = %(kind)s
+                    AND "group" = found.name
+                    AND "lockUuid" IS NULL
+                    AND ("scheduledAt", id) > (found.due_at, found.id)
+                    AND "scheduledAt" <= (SELECT now FROM clock)
+            ) THEN 1
+        ELSE 2
+    END,
+    retry.waits_until,
+    CASE WHEN rule.is_ordered AND found.live = 0 THEN COALESCE(
+        CASE WHEN found.held > 0 THEN (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "group" = found.name
+                AND "lockUuid" IS NOT NULL
+            ORDER BY "group", "scheduledAt", id
+            LIMIT 1
+        ) END,
+        CASE WHEN retry.waits_until IS NOT NULL THEN (
+            SELECT id
+            FROM delayed_queue
+            WHERE "pKind" = %(kind)s
+                AND "group" = found.name
+                AND "lockUuid" IS NULL
+                AND "scheduledAt" > "scheduledAtInitially"
+            ORDER BY "group", "lockUuid", "scheduledAt", id
+            LIMIT 1
+        ) END,
+        found.id
+    ) END,
+    (SELECT now FROM clock)
+FROM found
+LEFT JOIN rule ON true
+LEFT JOIN LATERAL (
+    SELECT concurrency, weight, interval, burst, "spentUntil", "pausedAt", "resumedAt"
+    FROM delayed_queue_limit
+    WHERE "pKind" = %(kind)s
+        AND "group" = found.name
+        AND (SELECT are_there FROM own)
+    OFFSET 0
+) AS own ON true
+LEFT JOIN LATERAL (
+    SELECT "scheduledAt" AS waits_until
+    FROM delayed_queue
+    WHERE "pKind" = %(kind)s
+        AND "group" = found.name
+        AND "lockUuid" IS NULL
+        AND "scheduledAt" > "scheduledAtInitially"
+        AND rule.is_ordered
+        AND found.live = 0
+    ORDER BY "lockUuid" DESC, "scheduledAt" DESC
+    LIMIT 1
+) AS retry ON true
 ORDER BY found.name < %(since)s::varchar, found.name
 """
 )
 
-# How many messages the queue has permits for, of those that are asked for, and from when on.
-_ASKED: Final[LiteralString] = """
-asked AS MATERIALIZED (
-    SELECT permit_at, CASE
-        WHEN is_paused OR current_setting('transaction_isolation') <> 'read committed' THEN 0
-        WHEN permit_at > now THEN 0
-        ELSE LEAST(
-            %(limit)s::integer,
-            CASE WHEN queue_interval IS NOT NULL
-                THEN LEAST(floor((now - permit_at) / queue_interval) + 1, queue_burst)
-            END
-        )::integer
-    END AS most
-    FROM (
-        SELECT is_paused, queue_interval, queue_burst,
-            LEAST(
-                COALESCE(queue_spent_until, 0) - (queue_burst - 1) * queue_interval,
-                (SELECT now FROM clock) + queue_interval
-            ) AS permit_at
-        FROM rule
-    ) AS each
-    CROSS JOIN clock
-)"""
-
-# What may be leased of each group ("room"): of those whose lease ran out at most "retaken", of
-# others at most "fresh", which is 1 where no more is due; else there may be less than that. In
-# order, and where it is one, it is the "first", by its id.
-# The place is that of its turn: by the names from "since" on and round to it, and where they begin
-# anew those without a group; where it is not fair, that of the most overdue.
-_LOOKED: Final[LiteralString] = (
-    """
-looked AS MATERIALIZED (
-    SELECT name, first, retaken, fresh, interval, burst, spent_until, permit_at,
-        CASE
-            WHEN NOT is_open OR permit_at > (SELECT now FROM clock) THEN 0
-            ELSE LEAST(
-                retaken + fresh,
-                CASE WHEN interval IS NOT NULL THEN LEAST(
-                    floor(((SELECT now FROM clock) - permit_at) / interval) + 1, burst
-                ) END
-            )::integer
-        END AS room,
-        weight, place,
-        CASE WHEN name = %(since)s::varchar AND %(rest)s::integer > 0
-            THEN GREATEST(weight - %(rest)s::integer, 0) ELSE 0 END AS skipped
-    FROM (
-        SELECT
-            found.name,
-            own."pausedAt" IS NULL AND NOT ("""
-    + IS_GROUP_BLOCKED
-    + """) AS is_open,
-            CASE WHEN NOT rule.is_fair THEN LEAST(found.due_at, found.leased_until)
-                WHEN found.name >= %(since)s::varchar THEN 0 ELSE 2 END AS place,
-            CASE WHEN rule.is_fair THEN COALESCE(own.weight, 1) ELSE %(limit)s::integer END
-                AS weight,
-            COALESCE(own.interval, rule.interval) AS interval,
-            COALESCE(own.burst, rule.burst, 1) AS burst,
-            own."spentUntil" AS spent_until,
-            CASE WHEN LEAST(found.due_at, found.leased_until) <= (SELECT now FROM clock)
-                THEN LEAST(
-                    COALESCE(own."spentUntil", 0) - (COALESCE(own.burst, rule.burst, 1) - 1)
-                        * COALESCE(own.interval, rule.interval),
-                    (SELECT now FROM clock) + COALESCE(own.interval, rule.interval)
-                )
-            END AS permit_at,
-            CASE
-                WHEN rule.is_ordered THEN CASE WHEN found.live = 0 THEN """
-    + HEAD_OF_GROUP
-    + """ END
-                WHEN found.held = found.live THEN found.id
-            END AS first,
-            CASE
-                WHEN rule.is_ordered THEN 0
-                WHEN COALESCE(own.concurrency, rule.concurrency) IS NULL
-                THEN found.held - found.live
-                ELSE LEAST(
-                    found.held - found.live,
-                    GREATEST(COALESCE(own.concurrency, rule.concurrency) - found.live, 0)
-                )
-            END AS retaken,
-            CASE
-                WHEN rule.is_ordered THEN (
-                    found.live = 0
-                    AND LEAST(found.due_at, found.leased_until) <= (SELECT now FROM clock)
-                    AND COALESCE(retry.waits_until <= (SELECT now FROM clock), true)
-                )::integer
-                WHEN COALESCE(found.due_at > (SELECT now FROM clock), true) THEN 0
-                WHEN COALESCE(own.concurrency, rule.concurrency) <= found.held THEN 0
-                WHEN COALESCE(own.concurrency, rule.concurrency) - found.held = 1
-                    OR NOT EXISTS (
-                        SELECT
-                        FROM delayed_queue
-                        WHERE "pKind" = %(kind)s
-                            AND "group" = found.name
-                            AND "lockUuid" IS NULL
-                            AND ("scheduledAt", id) > (found.due_at, found.id)
-                            AND "scheduledAt" <= (SELECT now FROM clock)
-                    ) THEN 1
-                ELSE COALESCE(
-                    COALESCE(own.concurrency, rule.concurrency) - found.held,
-                    %(limit)s::integer + 10000
-                )
-            END AS fresh"""
-    + OF_EACH_GROUP
+# The messages without a group among the next that are due, behind a position; how many were read,
+# and the last of them. There may be any number of messages of groups in between, so the number
+# that is read is bounded, and the caller goes on from there.
+# Reads: delayed_queue__KindPlusScheduledAtIndex.
+UNGROUPED_AHEAD: Final[LiteralString] = (
+    CLOCK
     + """
-
-        UNION ALL
-        SELECT
-            NULL::varchar COLLATE "C", true,
-            CASE WHEN rule.is_fair THEN 1 ELSE -9223372036854775808 END,
-            CASE WHEN rule.is_fair THEN 1 ELSE %(limit)s::integer END, NULL, 1, NULL, NULL, NULL, 0,
-            cardinality(scanned.ids)
-        FROM scanned
-        CROSS JOIN rule
-        WHERE scanned.ids IS NOT NULL
-    ) AS each
-)"""
+SELECT
+    COALESCE(array_agg(id ORDER BY "scheduledAt", id) FILTER (WHERE "group" IS NULL), '{}'),
+    count(*),
+    COALESCE((array_agg("scheduledAt" ORDER BY "scheduledAt", id))[count(*)], %(at)s::bigint),
+    COALESCE((array_agg(id ORDER BY "scheduledAt", id))[count(*)], %(id)s::bigint)
+FROM (
+    SELECT id, "scheduledAt", "group"
+    FROM (
+        SELECT id, "scheduledAt", "group"
+        FROM delayed_queue
+        WHERE "pKind" = %(kind)s
+            AND ("scheduledAt", id) > (%(at)s::bigint, %(id)s::bigint)
+            AND "scheduledAt" <= (SELECT now FROM clock)
+        ORDER BY "scheduledAt", id
+        LIMIT (SELECT %(rows)s::integer)
+    ) AS due
+    LIMIT %(rows)s::integer
+) AS read
+"""
 )
 
-# The turns that deal out what is asked: each group gets its weight at every one of those that are
-# needed, and of the last one ("more") so much as is left ("last"), which is less for one of them:
-# that has a "rest". What was "skipped" a group had at its turn in the claim before. The number of
-# turns: each group is full at one ("full_at"); until the next is, those still open get theirs.
-_SHARE: Final[LiteralString] = """
-wanted AS MATERIALIZED (
-    SELECT sum(room) AS room
-    FROM looked
-    WHERE room > 0
-),
-turns AS MATERIALIZED (
-    SELECT CASE
-        WHEN (SELECT room FROM wanted) <= (SELECT most FROM asked) THEN %(limit)s::integer + 10000
-        ELSE (
-            SELECT GREATEST(ceil(
-                ((SELECT most FROM asked) - full_room + open_skipped) / open_weight
-            ), 1)::integer
-            FROM (
-                SELECT
-                    full_at,
-                    COALESCE(sum(room) OVER (
-                        ORDER BY full_at, name ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-                    ), 0) AS full_room,
-                    sum(weight) OVER still_open AS open_weight,
-                    sum(skipped) OVER still_open AS open_skipped
-                FROM (
-                    SELECT name, room, weight::numeric AS weight, skipped,
-                        (room + skipped) / weight::numeric AS full_at
-                    FROM looked
-                    WHERE room > 0
-                ) AS each
-                WINDOW still_open AS (
-                    ORDER BY full_at, name ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
-                )
-            ) AS each
-            WHERE (SELECT most FROM asked) <= full_room + open_weight * full_at - open_skipped
-            ORDER BY full_at
-            LIMIT 1
-        )
-    END AS most
-),
-rounds AS MATERIALIZED (
-    SELECT most, (SELECT most FROM asked) - CASE WHEN most > 1 THEN (
-        SELECT sum(LEAST(room, GREATEST(weight::bigint * (turns.most - 1) - skipped, 0)))
-        FROM looked
-        WHERE room > 0
-    ) ELSE 0 END AS remain
-    FROM turns
-),
-share AS MATERIALIZED (
-    SELECT name, first, retaken, fresh, place, (before + last)::integer AS number,
-        more - last AS rest, (before + last + skipped + weight - 1) / weight AS turn
-    FROM (
-        SELECT *, LEAST(more, GREATEST(
-                remain + more - sum(more) OVER (ORDER BY place, name ROWS UNBOUNDED PRECEDING), 0
-            ))::integer AS last
-        FROM (
-            SELECT name, first, retaken, fresh, place, weight, skipped, before, remain,
-                LEAST(room, weight::bigint * turns - skipped)::integer - before AS more
-            FROM (
-                SELECT looked.*, rounds.most AS turns, rounds.remain, LEAST(
-                    room, GREATEST(weight::bigint * (rounds.most - 1) - skipped, 0)
-                )::integer AS before
-                FROM looked
-                CROSS JOIN rounds
-                WHERE room > 0
-            ) AS each
-        ) AS each
-    ) AS each
-    WHERE before + last > 0
-),
-last AS (
-    SELECT
-        CASE
-            WHEN name IS NOT NULL THEN name
-            WHEN (SELECT groups FROM lap) < %(groups)s::integer THEN ''
-        END AS name,
-        rest
-    FROM share
-    WHERE (SELECT is_fair FROM rule)
-    ORDER BY turn DESC, place DESC, name DESC
-    LIMIT 1
-)"""
-
 _OF_GROUP: Final[LiteralString] = """
+                    SELECT id
+                    FROM delayed_queue
+                    WHERE "pKind" = %(kind)s
+                        AND "group" = asked.name
+                        AND ("group", "scheduledAt") <= (asked.name, (SELECT now FROM clock))
+                        AND "lockUuid" """
+
+# Lease of each group so many: of those whose lease ran out at most "retaken", of others at most
+# "fresh". Of a queue in order the "heads", and of messages without a group the first so many of
+# those named. What somebody holds is passed over, and in order nothing is taken in its place. All
+# are looked at again in their newest version: a message that was moved to another group counts
+# there, so it is left out. Due times are compared together with the group: alone they would let the
+# planner go through all that is due of the queue for the few messages of one group.
+# Only under the turn of the kind: what is leased meanwhile is nobody's.
+# Reads: the primary key, delayed_queue__GroupPlusLeasedUntilIndex,
+# delayed_queue__GroupPlusScheduledAtIndex.
+LEASE_GROUPS: Final[LiteralString] = (
+    LEASING
+    + """
+        (
+            SELECT plain.id
+            FROM unnest(%(ungrouped)b::bigint[]) AS asked (id)
+            CROSS JOIN LATERAL (
                 SELECT id
                 FROM delayed_queue
-                WHERE "pKind" = %(kind)s
-                    AND "group" = share.name
-                    AND "scheduledAt" <= (SELECT now FROM clock)
-                    AND "lockUuid" """
-
-# What somebody holds is passed over, and in order nothing is taken in its place. All are looked at
-# again in their newest version: a message that was moved to another group counts there, so it is
-# left out.
-_LEASED: Final[LiteralString] = (
-    """
-firsts AS MATERIALIZED (
-    SELECT id, "group"
-    FROM delayed_queue
-    WHERE id = ANY (ARRAY(
-            SELECT first
-            FROM share
-            WHERE number = 1
-                AND first IS NOT NULL
-        ))
-        AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
-    FOR UPDATE SKIP LOCKED
-),
-plain AS MATERIALIZED (
-    SELECT taken.id
-    FROM unnest((SELECT ids FROM scanned)) AS each (id)
-    CROSS JOIN LATERAL (
-        SELECT id
-        FROM delayed_queue
-        WHERE id = each.id
-            AND "group" IS NULL
-            AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
-        FOR UPDATE SKIP LOCKED
-    ) AS taken
-    LIMIT COALESCE((SELECT number FROM share WHERE name IS NULL), 0)
-),
-leased AS ("""
-    + LEASE_ROWS
-    + """
-        SELECT id
-        FROM plain
+                WHERE id = asked.id
+                    AND "group" IS NULL
+                    AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
+                FOR UPDATE SKIP LOCKED
+            ) AS plain
+            LIMIT %(number)s::integer
+        )
         UNION ALL
-        SELECT id
-        FROM firsts
-        WHERE (id, "group") IN (SELECT first, name FROM share)
+        SELECT head.id
+        FROM unnest(%(heads)b::bigint[], %(head_groups)s::text[]) AS asked (id, name)
+        CROSS JOIN LATERAL (
+            SELECT id
+            FROM delayed_queue
+            WHERE id = asked.id
+                AND "group" = asked.name
+                AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
+            FOR UPDATE SKIP LOCKED
+        ) AS head
         UNION ALL
         SELECT taken.id
-        FROM share
+        FROM unnest(
+            %(groups)s::text[], %(numbers)b::integer[], %(retaken)b::integer[],
+            %(fresh)b::integer[]
+        ) AS asked (name, number, retaken, fresh)
         CROSS JOIN LATERAL (
             SELECT id
             FROM (
@@ -317,7 +339,7 @@ leased AS ("""
     + _OF_GROUP
     + """IS NOT NULL
                     ORDER BY "group", "scheduledAt", id
-                    LIMIT share.retaken
+                    LIMIT asked.retaken
                     FOR UPDATE SKIP LOCKED
                 ) AS expired
                 UNION ALL
@@ -326,119 +348,33 @@ leased AS ("""
     + _OF_GROUP
     + """IS NULL
                     ORDER BY "group", "scheduledAt", id
-                    LIMIT share.fresh
+                    LIMIT asked.fresh
                     FOR UPDATE SKIP LOCKED
                 ) AS due
             ) AS either
-            LIMIT share.number
-        ) AS taken
-        WHERE share.name IS NOT NULL
-            AND NOT (SELECT is_ordered FROM rule)
-            AND (share.number > 1 OR share.first IS NULL
-                OR share.first NOT IN (SELECT id FROM firsts))"""
-    + LEASED.rstrip()
-    + """
-)"""
+            LIMIT asked.number
+        ) AS taken"""
+    + LEASED
 )
 
-# Spend one permit of its group and one of the queue (the empty name) for each leased message.
-# The rule in force allows at most its burst to be spent ahead. More than that is left by an earlier
-# rule or by a clock that has been set back: it is lowered here, also where nothing was leased.
-_SPENT: Final[LiteralString] = """
-rated AS MATERIALIZED (
-    SELECT EXISTS (SELECT FROM rule WHERE queue_interval IS NOT NULL)
-        OR EXISTS (SELECT FROM looked WHERE interval IS NOT NULL) AS is_rated
-),
-spent AS (
-    INSERT INTO delayed_queue_limit ("pKind", "group", "spentUntil")
-    SELECT %(kind)s::varchar, name, LEAST(
-        GREATEST(spent_until, (SELECT now FROM clock)), (SELECT now FROM clock) + burst * interval
-    ) + number * interval
-    FROM (
-        SELECT name, sum(number) AS number, max(interval) AS interval, max(burst) AS burst,
-            max(spent_until) AS spent_until
-        FROM (
-            SELECT "group" AS name, 1 AS number, NULL::float8 AS interval, NULL::integer AS burst,
-                NULL::float8 AS spent_until
-            FROM leased
-            WHERE (SELECT is_rated FROM rated)
-            UNION ALL
-            SELECT name, 0, interval, burst, spent_until
-            FROM looked
-            WHERE (SELECT is_rated FROM rated)
-            UNION ALL
-            SELECT '', 1, NULL, NULL, NULL
-            FROM leased
-            WHERE (SELECT is_rated FROM rated)
-            UNION ALL
-            SELECT '', 0, queue_interval, queue_burst, queue_spent_until
-            FROM rule
-            WHERE (SELECT is_rated FROM rated)
-        ) AS each
-        GROUP BY name
-    ) AS each
-    WHERE interval IS NOT NULL
-        AND (number > 0 OR spent_until > (SELECT now FROM clock) + burst * interval)
-    ORDER BY name
-    ON CONFLICT ("pKind", "group") DO UPDATE
-    SET "spentUntil" = EXCLUDED."spentUntil"
-)"""
-
-# One claim: it looks what may be leased of each group, deals out turns, leases so much of each and
-# spends the permits. One statement, so that the turn of the kind is held for no round trip. What it
-# has seen is in the first row, and what it leased in the others, which need not say it again: a
-# statement that writes has no parallel workers, so that the parts of a UNION ALL come in order.
-# Only under the turn of the kind: what is leased meanwhile is nobody's.
-# Reads: as GROUPS_AHEAD; delayed_queue__KindPlusScheduledAtIndex, the primary key.
-CLAIM_BY_GROUP: Final[LiteralString] = (
-    FOUND_GROUPS
-    + ","
-    + _ASKED
-    + ",\n"
-    + UNGROUPED_AHEAD
-    + ","
-    + _LOOKED
-    + ","
-    + _SHARE
-    + ","
-    + _LEASED
-    + ","
-    + _SPENT
-    + """
-SELECT
-    current_setting('transaction_isolation'),
-    (SELECT now FROM clock),
-    (SELECT is_paused FROM rule),
-    (SELECT is_rated FROM rated),
-    (SELECT permit_at FROM asked),
-    (SELECT groups FROM lap) + (SELECT count(*) FROM behind),
-    COALESCE(
-        (SELECT name FROM behind ORDER BY place DESC LIMIT 1),
-        (SELECT name FROM ahead ORDER BY place DESC LIMIT 1)
-    ),
-    (
-        SELECT min(permit_at)
-        FROM looked
-        WHERE permit_at > (SELECT now FROM clock)
-    ),
-    (SELECT name FROM last),
-    (SELECT rest FROM last),
-    (SELECT COALESCE(sum(LEAST(room, 2)), 0) FROM looked WHERE name IS NOT NULL),
-    COALESCE((SELECT number FROM share WHERE name IS NULL), 0),
-    scanned.*,
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM scanned
-UNION ALL
-SELECT
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-    leased.*
-FROM leased
+# Note until when permits are spent, of groups and (the empty name) of the queue. In the
+# transaction of the lease, so none is lost to a claim that did not happen.
+# Reads: limit_kind_group.
+SPEND: Final[LiteralString] = """
+INSERT INTO delayed_queue_limit ("pKind", "group", "spentUntil")
+SELECT %(kind)s::varchar, spent.name, spent.until
+FROM unnest(%(groups)s::text[], %(until)b::float8[]) AS spent (name, until)
+ORDER BY spent.name COLLATE "C"
+ON CONFLICT ("pKind", "group") DO UPDATE
+SET "spentUntil" = EXCLUDED."spentUntil"
 """
-)
 
 
 class GroupRow(NamedTuple):
-    """A group that has messages: what holds for it, and how much of it is leased."""
+    """A group that has messages: what holds for it, and how much of it is leased.
+
+    ``has_waiting``: whether a message has no lease. ``due``: how many of those are due, up to two.
+    """
 
     name: str
     earliest: int
@@ -453,9 +389,29 @@ class GroupRow(NamedTuple):
     is_blocked: bool
     held: int
     live: int
+    has_waiting: bool
+    due: int
     waits_until: int | None
     head: int | None
     now: int
+
+
+class UngroupedRow(NamedTuple):
+    """Messages without a group, and the position up to which they were looked for."""
+
+    ids: Sequence[int]
+    read: int
+    at: int
+    id: int
+
+
+class Look(NamedTuple):
+    """What a claim finds under its turn; no rules where the queue has no limits."""
+
+    isolation: str
+    rules: RulesRow | None
+    groups: Sequence[GroupRow]
+    ungrouped: UngroupedRow
 
 
 class Ahead(NamedTuple):
@@ -486,53 +442,74 @@ class GroupLease(NamedTuple):
     lease: int
 
 
-class Seen(NamedTuple):
-    """What a claim has seen beside what it leased; ``is_paused`` is None where there is no limit.
+class Share(NamedTuple):
+    """How many messages of a group to lease: of those whose lease ran out, and of others.
 
-    ``queue_permit_at``: when the queue has a permit, and ``permit_at`` the next of the groups that
-    have none. ``groups`` of which something waits were looked at, to ``last``; by turns, ``since``
-    had the last, with its ``rest``, and is empty where the names begin anew. ``room``: how many
-    messages could have been leased, of no group more than two. Of the ``read`` messages up to
-    (``at``, ``id``) those of ``ids`` have no group; so many of them were ``wanted``.
+    Or the one (``head``) that is next in order.
     """
 
-    isolation: str
-    now: int
-    is_paused: bool | None
-    is_rated: bool
-    queue_permit_at: float | None
-    groups: int
-    last: str | None
-    permit_at: float | None
-    since: str | None
-    rest: int | None
-    room: int
-    wanted: int
-    ids: Sequence[int] | None
-    read: int
-    at: int
-    id: int
-
-
-_WIDTH: Final = len(Seen._fields)
-
-
-def claiming_by_group(ahead: Ahead, lease: GroupLease) -> list[Step]:
-    """Lease under the turn of the kind, in one transaction; the last is answered as of ``seen``."""
-    waits = [] if ahead.wait is None else [limiting_waits(ahead.wait)]
-    params = {**ahead._asdict(), **lease._asdict()}
-    return [*waits, (TAKE_TURN, {"kind": ahead.kind}), (CLAIM_BY_GROUP, params)]
-
-
-def seen(answer: list[Row]) -> tuple[Seen, list[LeasedRow]]:
-    """Return what a claim by group has seen, and what it leased, earliest due first."""
-    summary, *leased = answer
-    rows = rows_of(LeasedRow, [row[_WIDTH:] for row in leased])
-    return Seen(*summary[:_WIDTH]), earliest_first(rows)
+    name: str
+    number: int
+    retaken: int
+    fresh: int
+    head: int | None = None
 
 
 class GroupStore:
-    """The statements that look at groups, and lease of them."""
+    """The statements of a claim by group, which run in one transaction, and in this order."""
+
+    def look(self, ahead: Ahead, *, using: str = db.DEFAULT_ALIAS) -> Look:
+        """Take the turn of the kind, and return what is ahead."""
+        params = ahead._asdict()
+        waits = [] if ahead.wait is None else [limiting_waits(ahead.wait)]
+        steps = [
+            *waits,
+            (TAKE_TURN, params),
+            reading_rules(ahead.kind, ahead.now),
+            (GROUPS_AHEAD, params),
+            (UNGROUPED_AHEAD, params),
+        ]
+        turn, rules, groups, ungrouped = db.fetch_all_at_once(using, steps)[len(waits) :]
+        return Look(
+            value_of(turn), first_row(RulesRow, rules), rows_of(GroupRow, groups),
+            row_of(UngroupedRow, ungrouped),
+        )  # fmt: skip
+
+    def lease_groups(
+        self,
+        kind: str,
+        lease: GroupLease,
+        shares: Sequence[Share],
+        ungrouped: Sequence[int],
+        number: int,
+        *,
+        now: int,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> list[LeasedRow]:
+        """Lease the shares, and ``number`` of the ungrouped; return them earliest due first."""
+        heads = [each for each in shares if each.head is not None]
+        others = [each for each in shares if each.head is None]
+        params: dict[str, Any] = {
+            **lease._asdict(),
+            "kind": kind,
+            "now": now,
+            "ungrouped": list(ungrouped),
+            "number": number,
+            "heads": [each.head for each in heads],
+            "head_groups": [each.name for each in heads],
+            "groups": [each.name for each in others],
+            "numbers": [each.number for each in others],
+            "retaken": [each.retaken for each in others],
+            "fresh": [each.fresh for each in others],
+        }
+        return earliest_first(rows_of(LeasedRow, db.fetch(using, LEASE_GROUPS, params)))
+
+    def spend(
+        self, kind: str, until: Mapping[str, float], *, using: str = db.DEFAULT_ALIAS
+    ) -> None:
+        """Note until when permits are spent, of groups and (the empty name) of the queue."""
+        params = {"kind": kind, "groups": list(until), "until": list(until.values())}
+        db.execute(using, SPEND, params)
 
     def groups(
         self,
@@ -545,9 +522,3 @@ class GroupStore:
         """Return the first groups that have messages, as a claim would find them."""
         params = {"kind": kind, "since": "", "groups": limit, "now": now}
         return rows_of(GroupRow, db.fetch(using, GROUPS_AHEAD, params))
-
-    def claim_by_group(
-        self, ahead: Ahead, lease: GroupLease, *, using: str = db.DEFAULT_ALIAS
-    ) -> tuple[Seen, list[LeasedRow]]:
-        """Take the turn of the kind, and lease of what is ahead, by turns."""
-        return seen(db.fetch_all(using, claiming_by_group(ahead, lease))[-1])

@@ -1,0 +1,203 @@
+"""Claims of a queue with limits: one look at its groups, what is leased of them, where to go on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.models import MessageManager
+from delayed_queue.queue.dealing import Dealt, deal_out, spent_by
+from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, earliest_first
+from delayed_queue.queue.store.groups import Ahead, GroupLease, UngroupedRow
+
+# How many groups a claim looks at: one for each message it is to find, or for two where groups have
+# them, within these bounds. The upper one where so many groups have not filled a claim.
+FEWEST_GROUPS: Final = 32
+MANY_GROUPS: Final = 256
+MOST_GROUPS: Final = 512
+# How many messages it looks through for those without a group; and while it finds nothing else.
+SCANNED: Final = 100
+SCANNED_IDLE: Final = 500
+# After a scan to the end, the next one from the start begins after so long, and so much longer for
+# each message that was read: little enough of a process's time.
+RESCAN_MS: Final = 1_000
+RESCAN_MS_EACH: Final = 1
+# How far below its end the next scan begins: offers commit in another order than that of their
+# due times, usually by less than this.
+MARGIN_MS: Final = 2_000
+_START: Final = (NO_FLOOR, 0)
+
+
+class GroupClaim(NamedTuple):
+    """What was leased; whether more may be there, and in how many milliseconds is a permit."""
+
+    rows: list[LeasedRow]
+    has_more: bool = False
+    permit_in: int | None = None
+    # Whether one of the limits that were met is a rate.
+    is_rated: bool = False
+    # Otherwise nothing holds the queue back, and plain claims serve.
+    is_limited: bool = True
+
+
+@dataclass(slots=True)
+class GroupWalk:
+    """How far the claims of one consumer have come: round the groups, and through the ungrouped.
+
+    ``since``: the name from which the next claim looks on, and what that group has left of its
+    turn. ``each``: how many messages of a group it counts on. ``most``: at how many groups it looks
+    at most. ``origin``: where the claims began that found nothing, until they are round.
+    """
+
+    since: str = ""
+    rest: int = 0
+    each: float = 1.0
+    most: int = MANY_GROUPS
+    origin: str | None = None
+    # The earliest next permit of those that were passed since then.
+    permit_at: float | None = None
+    position: tuple[int, int] = _START
+    scanned: int = 0
+    rescan_at: int = 0
+    is_scanned: bool = False
+
+    def claim(
+        self,
+        messages: MessageManager[Any],
+        kind: str,
+        limit: int,
+        lease: GroupLease,
+        *,
+        wait: int | None,
+        now: int | None,
+        using: str,
+    ) -> GroupClaim:
+        """Lease of what is ahead, in a transaction of the caller's; others of the kind wait.
+
+        Raises InvalidConfiguration where the transaction is not at READ COMMITTED.
+        """
+        ahead = self._ahead(kind, limit, wait, now)
+        look = messages.look(ahead, using=using)
+        if look.isolation != "read committed":
+            raise InvalidConfiguration(
+                f"The queue {kind!r} has limits, and the transaction is at {look.isolation}: it "
+                "does not see what others have leased since it began. Poll outside of it, or at "
+                "READ COMMITTED."
+            )
+        rules = look.rules
+        if rules is None or rules.is_paused:
+            return GroupClaim([], is_limited=rules is not None)
+        dealt = deal_out(ahead, look, rules)
+        rows: list[LeasedRow] = []
+        if dealt.shares or dealt.ungrouped:
+            rows = messages.lease_groups(
+                kind, lease, dealt.shares, look.ungrouped.ids, dealt.ungrouped,
+                now=rules.now, using=using,
+            )  # fmt: skip
+        if spent := spent_by(rules, look.groups, rows):
+            messages.spend(kind, spent, using=using)
+        return self._note(ahead, look.ungrouped, dealt, rows, rules.now)
+
+    def rewind(self) -> None:
+        """Scan from the start again, once the end is reached: something may be due there again."""
+        self.rescan_at = 1
+
+    def _ahead(self, kind: str, limit: int, wait: int | None, now: int | None) -> Ahead:
+        groups = min(max(math.ceil(limit / self.each), FEWEST_GROUPS), self.most)
+        rows = SCANNED if self.origin is None else SCANNED_IDLE
+        return Ahead(kind, limit, self.since, self.rest, groups, *self.position, rows, wait, now)
+
+    def _note(
+        self, ahead: Ahead, scan: UngroupedRow, dealt: Dealt, rows: list[LeasedRow], now: int
+    ) -> GroupClaim:
+        """Go on behind what was found; return the claim."""
+        if dealt.is_queue_throttled:
+            return GroupClaim([], permit_in=_until(dealt.permit_at, now), is_rated=True)
+        self._note_scan(ahead, scan, dealt.ungrouped, sum(row.group is None for row in rows), now)
+        if len(rows) < ahead.limit and dealt.groups == self.most:
+            self.most = MOST_GROUPS
+        self.each = max(dealt.room / max(dealt.groups, 1), 1.0)
+        if not rows:
+            return self._note_none(ahead, dealt, now)
+        self._begin_anew()
+        since = dealt.last if dealt.since is None else dealt.since
+        if since is not None:
+            self.rest = dealt.rest
+            self.since = since if self.rest else behind(since)
+        return GroupClaim(rows, has_more=True, is_rated=dealt.is_rated)
+
+    def _note_none(self, ahead: Ahead, dealt: Dealt, now: int) -> GroupClaim:
+        if dealt.permit_at is not None:
+            self.permit_at = min(dealt.permit_at, self.permit_at or math.inf)
+        if not self._pass_by(ahead, dealt) or not self.is_scanned:
+            return GroupClaim([], has_more=True, is_rated=dealt.is_rated)
+        permit_in = _until(self.permit_at, now)
+        self._begin_anew()
+        return GroupClaim([], permit_in=permit_in, is_rated=dealt.is_rated)
+
+    def _pass_by(self, ahead: Ahead, dealt: Dealt) -> bool:
+        """Note groups of which nothing was leased; return whether all have been passed.
+
+        Those had a turn of which somebody holds what was to be leased: then the others have one.
+        """
+        is_first = self.origin is None
+        if is_first:
+            self.origin = ahead.since
+        end = dealt.last if dealt.since is None else dealt.since
+        if end is None or (dealt.since is None and dealt.groups < ahead.groups):
+            return True
+        self.since, self.rest = behind(end), 0
+        return not is_first and _is_between(str(self.origin), ahead.since, self.since)
+
+    def _begin_anew(self) -> None:
+        self.origin = self.permit_at = None
+
+    def _note_scan(
+        self, ahead: Ahead, scan: UngroupedRow, wanted: int, taken: int, now: int
+    ) -> None:
+        """Go on behind what was read, unless some of it is still there to be leased.
+
+        But past those all of which somebody holds: they have to wait for the rescan.
+        """
+        self.is_scanned = scan.read < ahead.rows
+        are_held = taken == 0 < wanted
+        if taken < len(scan.ids) and not are_held:
+            return
+        self.scanned += scan.read
+        if not self.is_scanned:
+            self.position = (scan.at, scan.id)
+            return
+        self.position = (max(scan.at, NO_FLOOR + MARGIN_MS) - MARGIN_MS, 0)
+        if now >= self.rescan_at:
+            self.position = _START if self.rescan_at else self.position
+            self.rescan_at = now + RESCAN_MS + RESCAN_MS_EACH * self.scanned
+            self.scanned = 0
+
+
+def behind(name: str) -> str:
+    """Return the first name behind this one, in the order of their characters."""
+    return name + "\x01"
+
+
+def _is_between(origin: str, begun: str, end: str) -> bool:
+    """Return whether a way round from ``begun`` to ``end`` leads over the origin."""
+    return begun <= origin <= end if begun < end else origin >= begun or origin <= end
+
+
+def by_turns(rows: list[LeasedRow]) -> list[LeasedRow]:
+    """Return the earliest of each group before the second of any: they are begun in this order."""
+    before: Counter[str | None] = Counter()
+    ranked = []
+    for row in earliest_first(rows):
+        ranked.append((before[row.group], row))
+        before[row.group] += 1
+    ranked.sort(key=itemgetter(0))
+    return [row for _, row in ranked]
+
+
+def _until(at: float | None, now: int) -> int | None:
+    return None if at is None else max(math.ceil(at - now), 1)
