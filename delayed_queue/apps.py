@@ -165,8 +165,8 @@ def check_zones(
         return []
     return [
         checks.Warning(
-            _("Python finds no time zone database."),
-            hint=_("Install the package tzdata. Without, only periodic schedules can be made."),
+            _("There is no time zone database."),
+            hint=_("Install the package tzdata. Without it, only periodic schedules work."),
             id="delayed_queue.W004",
         )
     ]
@@ -201,8 +201,8 @@ def check_handlers(
         level(
             failure,
             hint=_(
-                "Correct this: until then workers refuse to start. Other processes run without "
-                "these handlers."
+                "Correct this. Until then workers refuse to start; other processes "
+                "run without these handlers."
             ),
             id="delayed_queue.E006" if is_asked else "delayed_queue.W006",
         )
@@ -225,8 +225,8 @@ def check_pools(
             _("The pool of %(alias)r has %(size)d connections; a worker needs %(needed)d.")
             % {"alias": alias, "size": size, "needed": needed},
             hint=_(
-                "Raise max_size in OPTIONS['pool'], lower CONCURRENCY, or silence this where no "
-                "worker runs with these settings."
+                "Raise max_size in OPTIONS['pool'], lower CONCURRENCY, or silence "
+                "this check if no worker runs with these settings."
             ),
             id="delayed_queue.W012",
         )
@@ -251,8 +251,8 @@ def check_schedules(
             _("The schedule %(name)r, declared in %(module)s: %(lack)s")
             % {"name": entry.key_prefix, "module": entry.declared_in, "lack": lack},
             hint=_(
-                "Declare a handler with @handler, or silence this where the ticks are polled or "
-                "handled elsewhere."
+                "Declare a handler with @handler, or silence this check if the "
+                "ticks are handled elsewhere."
             ),
             id="delayed_queue.W005",
         )
@@ -294,11 +294,13 @@ def check_alias(alias: str, setting: str, *labels: str) -> list[CheckMessage]:
     for model in map(apps.get_model, labels):
         facts = {"setting": setting, "alias": alias, "model": model._meta.label}
         if not router.allow_migrate_model(alias, model):
-            said = _("%(setting)s names %(alias)r, where the router lets no table of %(model)s be.")
+            said = _(
+                "%(setting)s names %(alias)r, but the router allows no table of %(model)s there."
+            )
             error = Error(said % facts, hint=str(_ONE_ALIAS), id="delayed_queue.E014")
             found.append(error)
         elif (routed := router.db_for_write(model)) != alias:
-            said = _("%(setting)s names %(alias)r; the router sends %(model)s to %(routed)r.")
+            said = _("%(setting)s names %(alias)r, but the router sends %(model)s to %(routed)r.")
             facts["routed"] = routed
             warning = checks.Warning(said % facts, hint=str(_ONE_ALIAS), id="delayed_queue.W013")
             found.append(warning)
@@ -306,7 +308,7 @@ def check_alias(alias: str, setting: str, *labels: str) -> list[CheckMessage]:
 
 
 _ONE_ALIAS: Final = gettext_lazy(
-    "Name one database in both: the admin asks the router, all else the setting."
+    "Name the same database in both: the admin uses the router, everything else the setting."
 )
 
 
@@ -320,7 +322,7 @@ def check_tenants(
     ]
     if not wrong:
         return []
-    said = _("TENANT_APPS has %(apps)s: workers serve one schema, not that of each tenant.")
+    said = _("TENANT_APPS contains %(apps)s, but workers serve one schema, not one per tenant.")
     hint = _("Move it to SHARED_APPS, and name the tenant in the payload or a header.")
     return [Error(said % {"apps": ", ".join(wrong)}, hint=hint, id="delayed_queue.E013")]
 
@@ -336,7 +338,7 @@ def check_time_zone(
     if not wrong:
         return []
     said = _("USE_TZ is False: the times of %(apps)s would have no time zone.")
-    hint = _("Set USE_TZ = True; the queue itself and tasks work without.")
+    hint = _("Set USE_TZ = True. The queue itself and tasks work without it.")
     return [Error(said % {"apps": ", ".join(wrong)}, hint=hint, id="delayed_queue.E015")]
 
 
@@ -379,7 +381,7 @@ def check_rights(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
         checks.Warning(
             _("The role %(role)r on %(alias)r lacks rights of a worker: %(rights)s.")
             % {"role": found[0].role, "alias": alias, "rights": ", ".join(map(str, found))},
-            hint=_("Grant them, or silence this where no worker runs with these settings."),
+            hint=_("Grant them, or silence this check if no worker runs with these settings."),
             id="delayed_queue.W014",
         )
         for alias in postgresql

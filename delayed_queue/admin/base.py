@@ -59,7 +59,9 @@ class QueueModelAdmin(ListAdmin):
     list_display_links = ("key_column",)
     # Only has the box shown; "=key" of Django's own would be UPPER(key), which no index serves.
     search_fields = ("=key",)
-    search_help_text: ClassVar[Any] = _("The whole key, exactly as it was offered; in every queue.")
+    search_help_text: ClassVar[Any] = _(
+        "The whole key, exactly as it was offered. All queues are searched."
+    )
     change_list_template = "admin/delayed_queue/keyset_change_list.html"
     change_form_template = "admin/delayed_queue/row_detail.html"
 
@@ -208,7 +210,7 @@ class QueueModelAdmin(ListAdmin):
     ) -> HttpResponse:
         # Ordinary in a queue: a worker was done with it before the operator clicked.
         noun = opts.verbose_name
-        text = _("This %(noun)s is no longer here: it was handled, moved or dropped since.") % {
+        text = _("This %(noun)s no longer exists: it was handled, moved or dropped.") % {
             "noun": noun
         }
         self.message_user(request, text, messages.WARNING)
@@ -228,7 +230,7 @@ class QueueModelAdmin(ListAdmin):
             raise PermissionDenied
         tokens = request.POST.getlist(ACTION_CHECKBOX_NAME)
         if operation is None or not tokens:
-            text = _("Choose an action and the rows to do it to. Nothing was changed.")
+            text = _("Choose an action and at least one row. Nothing was changed.")
             self.message_user(request, text, messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
         if not self.may(request, operation):

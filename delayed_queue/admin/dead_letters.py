@@ -37,7 +37,7 @@ from delayed_queue.admin.operations import (
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
 
-ALIVE: Final = _("as a message lives under their key, or a newer letter of it came first")
+ALIVE: Final = _("because a message has their key, or a newer dead letter of the key was redriven")
 _OUTCOMES: Final = {True: _("created"), False: _("overwritten")}
 
 
@@ -49,8 +49,9 @@ class Redrive(Operation):
     name = "redrive"
     label = _("Redrive")
     help = _(
-        "Offer the letter again, due now, as a first attempt; an active message is left alone. If "
-        "the letter then still blocks its group, resume the group."
+        "Offer the dead letter again, due now, as a first attempt. A message that "
+        "has its key is not replaced. If the group is still blocked then, resume "
+        "the group."
     )
     permission = "delayed_queue.redrive_deadletter"
     overwrites = False
@@ -82,10 +83,10 @@ class Redrive(Operation):
 class Overwrite(Redrive):
     name = "overwrite"
     label = _("Redrive, overwriting")
-    help = _("Offer the letter again even if its key is in use again: that message is replaced.")
+    help = _("Offer the dead letter again even if a message has its key; that message is replaced.")
     warning = _(
-        "Where a message lives under the key of one of these letters, it is replaced: its payload "
-        "and schedule are lost, and a lease on it ends."
+        "A message that has the key of one of these dead letters is replaced: its "
+        "payload and schedule are lost, and its lease ends."
     )
     overwrites = True
 
@@ -95,7 +96,7 @@ class DropLetter(Operation):
     label = _("Drop")
     help = _("Delete the dead letter for good.")
     permission = "delayed_queue.drop_deadletter"
-    warning = _("These dead letters are deleted for good, payloads and errors with them.")
+    warning = _("These dead letters are deleted for good, with their payloads and errors.")
     is_destructive = True
 
     def run(self, call: Call) -> Report:

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 25
 _ASKED: Final = {
-    "redrive": (_("Redrive"), _("Redrive all letters of this failure?")),
-    "drop": (_("Drop"), _("Drop all letters of this failure?")),
+    "redrive": (_("Redrive"), _("Redrive all dead letters of this failure?")),
+    "drop": (_("Drop"), _("Drop all dead letters of this failure?")),
 }
 _STATES: Final = {
     "running": _("running"), "paused": _("paused"), "done": _("done"),
@@ -140,25 +140,27 @@ class RunForm(forms.Form):
     """How a run goes about it, and why."""
 
     pace = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_PACE, label=_("Letters a second"),
-        help_text=_("Empty: as fast as it goes."),
+        required=False, min_value=1, max_value=MAX_PACE, label=_("Dead letters a second"),
+        help_text=_("Empty: as fast as possible."),
     )  # fmt: skip
-    over = DurationField(_("Spread over"), _("A time, as 2h, in place of a pace."))
-    newer_than = DurationField(_("Died since"), _("So long ago, as 30m or 2d."))
-    older_than = DurationField(_("Died before"), _("So long ago, as 30m or 2d."))
+    over = DurationField(_("Spread over"), _("A duration such as 2h, instead of a rate."))
+    newer_than = DurationField(_("Died within the last …"), _("A duration, for example 30m or 2d."))
+    older_than = DurationField(_("Died longer ago than …"), _("A duration, for example 30m or 2d."))
     limit = forms.IntegerField(
-        required=False, min_value=1, label=_("At most"), help_text=_("Empty: all of them.")
+        required=False, min_value=1, label=_("At most"), help_text=_("Empty: all.")
     )
     canary = forms.IntegerField(
         required=False, min_value=1, max_value=MAX_CANARY, label=_("Canary"),
-        help_text=_("So many go first; the rest only when they do not die again as before."),
+        help_text=_(
+            "Redrive this many first; continue only if they do not die of the same "
+            "failure."),
     )  # fmt: skip
     canary_deaths = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_CANARY, label=_("Deaths that stop it"),
-        help_text=_("Of the canary; empty: one."),
+        required=False, min_value=1, max_value=MAX_CANARY, label=_("Stop after"),
+        help_text=_("Stop if this many of the canary die again. Empty: 1."),
     )  # fmt: skip
     why = forms.CharField(
-        required=False, max_length=500, label=_("Why"), help_text=_("Kept with the run.")
+        required=False, max_length=500, label=_("Why"), help_text=_("Stored with the run.")
     )
 
     def __init__(self, data: Any, plan: BulkPlan, using: str) -> None:
@@ -190,7 +192,7 @@ def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse
     """Begin a run over the posted group, after a page that says how many letters it takes."""
     action = next((each for each in _PERMISSIONS if each in request.POST), "")
     if not action:
-        raise BadRequest("Neither redrive nor drop.")
+        raise BadRequest("The action must be redrive or drop.")
     if not request.user.has_perm(_PERMISSIONS[action]):
         raise PermissionDenied
     is_confirmed, is_filled = "confirmed" in request.POST, "why" in request.POST
@@ -200,7 +202,7 @@ def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse
     if not form.is_valid() or not is_confirmed or not _begin(request, form, using):
         return _confirmation(model_admin, request, form, using)
     url = reverse("admin:delayed_queue_bulkrun_changelist", current_app=model_admin.admin_site.name)
-    text = _("The run has begun; workers carry it out, and this page says how far they are.")
+    text = _("The run has started. Workers carry it out; this page shows their progress.")
     model_admin.message_user(request, text, messages.SUCCESS)
     return HttpResponseRedirect(url)
 
@@ -259,7 +261,7 @@ class RunSwitch(Switch):
 
     noun = ngettext_lazy("%(count)s run", "%(count)s runs", "count")
     permission = _PERMISSIONS["redrive"]
-    left = _("which is in another state by now")
+    left = _("which is no longer in that state")
     states: tuple[str, ...] = (RUNNING,)
 
     def fits(self, row: Any) -> bool:
@@ -273,14 +275,14 @@ class PauseRun(RunSwitch):
     name = "pause"
     label = _("Pause")
     past = _("Paused")
-    help = _("Take no further letter until it is resumed.")
+    help = _("Stop until the run is resumed.")
 
 
 class ResumeRun(RunSwitch):
     name = "resume"
     label = _("Resume")
     past = _("Resumed")
-    help = _("Go on where it was.")
+    help = _("Continue where the run was paused.")
     states = (PAUSED,)
 
 
@@ -288,9 +290,9 @@ class CancelRun(RunSwitch):
     name = "cancel"
     label = _("Cancel")
     past = _("Cancelled")
-    help = _("End it here; what is done stays done.")
+    help = _("Stop the run for good. What it has done is not undone.")
     warning = _(
-        "The run ends where it is, for good: what was done stays done, the rest stays dead."
+        "The run stops for good. What it has done is not undone; the other dead letters remain."
     )
     states = (RUNNING, PAUSED)
 
@@ -346,7 +348,7 @@ class BulkRunAdmin(RecordAdmin):
 
     @admin.display(description=_("pace"))
     def pace_column(self, row: Any) -> str:
-        return str(_("as fast as it goes")) if row.pace is None else formats.per_second(row.pace)
+        return str(_("as fast as possible")) if row.pace is None else formats.per_second(row.pace)
 
     @admin.display(description=_("state"))
     def state_column(self, row: Any) -> str:

@@ -221,7 +221,7 @@ class GroupFilter(HolderFilter):
         if fingerprint is None:
             return queryset
         if chosen_kind(request) is None:
-            raise IncorrectLookupParameters("a failure is one of a queue")
+            raise IncorrectLookupParameters("choose a queue for a failure")
         return queryset.filter(fingerprint=fingerprint)
 
 

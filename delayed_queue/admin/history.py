@@ -95,7 +95,7 @@ FIGURES: Final = (
     Figure(_("In and out, a minute"), (
         (_("came in"), "dq-of-leased", _a_minute("came_in")),
         (_("done"), "dq-of-due", _a_minute("done")),
-    ), note=_("What came in is reckoned, below 10,000 messages.")),
+    ), note=_("Arrivals are derived from departures and growth, below 10,000 messages.")),
     Figure(_("Lateness"), (
         (_("most overdue"), "dq-of-alarm", lambda step: step.late),
         (_("p99"), "dq-of-expired", _percentile("lateness", 0.99)),
@@ -121,7 +121,7 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
     if request.method == "POST":
         return change_view(model_admin, request, kind)
     if chosen not in RANGES:
-        raise BadRequest("No such range.")
+        raise BadRequest("There is no such range.")
     using = model_admin.get_queryset(request).db
     found = read(kind, window_of(*RANGES[chosen], using=using), exact_to=EXACT, using=using)
     may_see_letters = request.user.has_perm("delayed_queue.view_deadletter")

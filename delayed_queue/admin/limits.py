@@ -51,15 +51,15 @@ _OF_ALL: Final = (
 _PLAIN: Final = {"is_fair": True, "is_ordered": False, "blocks_on_dead": False}
 _SAID: Final = {
     "concurrency": _("%(value)s at a time"), "is_ordered": _("in order"),
-    "blocks_on_dead": _("a dead letter blocks its group"), "is_fair": _("the most overdue first"),
+    "blocks_on_dead": _("a dead letter blocks its group"), "is_fair": _("most overdue first"),
     "weight": _("weight %(value)s"), "interval": _("%(value)s of a group"),
     "burst": _("burst %(value)s"), "queue_interval": _("%(value)s of all together"),
     "queue_burst": _("burst %(value)s of all together"),
 }  # fmt: skip
-_ORDERS: Final = [("any", _("any")), ("fifo", _("fifo: one after the other"))]
+_ORDERS: Final = [("any", _("any")), ("fifo", _("fifo: one at a time, in order"))]
 _ON_DEAD: Final = [
-    ("pass", _("pass: the next goes on")),
-    ("block", _("block: until an operator acts")),
+    ("pass", _("pass: continue with the next message")),
+    ("block", _("block: stop the group until an operator acts")),
 ]
 # What may contradict each other; the first has the error.
 _TOGETHER: Final = (("concurrency", "order"), ("burst", "rate"), ("queue_burst", "queue_rate"))
@@ -96,22 +96,27 @@ class PauseGroupForm(GroupForm):
     reason = forms.CharField(
         label=_("Reason"), max_length=500, required=False,
         widget=forms.TextInput(attrs={"size": 60}),
-        help_text=_("For your colleagues: it is shown beside the group."),
+        help_text=_("Shown to your colleagues beside the group."),
     )  # fmt: skip
 
 
 class RatedForm(forms.Form):
     """The fields that the limits of one group and those of all have in common."""
 
-    concurrency = _number(_("At a time"), _("So many messages of a group are leased at most."))
-    rate = RateField(_("Rate"), _("So many messages of a group are started: 10/s, 600/h, 1/d."))
-    burst = _number(_("Burst"), _("So many at once after a rest."))
+    concurrency = _number(
+        _("At a time"), _("At most this many messages of a group are leased at a time.")
+    )
+    rate = RateField(
+        _("Rate"),
+        _("At most this many messages of a group are started, for example 10/s, 600/h or 1/d."),
+    )
+    burst = _number(_("Burst"), _("At most this many at once after a quiet time."))
 
 
 class GroupLimitsForm(RatedForm, GroupForm):
     """Limits of one group; what is empty is as for all groups."""
 
-    weight = _number(_("Weight"), _("So many messages for one of the others at each turn."))
+    weight = _number(_("Weight"), _("This many messages per turn; other groups get one."))
     field_order = ("group", "concurrency", "weight", "rate", "burst")
 
 
@@ -121,13 +126,13 @@ class AllLimitsForm(RatedForm, PlainForm):
     order = forms.ChoiceField(label=_("Order"), choices=_ORDERS, initial="any")
     on_dead = forms.ChoiceField(
         label=_("After a dead letter"), choices=_ON_DEAD, initial="pass",
-        help_text=_("Whether the next of its group goes on."),
+        help_text=_("What happens to the rest of its group."),
     )  # fmt: skip
     fair = forms.BooleanField(
         label=_("By turns"), required=False, initial=True,
-        help_text=_("Off: the most overdue first."),
+        help_text=_("Off: the most overdue message first."),
     )  # fmt: skip
-    queue_rate = RateField(_("Rate of the queue"), _("Of all groups together."))
+    queue_rate = RateField(_("Rate of the queue"), _("For all groups together."))
     queue_burst = _number(_("Burst of the queue"))
     field_order = (
         "concurrency", "order", "on_dead", "fair", "rate", "burst", "queue_rate", "queue_burst",
@@ -177,7 +182,7 @@ class Change(Operation):
         with call.transaction():
             # Before the row: whoever changes a topic has it before the limits, too.
             if self.holds_back and why_not_limited(kind, call.using, holds=True):
-                report.leave(_("can have no limits any more"), name)
+                report.leave(_("no longer can have limits"), name)
                 return report
             rows = call.queryset.using(call.using).filter(group=group)
             before = rows.select_for_update().first()
@@ -208,9 +213,9 @@ class LimitAll(Change):
     label = _("Set limits of all groups")
     past, left = _("Limited"), _("without limits already")
     warning = _(
-        "They hold for each of its groups that has none of its own, in the place of those that "
-        "were there, with the next claim of each worker. What is leased runs on. They stay until "
-        "the handler declares others than it did last."
+        "These limits replace the earlier ones from the next claim of each worker. "
+        "Groups with limits of their own keep them. Leased messages are not "
+        "affected. The limits hold until the handler declares different ones."
     )
     form_class = AllLimitsForm
     fence = _OF_ALL
@@ -228,9 +233,9 @@ class LimitAll(Change):
 
 class Clear(Change):
     name = "clear_limits"
-    label = _("Take back limits of all groups")
-    past, left = _("Took back the limits of"), _("without limits already")
-    warning = _("Limits of single groups stay, and so do pauses.")
+    label = _("Remove the limits of all groups")
+    past, left = _("Removed the limits of"), _("without limits already")
+    warning = _("Limits of single groups and pauses remain.")
     fence = _OF_ALL
     holds_back = False
 
@@ -244,8 +249,8 @@ class LimitOne(Change):
     label = _("Set limits of a group")
     past, left = _("Limited"), _("without limits of its own already")
     warning = _(
-        "What is empty is as for all groups; empty it all to take back what it has of its own. "
-        "In force with the next claim of each worker."
+        "An empty field takes the limit of all groups. Empty all fields to remove "
+        "the group's own limits. Takes effect with the next claim of each worker."
     )
     form_class = GroupLimitsForm
     fence = _OWN
@@ -263,8 +268,8 @@ class PauseGroup(Change):
     label = _("Pause a group")
     past, left = _("Paused"), _("paused already")
     warning = _(
-        "Nothing more of the group is handed out until it is resumed, in any process, at once. "
-        "Offers go on, and messages in flight are finished."
+        "No process gets a message of the group until it is resumed. Takes effect "
+        "at once. Offers are still accepted, and messages in flight are finished."
     )
     form_class = PauseGroupForm
 
@@ -277,7 +282,7 @@ class ResumeGroup(Change):
     name = "resume_group"
     label = _("Resume a group")
     past, left = _("Resumed"), _("not held")
-    warning = _("Its messages are handed out again, past what is dead of it.")
+    warning = _("Its messages are delivered again; its dead letters no longer block it.")
     form_class = GroupForm
     fence = ("paused_at",)
     holds_back = False
@@ -324,7 +329,7 @@ def change_view(model_admin: QueueModelAdmin, request: HttpRequest, kind: str) -
     """Change what was posted, after a page that asks, and asks again where something is wrong."""
     change = next((each for each in CHANGES if each.name in request.POST), None)
     if change is None:
-        raise BadRequest("No such change.")
+        raise BadRequest("There is no such change.")
     if not model_admin.may(request, change):
         raise PermissionDenied
     using = model_admin.get_queryset(request).select_for_update().db
@@ -371,7 +376,10 @@ def _check(change: Change, kind: str, rows: Rows, form: forms.Form, group: str) 
     if lack:
         form.add_error(None, lack)
     elif row is not None and now != form.cleaned_data["seen"]:
-        said = gettext("Not what was shown. By now: %(now)s. Press again if it is to be changed.")
+        said = gettext(
+            "The limits were changed in the meantime. Now: %(now)s. Press again to "
+            "change them anyway."
+        )
         field = "group" if "group" in form.fields else None
         form.add_error(field, said % {"now": change.said(row)})
         form.data = {**form.data, "seen": now}

@@ -210,7 +210,7 @@ class ListAdmin(_Base):
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
         if any("\x00" in each for _, values in request.GET.lists() for each in values):
-            raise IncorrectLookupParameters("no text contains a NUL character")
+            raise IncorrectLookupParameters("text cannot contain a NUL character")
         return super().get_changelist_instance(request)
 
 

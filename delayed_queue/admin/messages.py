@@ -175,7 +175,7 @@ def _is_leased(row: MessageRow) -> bool:
 class Release(MessageOperation):
     name = "release"
     label = _("Release the lease")
-    help = _("Take the message from its holder, whose handler is cancelled: due again now.")
+    help = _("End the lease and cancel its handler. The message is due again now.")
     permission = "delayed_queue.release_message"
     past = _("Released")
     wakes = True
@@ -191,7 +191,7 @@ class Release(MessageOperation):
 class Extend(MessageOperation):
     name = "extend"
     label = _("Extend the lease")
-    help = _("Give the holder more time: a full lease from now, never less than it has.")
+    help = _("Extend the lease to a full duration from now. It never becomes shorter.")
     permission = "delayed_queue.extend_message"
     past = _("Extended")
 
@@ -204,7 +204,9 @@ class Extend(MessageOperation):
         return [row.id for row in rows]
 
     def note(self, group: Group) -> str:
-        return gettext("Leases now last at least %(span)s.") % {"span": human(lease_of(group.kind))}
+        return gettext("The leases now last at least %(span)s.") % {
+            "span": human(lease_of(group.kind))
+        }
 
 
 def lease_of(kind: str) -> timedelta:
@@ -224,7 +226,7 @@ class Deliver(MessageOperation):
 
     def refusal(self, row: MessageRow) -> Any:
         if _is_leased(row):
-            return _("leased, release it instead")
+            return _("leased; release it instead")
         return "" if state_of(row) is RowState.SCHEDULED else _("due already")
 
     def apply(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
@@ -234,11 +236,12 @@ class Deliver(MessageOperation):
 class Reject(MessageOperation):
     name = "reject"
     label = _("Reject")
-    help = _("Move the message to the dead letters, from where it can be redriven.")
+    help = _("Move the message to the dead letters. It can be redriven from there.")
     permission = "delayed_queue.reject_message"
     warning = _(
-        "These messages move to the dead letters, from where they can be redriven. A handler "
-        "that is at one of them now is cancelled; what it returns changes nothing."
+        "These messages move to the dead letters and can be redriven from there. A "
+        "handler that is running for one of them is cancelled; its result is "
+        "ignored."
     )
     ends_lease = True
     form_class = ReasonForm
@@ -259,8 +262,8 @@ class Drop(MessageOperation):
     help = _("Delete the message for good.")
     permission = "delayed_queue.drop_message"
     warning = _(
-        "These messages are deleted for good; nothing brings them back. To keep them for later, "
-        "reject them instead. A handler that is at one of them now is cancelled."
+        "These messages are deleted for good. To keep them, reject them instead. A "
+        "handler that is running for one of them is cancelled."
     )
     ends_lease = True
     is_destructive = True

@@ -81,7 +81,7 @@ class ReasonForm(forms.Form):
 
 
 GONE: Final = _("no longer there")
-BUSY: Final = _("held by another transaction just now, try again")
+BUSY: Final = _("locked by another transaction; try again")
 # How many of what a report is about.
 MESSAGES: Final = ngettext_lazy("%(count)s message", "%(count)s messages", "count")
 LETTERS: Final = ngettext_lazy("%(count)s dead letter", "%(count)s dead letters", "count")
@@ -141,7 +141,7 @@ class Report:
         return " ".join([said, *self.notes])
 
     def warnings(self) -> list[str]:
-        said = _("Left alone %(what)s, %(why)s: %(names)s.")
+        said = _("Skipped %(what)s, %(why)s: %(names)s.")
         return [said % self._facts(names, why=why) for why, names in self.left.items()]
 
     def _facts(self, names: list[str], **more: Any) -> dict[str, Any]:

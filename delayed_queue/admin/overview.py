@@ -73,7 +73,7 @@ class PauseForm(forms.Form):
     reason = forms.CharField(
         label=gettext_lazy("Reason"), max_length=500, required=False,
         widget=forms.TextInput(attrs={"size": 60}),
-        help_text=gettext_lazy("For your colleagues: it is shown beside the queue."),
+        help_text=gettext_lazy("Shown to your colleagues beside the queue."),
     )  # fmt: skip
 
 
@@ -92,10 +92,10 @@ class Pause(Switch):
 
     name = "pause"
     label = gettext_lazy("Pause")
-    help = gettext_lazy("Hand out no message of this queue until it is resumed.")
+    help = gettext_lazy("Deliver no message of this queue until it is resumed.")
     warning = gettext_lazy(
-        "No consumer and no worker is handed a message of this queue until it is resumed, in "
-        "any process, at once. Offers go on, and messages in flight are finished."
+        "No process gets a message of this queue until it is resumed. Takes effect "
+        "at once. Offers are still accepted, and messages in flight are finished."
     )
     form_class = PauseForm
 
@@ -121,9 +121,9 @@ class Resume(Switch):
 
     name = "resume"
     label = gettext_lazy("Resume")
-    help = gettext_lazy("Hand out messages of this queue again.")
+    help = gettext_lazy("Deliver messages of this queue again.")
     warning = gettext_lazy(
-        "Its messages are handed out again, those that fell due meanwhile at once."
+        "Its messages are delivered again. Those that fell due meanwhile are delivered at once."
     )
 
     def name_of_target(self, call: Call) -> str:
@@ -155,7 +155,7 @@ def switch_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     """Pause or resume what was posted, after a page that asks."""
     switch = next((each for each in SWITCHES if each.name in request.POST), None)
     if switch is None:
-        raise BadRequest("Neither pause nor resume.")
+        raise BadRequest("The action must be pause or resume.")
     if not model_admin.may(request, switch):
         raise PermissionDenied
     is_confirmed = _CONFIRMED in request.POST

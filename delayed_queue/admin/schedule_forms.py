@@ -71,7 +71,7 @@ def rule_of(row: Schedule) -> Rule:
         return in_default_zone(schedule_of(definition))
     entry = declared_entry(row.kind, row.key_prefix)
     if entry is None or not isinstance(entry.schedule, Rule):
-        said = gettext("Only %(module)s knows when, which is not loaded here.")
+        said = gettext("Its times are defined in %(module)s, which is not loaded here.")
         raise InvalidConfiguration(said % {"module": row.declared_in})
     return in_default_zone(entry.schedule)
 
@@ -130,7 +130,9 @@ def preview(row: Schedule, now: datetime) -> SafeString:
     )
     body = format_html_join("", "{}", ((line,) for line in lines))
     paused = (
-        "" if row.is_enabled else formats.quiet(_("Paused: these run only once it is enabled."))
+        ""
+        if row.is_enabled
+        else formats.quiet(_("Paused: these run only after the schedule is enabled."))
     )
     table = format_html(
         '<div class="dq-overview"><table class="dq-runs"><thead>{}</thead><tbody>{}</tbody></table>'
@@ -159,7 +161,7 @@ def _beyond(change: ClockChange | None, zone: ZoneInfo) -> str:
     if change is None:
         unchanged = _("The clocks of %(zone)s do not change within the next 400 days.")
         return str(unchanged % {"zone": zone.key})
-    return str(_("Next clock change, after these: %(change)s.") % {"change": change})
+    return str(_("The next clock change comes after these: %(change)s.") % {"change": change})
 
 
 if TYPE_CHECKING:
@@ -171,13 +173,16 @@ _CODEC: Final = "json"
 # The escape itself, not the text of one: a backslash before it would have to be escaped too.
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _TYPES: Final = [("cron", "cron"), ("daily", "daily"), ("periodic", "periodic")]
-_GAPS: Final = [("shift", _("shift: as if they had not")), ("skip", _("skip: not on that day"))]
+_GAPS: Final = [
+    ("shift", _("shift: run after the change")),
+    ("skip", _("skip: do not run on that day")),
+]
 _FOLDS: Final = [
     ("", _("default")), ("first", _("the first time")), ("second", _("the second time")),
     ("both", _("both")),
 ]  # fmt: skip
 _MISSED: Final = [
-    ("latest", _("latest: the last one")),
+    ("latest", _("latest: the latest one")),
     ("skip", _("skip: none")),
     ("all", _("all")),
 ]
@@ -213,12 +218,14 @@ class ScheduleForm(_Base):
     """A schedule of an operator's own; its queue and prefix stay once it is made."""
 
     queue = forms.CharField(
-        label=_("Queue"), max_length=100, help_text=_("The queue that its ticks are offered to.")
+        label=_("Queue"),
+        max_length=100,
+        help_text=_("The schedule offers its ticks to this queue."),
     )
     key_prefix = forms.CharField(
         label=_("Key prefix"),
         max_length=200,
-        help_text=_("What the keys of its ticks begin with; for this schedule alone."),
+        help_text=_("A unique name; message keys start with it."),
     )
     type = forms.ChoiceField(label=_("Type"), choices=_TYPES)
     expression = forms.CharField(
@@ -236,47 +243,47 @@ class ScheduleForm(_Base):
         max_length=100,
         # Or it shows twenty characters, and zones have up to 38.
         widget=forms.TextInput(attrs={"class": "vTextField"}),
-        help_text=_("An IANA name such as Europe/Bucharest; empty for settings.TIME_ZONE."),
+        help_text=_("An IANA name such as Europe/Bucharest. Empty: settings.TIME_ZONE."),
     )
     gap = forms.ChoiceField(
         label=_("Gap"),
         choices=_GAPS,
         initial="shift",
-        help_text=_("Local times that the clocks jump over."),
+        help_text=_("For local times that the clocks skip in spring."),
     )
     fold = forms.ChoiceField(
         label=_("Fold"),
         choices=_FOLDS,
         required=False,
         help_text=_(
-            "Local times that come twice. Default: both of a cron expression that repeats, else "
-            "the first time."
+            "For local times that occur twice in autumn. Default: both for a cron "
+            "expression that repeats, otherwise the first."
         ),
     )
     missed = forms.ChoiceField(
         label=_("Missed"),
         choices=_MISSED,
         initial="latest",
-        help_text=_("Ticks of a time in which nobody wrote any."),
+        help_text=_("What to do with runs missed while no worker was up."),
     )
     missed_cap = forms.IntegerField(
         label=_("Missed cap"),
         min_value=1,
         max_value=1_000_000,
         initial=100,
-        help_text=_("The most to catch up with all."),
+        help_text=_('With "all": catch up at most this many missed runs.'),
     )
     payload = PayloadField(
         label=_("Payload"),
         required=False,
         widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "false"}),
-        help_text=_("JSON, the same for each tick; empty for null."),
+        help_text=_("JSON, the same for each run. Empty: null."),
     )
     is_enabled = forms.BooleanField(
         required=False,
         initial=True,
         label=_("Enabled"),
-        help_text=_("Off: its ticks are taken back."),
+        help_text=_("Off: its pending ticks are removed."),
     )
 
     class Meta:
@@ -349,12 +356,12 @@ class ScheduleForm(_Base):
         kind = kind_of(queue, codec_named(_CODEC))
         entry = declared_entry(kind, key_prefix)
         if entry is not None:
-            text = gettext("The code has a schedule of this prefix already, in %s.")
+            text = gettext("The code already declares a schedule with this prefix, in %s.")
             self.add_error("key_prefix", text % entry.declared_in)
         elif Schedule.objects.filter(kind=kind, key_prefix=key_prefix).exists():
             text = gettext(
-                "This queue has a schedule of this prefix already, or had ticks installed by a "
-                "program: choose another prefix."
+                "This queue already has a schedule with this prefix, or a program "
+                "installed ticks under it. Choose another prefix."
             )
             self.add_error("key_prefix", text)
         self.instance.kind, self.instance.codec = kind, _CODEC

@@ -62,7 +62,7 @@ class ScheduleOperation(Operation):
 class Enable(ScheduleOperation):
     name = "enable"
     label = _("Enable")
-    help = _("Workers write its ticks ahead again within ten seconds; nothing is caught up.")
+    help = _("Workers write its ticks again within ten seconds. Missed runs are not caught up.")
     permission = "delayed_queue.pause_schedule"
     past = _("Enabled")
 
@@ -80,7 +80,7 @@ class Enable(ScheduleOperation):
 class Pause(ScheduleOperation):
     name = "pause"
     label = _("Pause")
-    help = _("Take back its pending ticks, and write none until it is enabled.")
+    help = _("Remove its pending ticks and write none until the schedule is enabled.")
     permission = "delayed_queue.pause_schedule"
     past = _("Paused")
 
@@ -96,13 +96,16 @@ class Pause(ScheduleOperation):
         return ""
 
     def note(self, row: Any) -> str:
-        return f" Pending ticks taken back: {row.taken_back}."
+        return f" Pending ticks removed: {row.taken_back}."
 
 
 class RunNow(ScheduleOperation):
     name = "run_now"
     label = _("Run now")
-    help = _("Offer one message with its payload, due now, beside its ticks; paused or not.")
+    help = _(
+        "Offer one message with its payload, due now, in addition to its ticks. Works "
+        "for a paused schedule too."
+    )
     permission = "delayed_queue.run_schedule"
     past = _("Run")
 
@@ -114,7 +117,7 @@ class RunNow(ScheduleOperation):
                 return self._offer(row, call.using)
         # A generator is the project's own, and may raise anything.
         except Exception as error:
-            said = _("as its payload could not be offered (%(error)s)")
+            said = _("because its payload could not be offered (%(error)s)")
             return said % {"error": f"{type(error).__name__}: {error}"}
 
     def _offer(self, row: Any, using: str) -> Any:
@@ -122,13 +125,13 @@ class RunNow(ScheduleOperation):
         if entry is not None:
             queue, payload = installer_of(entry, using).ticks.queue, entry.generate(row.read_at)
         elif row.declared_in:
-            said = _("as its code, %(module)s, is not loaded in this process")
+            said = _("because its code, %(module)s, is not loaded in this process")
             return said % {"module": row.declared_in}
         else:
             queue = DelayedQueue(row.queue, codec=row.codec, kind=row.kind, using=using)
             payload = row.payload
         if queue.offer_if_not_exists(row.run_key, payload) is OfferOutcome.IGNORED:
-            return _("run in this very millisecond already")
+            return _("already run in this millisecond")
         return ""
 
     def note(self, row: Any) -> str:
@@ -173,7 +176,7 @@ class ScheduleAdmin(WithForm):
         "installed_column",
         "declared_column",
     )
-    search_help_text = _("The whole key prefix, in every queue.")
+    search_help_text = _("The whole key prefix. All queues are searched.")
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         return _ORDER
@@ -260,7 +263,7 @@ class ScheduleAdmin(WithForm):
     @admin.display(description=_("payload"))
     def payload_shown(self, row: Schedule) -> SafeString:
         if row.declared_in:
-            return formats.quiet(_("Made by the code that declares the schedule."))
+            return formats.quiet(_("Computed by the code that declares the schedule."))
         return formats.block(json.dumps(row.payload, indent=2, ensure_ascii=False))
 
     @admin.display(description=_("payload"))
@@ -293,7 +296,7 @@ class ScheduleAdmin(WithForm):
         if change and "is_enabled" in form.changed_data and not obj.is_enabled:
             take_back(obj, router.db_for_write(Schedule, instance=obj))
         if lack := registry.lack_of(obj.queue, obj.kind):
-            text = _("What the schedule offers waits until one takes it.")
+            text = _("Its messages wait until a handler serves this queue.")
             self.message_user(request, f"{lack} {text}", messages.WARNING)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:

@@ -34,13 +34,13 @@ _ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
 _STATE: Final = '<span class="dq-state {}">{}</span> {}'
 
 
-_NONE_HELD: Final = _("It holds none.")
+_NONE_HELD: Final = _("It holds no messages.")
 _GONE: Final = _(
-    "None is left under its leases: what it held was finished, or has been taken by other workers."
+    "It holds no messages any more: they were finished, or other workers have taken them."
 )
 _SILENT_HELD: Final = _(
-    "It is silent. These are still under its leases: each is due again when its lease has ended, "
-    "and goes to any other worker. What else it held was finished, or has been taken by others."
+    "The worker is silent. It still holds the leases of these messages. When a "
+    "lease ends, its message is due again and any other worker takes it."
 )
 
 
@@ -116,7 +116,7 @@ class WorkerAdmin(QueueModelAdmin):
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> HttpResponse:
-        text = _("This worker has stopped, and taken its row with it.")
+        text = _("This worker has stopped and removed its row.")
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self._list_url())
 
@@ -126,7 +126,7 @@ class WorkerAdmin(QueueModelAdmin):
     def key_column(self, row: Worker) -> SafeString:
         return formats.key_label(row.name)
 
-    @admin.display(description=_("where, and on what"))
+    @admin.display(description=_("where it runs"))
     def where_column(self, row: Worker) -> SafeString:
         names = ", ".join(row.queues)
         return format_html(
@@ -222,7 +222,7 @@ class WorkerAdmin(QueueModelAdmin):
             return formats.quiet(_GONE if is_silent(row) else _NONE_HELD)
         heads = (_("key"), _("queue"), _("time"), _("lease"))
         lines = formats.table(heads, self._held_lines(row))
-        note = formats.quiet(_("No more than %(most)s messages are shown.") % {"most": _MAX_HELD})
+        note = formats.quiet(_("At most %(most)s messages are shown.") % {"most": _MAX_HELD})
         link = format_html(
             '<a href="{}">{}</a>',
             self._messages_url(row),
@@ -292,8 +292,8 @@ def holder_of(row: Any, using: str, site: str) -> SafeString:
     if worker is None:
         return formats.quiet(
             _(
-                "Held by no worker that has a row: a consumer of your own code, or a worker that "
-                "has stopped or been silent for a day."
+                "No listed worker holds it. A consumer in your own code may hold "
+                "it, or a worker that has stopped or been silent for a day."
             )
         )
     url = reverse("admin:delayed_queue_worker_change", args=[worker.pk], current_app=site)
@@ -301,7 +301,7 @@ def holder_of(row: Any, using: str, site: str) -> SafeString:
     return format_html(
         '<p class="dq-note">{} <a href="{}">{}</a> {}; {}</p>',
         _("Held by"), url, worker.name,
-        _("on %(host)s, pid %(pid)s, process %(process)s, at work since %(since)s")
+        _("on %(host)s, pid %(pid)s, process %(process)s, running since %(since)s")
         % {"host": worker.host, "pid": worker.pid, "process": worker.process,
            "since": formats.exact(worker.started_at)},
         _alive_or_what(silence, row),
@@ -314,9 +314,9 @@ def _alive_or_what(silence: timedelta, row: Any) -> SafeString:
         return escaped(_("alive, heartbeat %(span)s ago.") % {"span": formats.human(silence)})
     when = formats.human(row.scheduled_at - row.read_at)
     after = (
-        _("its lease ends in %(when)s, then it is due again")
+        _("its lease ends in %(when)s; then the message is due again")
         if state_of(row) is RowState.LEASED
-        else _("its lease ended %(when)s ago, so it is due again")
+        else _("its lease ended %(when)s ago; the message is due again")
     )
     return format_html(
         '<strong class="dq-alarm">{}</strong> {}: {}.',

@@ -210,7 +210,7 @@ class QueueCommand(BaseCommand):
 def add_switch(parser: CommandParser) -> None:
     """Add what pausing and resuming a queue have in common."""
     parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
-    parser.add_argument("--dry-run", action="store_true", help=_("only say what would change"))
+    parser.add_argument("--dry-run", action="store_true", help=_("only show what would change"))
     add_format(parser)
     add_database(parser)
 
@@ -233,7 +233,7 @@ def queue_named(name: str, using: str) -> DelayedQueue:
     kinds = [each.kind for each in measure([name], cap=1, using=using)[0]]
     if len(kinds) > 1:
         raise CommandError(
-            _("%(name)r is several queues; name one: %(kinds)s.")
+            _("%(name)r matches several queues. Name one of: %(kinds)s.")
             % {"name": name, "kinds": ", ".join(kinds)},
             returncode=WRONG_USAGE,
         )
@@ -245,7 +245,7 @@ def check_alias(using: str) -> None:
     aliases = sorted(connections)
     if using not in aliases:
         raise CommandError(
-            _("There is no database alias %(alias)r; there are: %(aliases)s.")
+            _("There is no database alias %(alias)r. Known aliases: %(aliases)s.")
             % {"alias": using, "aliases": ", ".join(aliases)}
             + did_you_mean(using, aliases),
             returncode=WRONG_USAGE,
@@ -276,4 +276,4 @@ def _answered(error: Error, using: str) -> CommandError:
     if advice:
         return CommandError(f"{advice} ({said})", returncode=WRONG_SCHEMA)
     facts = {"alias": using, "error": said}
-    return CommandError(_("The database %(alias)r cannot be asked: %(error)s") % facts)
+    return CommandError(_("The database %(alias)r cannot be queried: %(error)s") % facts)

@@ -42,7 +42,7 @@ Held = dict[tuple[str, str], list[HeldGroup]]
 _ENDS: Final = {
     "leased": "Messages that workers leased.",
     "acknowledged": "Messages that were handled and deleted.",
-    "failed": "Attempts that failed and are to be repeated.",
+    "failed": "Attempts that failed and will be retried.",
     "dead": "Messages that became dead letters in a worker.",
     "refused": "Attempts whose result the database refused to write.",
 }
@@ -82,11 +82,12 @@ class _Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.duration = Histogram(
-            "delayed_queue_handler_duration_seconds", "How long handlers ran, by their ends.",
+            "delayed_queue_handler_duration_seconds", "Run time of handlers, by outcome.",
             ["queue", "handler", "outcome"], buckets=_DURATIONS, registry=registry,
         )  # fmt: skip
         self.lateness = Histogram(
-            "delayed_queue_lateness_seconds", "How long after their due time handlers started.",
+            "delayed_queue_lateness_seconds",
+                "Delay from the due time to the start of the handler.",
             ["queue", "handler"], buckets=_LATENESS, registry=registry,
         )  # fmt: skip
         self.in_progress = Gauge(
@@ -157,7 +158,7 @@ class QueueCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         found = self._found()
         up = GaugeMetricFamily(
-            "delayed_queue_up", "Whether the database answered.", labels=["database"]
+            "delayed_queue_up", "1 if the database answered.", labels=["database"]
         )
         up.add_metric([self._using], found is not None)
         depths, snapshot, held = found or ([], None, {})
@@ -187,11 +188,11 @@ def _families(found: list[QueueDepth]) -> list[Metric]:
         "delayed_queue_dead_letters", "Dead letters of the queue.", labels=names
     )
     age = GaugeMetricFamily(
-        "delayed_queue_oldest_due_age_seconds", "How late the earliest due message is.",
+        "delayed_queue_oldest_due_age_seconds", "Lateness of the earliest due message.",
         labels=names,
     )  # fmt: skip
     cut = GaugeMetricFamily(
-        "delayed_queue_counts_cut", "Whether a count of the queue stopped at its cap.",
+        "delayed_queue_counts_cut", "1 if a count of the queue stopped at its cap.",
         labels=names,
     )  # fmt: skip
     for each in found:
@@ -219,12 +220,12 @@ def _held(depths: Sequence[QueueDepth], using: str) -> Held:
 def _families_of_groups(held: Held, using: str) -> list[Metric]:
     number = GaugeMetricFamily(
         "delayed_queue_groups_held",
-        "Groups that are held back, of the first hundred that have messages.",
+        "Held groups among the first hundred that have messages.",
         labels=["queue", "kind", "reason"],
     )
     age = GaugeMetricFamily(
         "delayed_queue_group_held_seconds",
-        "How late the earliest message is of the groups that are held back the longest.",
+        "Lateness of the earliest message in held groups, the longest held first.",
         labels=["queue", "kind", "group", "reason"],
     )
     now = database_now(using).timestamp() if held else 0.0
@@ -240,22 +241,22 @@ def _families_of_groups(held: Held, using: str) -> list[Metric]:
 def _families_of(snapshot: Snapshot | None) -> list[Metric]:
     age = GaugeMetricFamily(
         "delayed_queue_snapshot_age_seconds",
-        "How old the oldest snapshot is that keeps deleted messages from being cleaned away.",
+        "Age of the oldest snapshot that keeps deleted messages from being vacuumed.",
         labels=["holder"],
     )
     transactions = GaugeMetricFamily(
         "delayed_queue_snapshot_transactions",
-        "How many transactions began since that snapshot.",
+        "Transactions started since that snapshot.",
         labels=["holder"],
     )
     dead = GaugeMetricFamily(
         "delayed_queue_snapshot_dead_rows",
-        "How many dead row versions of messages are kept, by that snapshot and until a vacuum.",
+        "Dead row versions of messages that are not vacuumed yet.",
         labels=["holder"],
     )
     scan = GaugeMetricFamily(
         "delayed_queue_snapshot_scan_seconds",
-        "How long a claim from the start of the queue takes that is slowest at it.",
+        "Time of a claim from the start of the queue, for the slowest queue.",
         labels=["holder", "queue"],
     )
     if snapshot is not None:

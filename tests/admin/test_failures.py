@@ -197,13 +197,13 @@ def test_it_needs_the_permission_to_see_dead_letters():
 
 def test_a_failure_without_a_queue_is_no_server_error(admin_client: Client):
     assert admin_client.get(f"{LETTERS}?group=abc").status_code == 302
-    assert "Nothing is dead" in page(admin_client, FAILURES)
+    assert "There are no dead letters." in page(admin_client, FAILURES)
 
 
 def test_it_is_in_the_language_of_the_project(admin_client: Client, settings: Settings):
     settings.LANGUAGE_CODE = "de"
     with override("de"):
-        assert "Nichts ist tot." in page(admin_client, FAILURES)
+        assert "Es gibt keine toten Nachrichten." in page(admin_client, FAILURES)
         DeadLetterFactory.create_batch(2, fingerprint="a")
         asked = admin_client.post(FAILURES, {"redrive": "a:orders|json"}).content.decode()
         assert "Warum:" in asked

@@ -87,8 +87,8 @@ def test_redrive_reports_the_outcome_of_each(admin_client: Client):
 
     assert told(response) == [
         "Redriven 2 dead letters: dead (created), twice (created).",
-        "Left alone 2 dead letters, as a message lives under their key, or a newer letter of it "
-        "came first: alive, twice.",
+        "Skipped 2 dead letters, because a message has their key, or a newer dead letter of the "
+        "key was redriven: alive, twice.",
     ]
     assert sorted(DeadLetter.objects.values_list("key", flat=True)) == ["alive", "twice"]
     assert bytes(Message.objects.get(key="alive").payload) == b'"new"'
@@ -117,7 +117,7 @@ def test_drop_letters(admin_client: Client):
     response = post(admin_client, LETTERS, "drop", selected, confirmed="yes")
 
     assert [each.partition(":")[0] for each in told(response)] == [
-        "Dropped 2 dead letters", "Left alone 1 dead letter, no longer there"
+        "Dropped 2 dead letters", "Skipped 1 dead letter, no longer there"
     ]  # fmt: skip
     assert not DeadLetter.objects.exists()
     assert LogEntry.objects.count() == 2

@@ -154,18 +154,16 @@ def test_g6_emptied_a_group_has_none_of_its_own(admin_client: Client, queue: Del
     change(admin_client, "limit_group", "a")
     assert not Limit.objects.exists()
     assert told(change(admin_client, "limit_group", "b")) == [
-        "Left alone 1 group, without limits of its own already: b."
+        "Skipped 1 group, without limits of its own already: b."
     ]
 
 
 def test_g6_taken_back_nothing_holds_the_groups(admin_client: Client, queue: DelayedQueue):
     queue.groups.set(Groups(concurrency=1))
-    assert told(change(admin_client, "clear_limits")) == [
-        "Took back the limits of 1 queue: orders."
-    ]
+    assert told(change(admin_client, "clear_limits")) == ["Removed the limits of 1 queue: orders."]
     assert not Limit.objects.exists()
     assert told(change(admin_client, "clear_limits")) == [
-        "Left alone 1 queue, without limits already: orders."
+        "Skipped 1 queue, without limits already: orders."
     ]
 
 
@@ -196,7 +194,7 @@ def test_g9_a_group_behind_a_dead_letter_is_resumed(admin_client: Client, queue:
 def test_g9_the_first_pause_of_a_group_stands(admin_client: Client, queue: DelayedQueue):
     queue.groups.pause("a", "first", by="ana")
     assert told(change(admin_client, "pause_group", "a", reason="second")) == [
-        "Left alone 1 group, paused already: a."
+        "Skipped 1 group, paused already: a."
     ]
     assert stored("a").reason == "first"
     assert not LogEntry.objects.exists()
@@ -257,7 +255,7 @@ def test_g6_what_was_not_shown_is_not_replaced(admin_client: Client, queue: Dela
 
     html = admin_client.post(URL, given).content.decode()
 
-    assert "By now: 5 at a time." in html
+    assert "Now: 5 at a time." in html
     assert 'name="concurrency" value="3"' in html
     assert stored().concurrency == 5
     admin_client.post(URL, {**given, "seen": seen(html)})

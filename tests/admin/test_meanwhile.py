@@ -66,7 +66,7 @@ def test_changed_meanwhile_is_left_alone(
     before = Message.objects.values().get()
     response = post(admin_client, MESSAGES, action, selected, **CONFIRMED)
 
-    assert told(response) == ["Left alone 1 message, changed meanwhile: k."]
+    assert told(response) == ["Skipped 1 message, changed meanwhile: k."]
     assert Message.objects.values().get() == before
     assert not DeadLetter.objects.exists()
     assert LogEntry.objects.count() == 0
@@ -79,7 +79,7 @@ def test_gone_meanwhile_is_said(admin_client: Client, action: str):
     Message.objects.all().delete()
     response = post(admin_client, MESSAGES, action, selected, **CONFIRMED)
 
-    assert told(response) == [f"Left alone 1 message, no longer there: id {pk}."]
+    assert told(response) == [f"Skipped 1 message, no longer there: id {pk}."]
 
 
 def test_lease_that_its_holder_prolonged_is_still_the_one_seen(admin_client: Client):
@@ -98,7 +98,7 @@ def test_changed_and_unchanged_rows_of_one_post_are_told_apart(admin_client: Cli
 
     assert told(post(admin_client, MESSAGES, "drop", selected, **CONFIRMED)) == [
         "Dropped 2 messages: a, c.",
-        "Left alone 1 message, changed meanwhile: b.",
+        "Skipped 1 message, changed meanwhile: b.",
     ]
     assert Message.objects.get().key == "b"
 
@@ -167,9 +167,7 @@ def test_message_that_a_handler_holds_is_not_waited_for(
         other.execute('SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE', ["k"])
         response = post(admin_client, MESSAGES, action, selected, **CONFIRMED)
 
-    assert told(response) == [
-        "Left alone 1 message, held by another transaction just now, try again: k."
-    ]
+    assert told(response) == ["Skipped 1 message, locked by another transaction; try again: k."]
     assert LogEntry.objects.count() == 0
 
 
@@ -211,6 +209,6 @@ def test_redrive_and_a_deletion_of_the_job_do_not_wait_for_each_other(
             assert other.execute(DROP_DEAD_JOB, job).rowcount == 1
             other.execute("COMMIT")
             assert told(redriving.answer()) == [
-                f"Left alone 1 dead letter, no longer there: id {letter.pk}."
+                f"Skipped 1 dead letter, no longer there: id {letter.pk}."
             ]
     assert not Message.objects.exists()

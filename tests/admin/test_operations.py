@@ -126,7 +126,7 @@ def test_extend_prolongs_the_lease_by_the_settings_duration(admin_client: Client
     before, lease_id = message.scheduled_at, message.lease_id
     message.refresh_from_db()
 
-    assert "Leases now last at least 1 h." in told(response)[0]
+    assert "The leases now last at least 1 h." in told(response)[0]
     assert message.scheduled_at > before + timedelta(minutes=50)
     assert message.lease_id == lease_id
 
@@ -179,14 +179,14 @@ def test_what_does_not_apply_is_left_alone_and_said(admin_client: Client):
 
     assert told(run(admin_client, "deliver")) == [
         "Made due 1 message: s.",
-        "Left alone 1 message, due already: d.",
-        "Left alone 1 message, leased, release it instead: l.",
+        "Skipped 1 message, due already: d.",
+        "Skipped 1 message, leased; release it instead: l.",
     ]
     assert told(run(admin_client, "release"))[-2:] == [
         "Released 1 message: l.",
-        "Left alone 2 messages, not leased: s, d.",
+        "Skipped 2 messages, not leased: s, d.",
     ]
-    assert told(run(admin_client, "extend"))[-1].startswith("Left alone 3 messages, not leased")
+    assert told(run(admin_client, "extend"))[-1].startswith("Skipped 3 messages, not leased")
 
 
 def test_long_reports_name_ten(admin_client: Client):

@@ -99,7 +99,7 @@ def test_w12_a_pause_that_was_not_seen_is_left_alone(admin_client: Client, queue
     queue.pause("for another reason")
 
     assert told(switch(admin_client, "resume", seen)) == [
-        f"Left alone 1 queue, no longer there: id {seen}."
+        f"Skipped 1 queue, no longer there: id {seen}."
     ]
     assert queue.is_paused()
     assert not LogEntry.objects.exists()
@@ -111,7 +111,7 @@ def test_w12_the_first_pause_stands_and_the_second_is_told(
     queue.pause("first", by="ana")
 
     assert told(switch(admin_client, "pause", KIND, reason="second")) == [
-        "Left alone 1 queue, paused already: orders."
+        "Skipped 1 queue, paused already: orders."
     ]
     assert Limit.objects.get().reason == "first"
     assert not LogEntry.objects.exists()
@@ -229,7 +229,5 @@ def test_w12_a_row_that_another_holds_is_not_waited_for(admin_client: Client, qu
         other.execute("SELECT FROM delayed_queue_limit WHERE id = %s FOR UPDATE", [seen])
         response = switch(admin_client, "resume", seen)
 
-    assert told(response) == [
-        f"Left alone 1 queue, held by another transaction just now, try again: {KIND}."
-    ]
+    assert told(response) == [f"Skipped 1 queue, locked by another transaction; try again: {KIND}."]
     assert queue.is_paused()

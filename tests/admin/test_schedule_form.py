@@ -74,8 +74,8 @@ def test_refusal_stands_at_the_field(admin_client: Client, field: str, value: st
         (
             "legder",
             [
-                "The queue 'legder' has no handler. Did you mean 'ledger'? What the schedule "
-                "offers waits until one takes it."
+                "The queue 'legder' has no handler. Did you mean 'ledger'? Its messages wait "
+                "until a handler serves this queue."
             ],
         ),
     ],

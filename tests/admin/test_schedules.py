@@ -55,7 +55,7 @@ def test_unreadable_schedule_does_not_break_the_list(admin_client: Client):
     html = unescape(page(admin_client, SCHEDULES))
 
     assert "Unknown time zone 'Mars/Olympus'" in html
-    assert "Only gone.module knows when" in html
+    assert "Its times are defined in gone.module" in html
 
 
 def test_an_unreadable_schedule_is_told_in_the_language_of_the_page(
@@ -63,7 +63,7 @@ def test_an_unreadable_schedule_is_told_in_the_language_of_the_page(
 ):
     settings.LANGUAGE_CODE = "de"
     made(key_prefix="odd", type="other", declared_in="gone.module")
-    assert "Nur gone.module weiß, wann" in unescape(page(admin_client, SCHEDULES))
+    assert "Seine Zeiten stehen in gone.module" in unescape(page(admin_client, SCHEDULES))
 
 
 def test_search_finds_a_prefix(admin_client: Client):
@@ -130,7 +130,7 @@ def test_pause_takes_the_ticks_back_and_enable_has_them_written_again(admin_clie
     assert ticks() == []
 
     (text,) = told(do(admin_client, "pause", row))[1:]
-    assert text == "Left alone 1 schedule, paused already: nightly."
+    assert text == "Skipped 1 schedule, paused already: nightly."
     do(admin_client, "enable", row)
     CronKeeper(entries=[]).check()
     assert ticks()

@@ -130,7 +130,7 @@ def test_w12_without_workers_the_page_says_how_to_start_one(admin_client: Client
 def test_w12_a_worker_that_stopped_leads_back_to_the_list(admin_client: Client):
     response = admin_client.get(f"{WORKERS}4711/change/")
     assert response.url == WORKERS  # type: ignore[attr-defined]
-    assert told(response) == ["This worker has stopped, and taken its row with it."]
+    assert told(response) == ["This worker has stopped and removed its row."]
 
 
 def test_w12_pages_need_the_view_permission():
@@ -323,7 +323,7 @@ def test_a_leased_message_names_its_holder(admin_client: Client):
     named_holder("other")
     worker = named_holder("worker-7")
     shown = lease_cell(admin_client, leased=True, lease_id=lease_of(worker))
-    assert "Held by worker-7 on db-7, pid 4711, process 3, at work since" in shown
+    assert "Held by worker-7 on db-7, pid 4711, process 3, running since" in shown
     assert "; alive, heartbeat" in shown
 
 
@@ -332,13 +332,13 @@ def test_a_silent_holder_says_what_becomes_of_the_message(admin_client: Client):
     leased = lease_cell(admin_client, key="a", leased=True, lease_id=lease_of(worker))
     # Some seconds may pass between the heartbeat and the page.
     assert re.search(r"silent for 1 min 3\d s: its lease ends in", leased)
-    assert "then it is due again." in leased
+    assert "then the message is due again." in leased
     ended = lease_cell(admin_client, key="b", expired=True, lease_id=lease_of(worker))
-    assert "ago, so it is due again." in ended
+    assert "ago; the message is due again." in ended
 
 
 def test_a_lease_of_nobody_with_a_row_says_so(admin_client: Client):
-    assert "Held by no worker that has a row" in lease_cell(admin_client, leased=True)
+    assert "No listed worker holds it." in lease_cell(admin_client, leased=True)
 
 
 def test_who_may_not_see_workers_is_not_told_the_holder():
@@ -350,11 +350,11 @@ def test_who_may_not_see_workers_is_not_told_the_holder():
 def test_a_silent_worker_says_what_became_of_its_messages(admin_client: Client):
     worker = named_holder("worker-7", silent_for=90)
     url = f"{WORKERS}{worker.pk}/change/"
-    assert "None is left under its leases: what it held was finished" in page(admin_client, url)
+    assert "It holds no messages any more: they were finished" in page(admin_client, url)
     mine = MessageFactory.create(key="mine", leased=True, lease_id=lease_of(worker))
     MessageFactory.create(key="another's", leased=True)
     html = page(admin_client, url)
-    assert "It is silent. These are still under its leases" in html
+    assert "The worker is silent. It still holds the leases of these messages" in html
     assert mine.key in html
     assert "another&#x27;s" not in html
 

@@ -122,7 +122,7 @@ def test_disabling_and_enabling_again():
     assert Endpoint.objects.get().disabled_at is None
     page(client, ENDPOINTS)
     assert told(post(client, ENDPOINTS, "enable", shown)) == [
-        f"Left alone 1 endpoint, not disabled: {URL}."
+        f"Skipped 1 endpoint, not disabled: {URL}."
     ]
 
 
@@ -195,7 +195,7 @@ def test_closing_a_host_asks_first_and_has_what_was_deferred_come(host: Host):
     assert LogEntry.objects.get().change_message == "Sending again."
     page(client, HOSTS)
     assert told(post(client, HOSTS, "close", shown, confirmed="1")) == [
-        "Left alone 1 host, sent to already: example.com:443."
+        "Skipped 1 host, sent to already: example.com:443."
     ]
 
 
@@ -214,7 +214,7 @@ def test_opening_a_host_wants_a_time_and_keeps_the_reason(host: Host):
     assert LogEntry.objects.get().change_message == "Suspended for 45 min. maintenance"
     page(client, HOSTS)
     assert told(post(client, HOSTS, "open", shown, confirmed="1", minutes="5", reason="")) == [
-        "Left alone 1 host, suspended for longer: example.com:443."
+        "Skipped 1 host, suspended for longer: example.com:443."
     ]
 
 
@@ -243,7 +243,7 @@ def test_a_host_that_another_holds_is_not_waited_for(host: Host, other: psycopg.
         other.execute("SELECT FROM delayed_queue_host FOR UPDATE")
         answer = post(client, HOSTS, "close", [str(host.pk)], confirmed="1")
     assert told(answer) == [
-        "Left alone 1 host, held by another transaction just now, try again: example.com:443."
+        "Skipped 1 host, locked by another transaction; try again: example.com:443."
     ]
 
 

@@ -120,7 +120,7 @@ def test_pausing_asks_why_and_resuming_hands_out_again():
     assert pop_jobs("orders", 1) == []
     assert "bank is down" in rows(client, TOPICS)[0]
     answer = post(client, TOPICS, "pause", shown, confirmed="1")
-    assert told(answer) == ["Left alone 1 topic, paused already: orders."]
+    assert told(answer) == ["Skipped 1 topic, paused already: orders."]
 
     page(client, TOPICS)  # what was told is told once
     assert told(post(client, TOPICS, "resume", shown)) == ["Resumed 1 topic: orders."]

@@ -106,15 +106,15 @@ def test_what_died_long_ago_is_pruned(settings: Settings):
     DeadLetterFactory.create(died_at=from_now(days=-40))
     DeadLetterFactory.create(kind="other|json", died_at=from_now(days=-40))
     DeadLetterFactory.create()
-    assert run("queuedead", "prune", "--dry-run").startswith("2 dead letters are meant")
+    assert run("queuedead", "prune", "--dry-run").startswith("2 dead letters would be taken")
     assert json.loads(run("queuedead", "prune", "--queue", "orders", "--format", "json")) == {
         "deleted": 1
     }
     with time_machine.travel(from_now(days=365)):  # a host whose clock is wrong
-        assert run("queuedead", "prune", "--dry-run").startswith("1 dead letter is meant")
+        assert run("queuedead", "prune", "--dry-run").startswith("1 dead letter would be taken")
     assert run("queuedead", "prune") == "1 dead letter was deleted.\n"
     settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "DEAD_LETTER_RETENTION": None}
-    with pytest.raises(CommandError, match="say --older-than"):
+    with pytest.raises(CommandError, match="add --older-than"):
         run("queuedead", "prune")
 
 
@@ -129,9 +129,9 @@ def test_a_run_is_spread_over_a_time():
 def test_a_redrive_is_tried_begun_paused_resumed_and_cancelled():
     DeadLetterFactory.create_batch(3, fingerprint="a")
     arguments = ("queuedead", "redrive", "orders", "--group", "a", "--pace", "1")
-    assert run(*arguments, "--dry-run") == "3 dead letters are meant; nothing was changed.\n"
+    assert run(*arguments, "--dry-run") == "3 dead letters would be taken; nothing was changed.\n"
     assert not BulkRun.objects.exists()
-    assert "has begun: 3 dead letters" in run(*arguments, "--canary", "1", "--why", "mended")
+    assert "has started: 3 dead letters" in run(*arguments, "--canary", "1", "--why", "mended")
     number = str(BulkRun.objects.get().pk)
     for command, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         run("queuedead", command, number)
@@ -159,8 +159,8 @@ def test_a_drop_by_reason_is_carried_out_by_workers():
         (("queuedead", "redrive", "orders", "--over", "1h", "--pace", "9"), "not both", 1),
         (("queuedead", "export", "orders", "--newer-than", "1h", "--older-than", "2h"), "later", 1),
         (("queuedead", "show", "999"), "no dead letter 999", 1),
-        (("queuedead", "cancel", "999"), "no run 999 in a state to cancel", 1),
-        (("installcron", "--force"), "--force is for --once", 2),
+        (("queuedead", "cancel", "999"), "no run 999 that", 1),
+        (("installcron", "--force"), "--force needs --once", 2),
         (("queuepause", "ordrs"), "Did you mean 'orders'?", 2),
         (("queuemessages", "show", "orders", "x"), "no message 'x'", 1),
         (("queuemessages", "drop", "orders", "x"), "no message 'x'", 1),
@@ -203,7 +203,7 @@ def test_a_queue_is_paused_and_resumed():
     assert told == {"queue": "orders|json", "is_paused": True, "was_changed": False}
     assert "already" in run("queuepause", "orders")
     assert DelayedQueue("orders").is_paused()
-    assert "again" in run("queueresume", "orders")
+    assert "is resumed" in run("queueresume", "orders")
     assert "was not paused" in run("queueresume", "orders")
 
 

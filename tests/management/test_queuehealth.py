@@ -58,9 +58,9 @@ class TestQueues:
         head, late, due, dead = output.splitlines()
         assert (code, head) == (1, "unhealthy")
         assert late.startswith("orders: the earliest due message is 0:10:0")
-        assert late.endswith(" late, allowed are 0:01:00")
-        assert due == "orders: 3+ messages are due, allowed are 2"
-        assert dead == "orders: 2 dead letters, allowed are 1"
+        assert late.endswith(" late; at most 0:01:00 is allowed")
+        assert due == "orders: 3+ messages are due; at most 2 are allowed"
+        assert dead == "orders: 2 dead letters; at most 1 are allowed"
 
     def test_a_limit_that_is_reached_is_none(self) -> None:
         MessageFactory.create_batch(3)
@@ -70,7 +70,7 @@ class TestQueues:
     def test_zero_is_a_limit(self) -> None:
         assert reasons("--max-dead", "0") == []
         DeadLetterFactory.create()
-        assert reasons("--max-dead", "0") == ["orders: 1+ dead letters, allowed are 0"]
+        assert reasons("--max-dead", "0") == ["orders: 1+ dead letters; at most 0 are allowed"]
 
     def test_it_counts_further_than_statistics_do(self) -> None:
         MessageFactory.create_batch(12)
@@ -104,7 +104,7 @@ class TestDatabase:
     def test_a_database_that_refuses_is_unhealthy(self) -> None:
         with changed("PORT", "1"):
             [reason] = reasons()
-        assert reason.startswith("the database 'default' cannot be asked: ")
+        assert reason.startswith("the database 'default' cannot be queried: ")
         assert "\n" not in reason
 
     @pytest.mark.slow
@@ -159,7 +159,7 @@ class TestFile:
         "arguments", [["--max-due", "0"], ["--max-age", "0"], ["--queue", "orders"]]
     )
     def test_limits_of_queues_do_not_go_with_it(self, arguments: list[str]) -> None:
-        with pytest.raises(CommandError, match="--file looks at one worker") as raised:
+        with pytest.raises(CommandError, match="--file checks one worker") as raised:
             run("--file", "health", *arguments)
         assert raised.value.returncode == 2
 
@@ -170,7 +170,11 @@ class TestProcess:
         ("arguments", "code", "said"),
         [
             ([], 0, "healthy\n"),
-            (["--max-due", "0"], 1, "unhealthy\norders: 1+ messages are due, allowed are 0\n"),
+            (
+                ["--max-due", "0"],
+                1,
+                "unhealthy\norders: 1+ messages are due; at most 0 are allowed\n",
+            ),
             (["--max-due", "many"], 2, "--max-due: 'many' is not a number from 0 to 999,999"),
         ],
     )

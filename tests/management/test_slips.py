@@ -64,7 +64,8 @@ class TestDatabase:
         for arguments in (placed(name, *given), *behind):
             error = slip(*arguments)
             assert str(error) == (
-                "There is no database alias 'defualt'; there are: default. Did you mean 'default'?"
+                "There is no database alias 'defualt'. Known aliases: default. "
+                "Did you mean 'default'?"
             )
             assert error.returncode == WRONG_USAGE
 
@@ -173,7 +174,7 @@ class TestWorker:
             (["--shutdown-timeout", "-1"], "'-1' is not a number of seconds"),
             (["--health-address", "99"], "'99' is not HOST:PORT, such as 127.0.0.1:8080"),
             (["--health-address", "localhost:99999"], "is not HOST:PORT"),
-            (["--topics", "a"], "Callbacks are off, so there are none to send for --topics"),
+            (["--topics", "a"], "Callbacks are off, so --topics and --callbacks-only have nothing"),
             (["--callbacks-only"], "Set DELAYED_QUEUE['CALLBACKS']['ENABLED'] to True."),
             (["--queue", "legder"], "Did you mean 'ledger'?"),
         ],
@@ -200,8 +201,8 @@ def health(*arguments: str) -> str:
 class TestHealth:
     def test_a_queue_that_is_not_there_is_unhealthy(self) -> None:
         assert health("--queue", "legder") == (
-            "unhealthy\nlegder: there is no such queue, neither a handler nor a message, a dead "
-            "letter or a schedule. Did you mean 'ledger'?\n"
+            "unhealthy\nlegder: there is no such queue: no handler, message, dead letter or "
+            "schedule has it. Did you mean 'ledger'?\n"
         )
         assert health("--queue", "legder", "--max-age", "1").startswith("unhealthy")
 
@@ -243,5 +244,5 @@ def test_all_commands_share_the_mechanism() -> None:
 @pytest.mark.django_db
 def test_the_command_itself_says_one_line() -> None:
     code, output = manage("runqueueworker", "--database", "nope").ended()
-    said = "CommandError: There is no database alias 'nope'; there are: default."
+    said = "CommandError: There is no database alias 'nope'. Known aliases: default."
     assert (code, output.splitlines()) == (WRONG_USAGE, [said])

@@ -107,7 +107,7 @@ def test_a_transaction_that_stays_open(server: EmbeddedPostgres, statement: str)
         expected = (f"session {pid} (report, user", "idle in transaction)")
         wait_until(lambda: is_named(server, *expected))
         _, text = health(server)
-        [remedy] = [line for line in text.splitlines() if line.strip().startswith("ends it")]
+        [remedy] = [line for line in text.splitlines() if line.strip().startswith("to end it")]
         assert remedy.endswith(f"SELECT pg_terminate_backend({pid});")
         # Old is as old as the operator says.
         assert health(server, 3600) == (0, "healthy\n")
@@ -128,7 +128,8 @@ def test_what_a_claim_takes_that_passes_the_dead_rows_is_told_where_there_are_ma
             writer.execute(OFFER, {"rows": more})
             writer.execute("DELETE FROM delayed_queue")
             writer.execute("SELECT pg_stat_force_next_flush()")
-            told = f"not cleaned away ({rows} rows{said}): session {holder.info.backend_pid}"
+            holds = f"session {holder.info.backend_pid}"
+            told = f"cannot vacuum deleted messages ({rows} rows{said}): {holds}"
             wait_until(partial(is_named, server, told))
         writer.execute("DELETE FROM delayed_queue_worker")
 
@@ -170,7 +171,7 @@ def test_a_prepared_transaction_of_another_database(server: EmbeddedPostgres) ->
         other.execute("PREPARE TRANSACTION 'far away'")
     wait_until(lambda: is_named(server, "prepared transaction far away (user", "database postgres"))
     _, text = health(server)
-    assert "ends it in the database postgres: ROLLBACK PREPARED 'far away';" in text
+    assert "to end it in the database postgres: ROLLBACK PREPARED 'far away';" in text
     with connected(server, dbname="postgres", autocommit=True) as operator:
         operator.execute("ROLLBACK PREPARED 'far away'")
 
@@ -289,7 +290,7 @@ def test_a_prepared_transaction(server: EmbeddedPostgres) -> None:
         preparing.execute("PREPARE TRANSACTION 'it''s forgotten'")
     wait_until(lambda: is_named(server, "prepared transaction it's forgotten"))
     _, text = health(server)
-    remedy = text.rpartition("ends it: ")[2].strip()
+    remedy = text.rpartition("to end it: ")[2].strip()
     assert remedy == "ROLLBACK PREPARED 'it''s forgotten';"
     with connected(server, autocommit=True) as operator:
         operator.execute(remedy.encode())
@@ -324,5 +325,5 @@ def test_a_standby_with_feedback_and_its_slot(slot: str) -> None:
                 assert f"SELECT pg_drop_replication_slot('{slot}');" in text
             else:
                 assert (
-                    "ends it on the standby: ALTER SYSTEM SET hot_standby_feedback = off;" in text
+                    "to end it on the standby: ALTER SYSTEM SET hot_standby_feedback = off;" in text
                 )

@@ -137,7 +137,8 @@ def test_a_text_of_several_catalogues_is_translated_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "said"), [("de", "Zeigen, was tot ist"), ("en", "Show what is dead")]
+    ("language", "said"),
+    [("de", "Tote Nachrichten und ihre Fehler zeigen"), ("en", "Show dead letters and their")],
 )
 def test_the_help_of_a_command_is_in_the_language_of_the_project(language: str, said: str):
     with override(language):
@@ -221,7 +222,7 @@ def test_the_pages_are_in_the_language_of_the_project(admin_client: Client, sett
         "queueoverview/": ("1 ohne Worker", "Älteste", "keiner in diesem Prozess"),
         "message/": ("Schlüssel", "spät"),
         f"message/{Message.objects.get().pk}/change/": ("Verwerfen", "Zeitachse"),
-        "worker/": ("Kein Worker hat sich gezeigt",),
+        "worker/": ("Noch kein Worker ist gestartet",),
         "queueoverview/history/?kind=orders|json": ("Verlauf von orders", "Laufzeit"),
         "../delayed_queue_http/topic/add/": ("Wartezeiten nach Fehlschlägen",),
         "../delayed_queue_notifications/": ("Auf einen Blick", "beginnen Sie hier"),
@@ -246,7 +247,7 @@ def test_an_operation_answers_in_the_language_of_its_operator_and_is_recorded_in
     answer = run(admin_client, "deliver", url)
     assert told(answer) == ["Fällig gestellt \N{EN DASH} 2 Nachrichten: a, b."]
     answer = run(admin_client, "deliver", url)
-    assert told(answer) == ["Unverändert \N{EN DASH} 2 Nachrichten, schon fällig: a, b."]
+    assert told(answer) == ["Übersprungen \N{EN DASH} 2 Nachrichten, schon fällig: a, b."]
 
     recorded = set(LogEntry.objects.values_list("change_message", flat=True))
     assert {each.partition(".")[0] for each in recorded} == {"Made due"}

@@ -36,8 +36,8 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         mode = parser.add_mutually_exclusive_group()
-        mode.add_argument("--once", action="store_true", help=_("install once and end"))
-        mode.add_argument("--dry-run", action="store_true", help=_("say what --once would do"))
+        mode.add_argument("--once", action="store_true", help=_("install once and exit"))
+        mode.add_argument("--dry-run", action="store_true", help=_("show what --once would do"))
         mode.add_argument(
             "--uninstall", action="store_true",
             help=_("remove the pending ticks; running workers would install them again"),
@@ -45,14 +45,19 @@ class Command(QueueCommand):
         mode.add_argument("--list", action="store_true", help=_("show the schedules"))
         parser.add_argument(
             "--force", action="store_true",
-            help=_("with --once: win over newer configurations, as after a rolled-back deployment"),
+            help=_(
+                "with --once: replace newer configurations too, for example after a "
+                "rollback of a deployment"),
         )  # fmt: skip
         add_format(parser)
         add_database(parser)
 
     def handle(self, **options: Any) -> None:
         if options["force"] and not (options["once"] or options["dry_run"]):
-            said = _("--force is for --once: nothing wins over newer configurations for good.")
+            said = _(
+                "--force needs --once: a running installer cannot keep replacing newer "
+                "configurations."
+            )
             raise CommandError(said, returncode=WRONG_USAGE)
         keeper = CronKeeper(options["database"])
         if options["list"]:

@@ -56,38 +56,48 @@ _SWITCHES: Final = ("pause", "resume", "cancel")
 
 class Command(QueueCommand):
     help = gettext_noop(
-        "Show what is dead and why; have the workers redrive or drop it, at a pace."
+        "Show dead letters and their failures; let workers redrive or drop them, at a chosen rate."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        groups = commands.add_parser("groups", help=_("failures by cause, those seen last first"))
+        groups = commands.add_parser("groups", help=_("failures by cause, the most recent first"))
         _add_list(groups)
         letters = commands.add_parser("list", help=_("dead letters, the newest first"))
         _add_list(letters)
-        letters.add_argument("--group", metavar="ID", help=_("of one failure, as groups names it"))
+        letters.add_argument(
+            "--group", metavar="ID", help=_('of one failure: its id from "groups"')
+        )
         one = commands.add_parser("show", help=_("one dead letter with its errors"))
         one.add_argument("id", type=count(1, MAX_LETTERS))
         add_format(one)
-        _add_run(commands.add_parser("redrive", help=_("redrive all of a failure, or of a queue")))
-        _add_run(commands.add_parser("drop", help=_("drop all of a failure, or of a queue")))
-        export = commands.add_parser("export", help=_("write dead letters as lines of JSON"))
+        _add_run(
+            commands.add_parser(
+                "redrive", help=_("redrive all dead letters of a failure or a queue")
+            )
+        )
+        _add_run(
+            commands.add_parser("drop", help=_("drop all dead letters of a failure or a queue"))
+        )
+        export = commands.add_parser("export", help=_("export dead letters as lines of JSON"))
         _add_filter(export)
-        export.add_argument("--output", metavar="FILE", help=_("a new file (default: the output)"))
-        prune = commands.add_parser("prune", help=_("delete what died long ago, now"))
+        export.add_argument(
+            "--output", metavar="FILE", help=_("a new file (default: standard output)")
+        )
+        prune = commands.add_parser("prune", help=_("delete old dead letters now"))
         prune.add_argument("--queue", metavar="NAME", help=_("of one queue, or kind as name|codec"))
         prune.add_argument(
-            "--older-than", metavar="DURATION", help=_("as 30d (default: DEAD_LETTER_RETENTION)")
+            "--older-than",
+            metavar="DURATION",
+            help=_("age, for example 30d (default: DEAD_LETTER_RETENTION)"),
         )
         _add_trial(prune)
-        runs = commands.add_parser(
-            "runs", help=_("bulk runs and how far they are, the newest first")
-        )
+        runs = commands.add_parser("runs", help=_("bulk runs and their progress, the newest first"))
         add_format(runs)
         for name, words in (
             ("pause", _("pause a bulk run")),
-            ("resume", _("go on with a bulk run")),
-            ("cancel", _("end a bulk run where it is")),
+            ("resume", _("resume a bulk run")),
+            ("cancel", _("cancel a bulk run")),
         ):
             switch = commands.add_parser(name, help=words)
             switch.add_argument("id", type=count(1, MAX_LETTERS))
@@ -114,7 +124,7 @@ class Command(QueueCommand):
             show(self.stdout, [{**row, **errors}], "json")
             return
         self.stdout.write(described(row))
-        self.stdout.write(f"\n{printable(letter.last_error or _('No error was kept.'))}")
+        self.stdout.write(f"\n{printable(letter.last_error or _('No error was stored.'))}")
 
     def _begin(self, options: dict[str, Any]) -> None:
         using, plan, style = options["database"], _plan(options), options["format"]
@@ -131,8 +141,8 @@ class Command(QueueCommand):
         except NoSuchLetters as error:
             raise CommandError(str(error), returncode=1) from error
         said = ngettext(
-            "Run %(run)s has begun: %(meant)s dead letter. See queuedead runs for how far it is.",
-            "Run %(run)s has begun: %(meant)s dead letters. See queuedead runs for how far it is.",
+            'Run %(run)s has started: %(meant)s dead letter. "queuedead runs" shows its progress.',
+            'Run %(run)s has started: %(meant)s dead letters. "queuedead runs" shows its progress.',
             found.meant,
         ) % {"run": run_id, "meant": f"{found.meant:,}{more}"}
         tell(self.stdout, said, style, run=run_id, **facts)
@@ -174,7 +184,10 @@ class Command(QueueCommand):
     def _switch(self, options: dict[str, Any]) -> None:
         run_id, command = options["id"], options["command"]
         if not switch_run(run_id, command, using=options["database"]):
-            said = _("There is no run %(run)s in a state to %(command)s: see queuedead runs.")
+            said = _(
+                'There is no run %(run)s that "%(command)s" applies to. "queuedead '
+                'runs" lists the runs.'
+            )
             raise CommandError(said % {"run": run_id, "command": command}, returncode=1)
         said = _("Run %(run)s: %(command)s done.") % {"run": run_id, "command": command}
         tell(self.stdout, said, options["format"], run=run_id)
@@ -182,8 +195,8 @@ class Command(QueueCommand):
 
 def _meant(number: int, more: str = "") -> str:
     said = ngettext(
-        "%s dead letter is meant; nothing was changed.",
-        "%s dead letters are meant; nothing was changed.",
+        "%s dead letter would be taken; nothing was changed.",
+        "%s dead letters would be taken; nothing was changed.",
         number,
     )
     return said % f"{number:,}{more}"
@@ -199,41 +212,54 @@ def _add_list(parser: ArgumentParser) -> None:
 
 def _add_filter(parser: ArgumentParser) -> None:
     parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
-    parser.add_argument("--group", metavar="ID", help=_("one failure only, as groups names it"))
-    parser.add_argument("--reason", metavar="TEXT", help=_("only reasons that begin so"))
-    parser.add_argument("--key-from", metavar="KEY", help=_("only this key and those behind it"))
+    parser.add_argument("--group", metavar="ID", help=_('only this failure: its id from "groups"'))
+    parser.add_argument(
+        "--reason", metavar="TEXT", help=_("only reasons that start with this text")
+    )
+    parser.add_argument("--key-from", metavar="KEY", help=_("only this key and later ones"))
     parser.add_argument("--key-before", metavar="KEY", help=_("only keys before this one"))
     parser.add_argument(
-        "--newer-than", metavar="DURATION", help=_("only what died since, as 30m or 2d")
+        "--newer-than",
+        metavar="DURATION",
+        help=_("only dead letters younger than this, for example 30m or 2d"),
     )
     parser.add_argument(
-        "--older-than", metavar="DURATION", help=_("only what died longer ago, as 30m or 2d")
+        "--older-than",
+        metavar="DURATION",
+        help=_("only dead letters older than this, for example 30m or 2d"),
     )
     parser.add_argument(
-        "--limit", type=count(1, MAX_LETTERS), metavar="N", help=_("at most so many")
+        "--limit", type=count(1, MAX_LETTERS), metavar="N", help=_("at most this many")
     )
 
 
 def _add_trial(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help=_("only say how many are meant"))
+    parser.add_argument(
+        "--dry-run", action="store_true", help=_("only show how many would be taken")
+    )
     add_format(parser)
 
 
 def _add_run(parser: ArgumentParser) -> None:
     _add_filter(parser)
     parser.add_argument(
-        "--pace", type=count(1, MAX_PACE), metavar="N", help=_("letters a second (default: all)")
+        "--pace",
+        type=count(1, MAX_PACE),
+        metavar="N",
+        help=_("dead letters per second (default: no limit)"),
     )
-    parser.add_argument("--over", metavar="DURATION", help=_("spread over that time, as 2h"))
+    parser.add_argument(
+        "--over", metavar="DURATION", help=_("spread over this time, for example 2h")
+    )
     parser.add_argument(
         "--canary", type=count(1, MAX_CANARY), default=0, metavar="N",
-        help=_("redrive so many first, the rest only when they do not die again as before"),
+        help=_("redrive this many first; continue only if they do not die of the same failure"),
     )  # fmt: skip
     parser.add_argument(
         "--canary-deaths", type=count(1, MAX_CANARY), default=1, metavar="N",
-        help=_("how many of the canary must die again to stop the run (default: 1)"),
+        help=_("stop the run if this many of the canary die again (default: 1)"),
     )  # fmt: skip
-    parser.add_argument("--why", default="", metavar="TEXT", help=_("kept with the run"))
+    parser.add_argument("--why", default="", metavar="TEXT", help=_("stored with the run"))
     _add_trial(parser)
 
 
@@ -267,7 +293,7 @@ def _age(options: dict[str, Any]) -> timedelta:
     kept = get_settings().DEAD_LETTER_RETENTION
     if kept is None:
         raise CommandError(
-            _("Dead letters are kept for good (DEAD_LETTER_RETENTION): say --older-than."),
+            _("Dead letters are kept for good (DEAD_LETTER_RETENTION): add --older-than."),
             returncode=WRONG_USAGE,
         )
     return kept
@@ -325,7 +351,7 @@ def _letters(options: dict[str, Any]) -> list[dict[str, Any]]:
     kind, group = _kind(options), options["group"]
     rows = DeadLetter.objects.using(options["database"]).defer("payload", "headers")
     if group is not None and kind is None:
-        raise CommandError(_("A failure is one of a queue: add --queue."), returncode=WRONG_USAGE)
+        raise CommandError(_("A failure belongs to a queue: add --queue."), returncode=WRONG_USAGE)
     if kind is not None:
         rows = rows.filter(kind=kind).order_by("-died_at", "-id")
     else:

@@ -41,20 +41,20 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        held = commands.add_parser("list", help=_("groups that have messages, those held first"))
+        held = commands.add_parser("list", help=_("groups that have messages, held ones first"))
         held.add_argument("queue", help=_("a queue, or a kind as name|codec"))
         held.add_argument("--limit", type=count(1, MOST), default=100, metavar="N",
-                          help=_("look at so many groups (default: 100)"))  # fmt: skip
+                          help=_("show at most this many groups (default: 100)"))  # fmt: skip
         add_format(held)
         limits = commands.add_parser("limits", help=_("the limits that are set"))
         limits.add_argument("queue", help=_("a queue, or a kind as name|codec"))
         add_format(limits)
         for name, words, has_group in (
-            ("set", _("hold all groups to these limits, in place of those they had"), False),
-            ("limit", _("give one group limits of its own, in place of those it had"), True),
-            ("clear", _("take back the limits of all groups"), False),
-            ("pause", _("hand out nothing of a group"), True),
-            ("resume", _("hand out messages of a group again, past what is dead of it"), True),
+            ("set", _("set the limits of all groups, replacing the earlier ones"), False),
+            ("limit", _("set the limits of one group, replacing the earlier ones"), True),
+            ("clear", _("remove the limits of all groups"), False),
+            ("pause", _("pause a group: deliver none of its messages"), True),
+            ("resume", _("resume a group; its dead letters no longer block it"), True),
         ):
             _add_change(commands.add_parser(name, help=words), name, has_group=has_group)
         add_database(parser, commands)
@@ -97,10 +97,10 @@ def _add_change(parser: ArgumentParser, name: str, *, has_group: bool) -> None:
             type=count(1, MOST) if is_number else str, help=_("see the guide"),
         )  # fmt: skip
     if name == "set":
-        parser.add_argument("--unfair", action="store_true", help=_("the most overdue first"))
+        parser.add_argument("--unfair", action="store_true", help=_("most overdue first"))
     if name == "pause":
         parser.add_argument("--why", default="", metavar="TEXT", help=_("shown beside the queue"))
-    parser.add_argument("--dry-run", action="store_true", help=_("only say what would change"))
+    parser.add_argument("--dry-run", action="store_true", help=_("only show what would change"))
     add_format(parser)
 
 

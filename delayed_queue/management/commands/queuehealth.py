@@ -44,40 +44,44 @@ _OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_snapshot_
 
 
 class Command(QueueCommand):
-    help = gettext_noop("Exit with 0 when all is well and with 1 when not, and say why.")
+    help = gettext_noop(
+        "Check the queues: exit with 0 if all is well, otherwise print the reasons and exit with 1."
+    )
     requires_system_checks: list[str] = []  # a probe is not the place for them
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME",
-            help=_("a queue to look at; repeat for several (default: all)"),
+            help=_("a queue to check; repeat for several (default: all)"),
         )  # fmt: skip
         parser.add_argument(
             "--max-age", type=seconds, metavar="SECONDS",
-            help=_("how late the earliest due message of a queue may be"),
+            help=_("maximum lateness of the earliest due message of a queue"),
         )  # fmt: skip
         parser.add_argument(
             "--max-due",
             type=count(0, MAX_COUNT),
             metavar="N",
-            help=_("how many messages of a queue may be due"),
+            help=_("maximum number of due messages of a queue"),
         )
         parser.add_argument(
             "--max-dead",
             type=count(0, MAX_COUNT),
             metavar="N",
-            help=_("how many dead letters a queue may have"),
+            help=_("maximum number of dead letters of a queue"),
         )
         parser.add_argument(
             "--max-snapshot-age", type=seconds, metavar="SECONDS",
-            help=_("how old a snapshot may be that keeps deleted messages from being cleaned away"),
+            help=_(
+                "maximum age of a snapshot that keeps PostgreSQL from vacuuming "
+                "deleted messages"),
         )  # fmt: skip
         parser.add_argument(
-            "--file", metavar="PATH", help=_("look at a worker's health file, not at the database")
+            "--file", metavar="PATH", help=_("check a worker's health file instead of the database")
         )
         parser.add_argument(
             "--max-file-age", type=seconds, metavar="SECONDS", default=timedelta(minutes=1),
-            help=_("how old the health file may be (default: 60)"),
+            help=_("maximum age of the health file (default: 60)"),
         )  # fmt: skip
         parser.add_argument("--format", choices=["text", "json"], default="text")
         add_database(parser)
@@ -98,7 +102,7 @@ def _reasons(options: dict[str, Any]) -> list[str]:
         return _reasons_of_database(options)
     if any(options[name] not in (None, []) for name in _OF_DATABASE):
         raise CommandError(
-            _("--file looks at one worker alone; ask the database in a call of its own."),
+            _("--file checks one worker only; check the database in a separate call."),
             returncode=WRONG_USAGE,
         )
     return problems_of_file(options["file"], options["max_file_age"])
@@ -126,7 +130,7 @@ def _reasons_found(options: dict[str, Any], using: str) -> list[str]:
                 *_of_refusals(options["queue"], using),
             ]
     except Error as error:
-        return [f"the database {using!r} cannot be asked: {' '.join(str(error).split())}"]
+        return [f"the database {using!r} cannot be queried: {' '.join(str(error).split())}"]
 
 
 @contextmanager
@@ -169,8 +173,8 @@ def _unknown(names: list[str], using: str) -> Iterator[str]:
     there_are = {name_of(kind).queue for kind in find_kinds(using)[0]} if unknown else set()
     for name in unknown:
         yield (
-            f"{name}: there is no such queue, neither a handler nor a message, a dead letter or a "
-            f"schedule.{did_you_mean(name, there_are)}"
+            f"{name}: there is no such queue: no handler, message, dead letter or "
+            f"schedule has it.{did_you_mean(name, there_are)}"
         )
 
 
@@ -179,8 +183,8 @@ def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
     if limit is not None and found is not None and found.is_older_than(limit):
         cost = f", a claim from the start of {found.scanned} takes {found.claim_ms:,} ms"
         cost = cost if found.claim_ms else ""
-        yield f"deleted messages are not cleaned away ({found.rows} rows{cost}): {found}"
-        yield f"  ends it{f' {found.place}' if found.place else ''}: {found.remedy}"
+        yield f"PostgreSQL cannot vacuum deleted messages ({found.rows} rows{cost}): {found}"
+        yield f"  to end it{f' {found.place}' if found.place else ''}: {found.remedy}"
 
 
 def _of_refusals(queues: list[str], using: str) -> Iterator[str]:
@@ -208,8 +212,8 @@ def _judged(depth: QueueDepth, options: dict[str, Any]) -> Iterator[str]:
     max_age, max_due, max_dead = (options[name] for name in ("max_age", "max_due", "max_dead"))
     if max_age is not None and age is not None and age > max_age:
         late = timedelta(seconds=int(age.total_seconds()))
-        yield f"{queue}: the earliest due message is {late} late, allowed are {max_age}"
+        yield f"{queue}: the earliest due message is {late} late; at most {max_age} is allowed"
     if max_due is not None and depth.due.value > max_due:
-        yield f"{queue}: {depth.due} messages are due, allowed are {max_due:,}"
+        yield f"{queue}: {depth.due} messages are due; at most {max_due:,} are allowed"
     if max_dead is not None and depth.dead.value > max_dead:
-        yield f"{queue}: {depth.dead} dead letters, allowed are {max_dead:,}"
+        yield f"{queue}: {depth.dead} dead letters; at most {max_dead:,} are allowed"

@@ -33,30 +33,32 @@ _MOST_LISTED: Final = 5_000
 
 class Command(QueueCommand):
     help = gettext_noop(
-        "List messages, find them by their keys, show, drop, release or deliver one now."
+        "List messages, find them by key; show, drop, release or deliver one of them."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        listed = commands.add_parser("list", help=_("a queue's messages, those due first first"))
+        listed = commands.add_parser("list", help=_("the messages of a queue, in due order"))
         listed.add_argument("queue", help=_("a queue, or a kind as name|codec"))
         listed.add_argument(
             "--limit", type=count(1, _MOST_LISTED), default=25, metavar="N",
             help=_("rows (default: 25)"),
         )  # fmt: skip
-        find = commands.add_parser("find", help=_("the messages of a whole key, in every queue"))
+        find = commands.add_parser(
+            "find", help=_("the messages with exactly this key, in all queues")
+        )
         find.add_argument("key")
         show_one = commands.add_parser("show", help=_("one message, without its payload"))
         add_format(listed)
         add_format(find)
         add_format(show_one)
         for name, words in (
-            ("drop", _("delete a message, whatever its state")),
-            ("release", _("take a message from its holder, due now")),
+            ("drop", _("delete a message in any state")),
+            ("release", _("end the lease of a message; it is due now")),
             ("deliver-now", _("make a scheduled message due")),
         ):
             one = commands.add_parser(name, help=words)
-            one.add_argument("--dry-run", action="store_true", help=_("only look at the message"))
+            one.add_argument("--dry-run", action="store_true", help=_("only show the message"))
             add_format(one)
         for one in (show_one, *(commands.choices[each] for each in _ACTS)):
             one.add_argument("queue", help=_("a queue, or a kind as name|codec"))
@@ -67,7 +69,7 @@ class Command(QueueCommand):
         command, style = options["command"], options["format"]
         if command in ("list", "find"):
             rows = _listed(options) if command == "list" else _found(options)
-            none = _("No messages.") if command == "list" else _("No such key.")
+            none = _("No messages.") if command == "list" else _("There is no such key.")
             show(self.stdout, rows, style, none=none)
             return
         queue, key = queue_named(options["queue"], options["database"]), options["key"]
@@ -132,7 +134,7 @@ def _release(queue: DelayedQueue, key: str) -> str:
         said = _("%(key)r is %(state)s, not leased.") % {"key": key, "state": found.state.value}
         raise CommandError(said, returncode=1)
     _make_due(queue, key, found.lease_id)
-    said = _("%(key)r of %(queue)s was taken from its holder, and is due now.")
+    said = _("The lease of %(key)r in %(queue)s was ended; the message is due now.")
     return said % {"key": key, "queue": queue.kind}
 
 

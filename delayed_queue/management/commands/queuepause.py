@@ -14,7 +14,7 @@ from delayed_queue.management.base import QueueCommand, add_switch, queue_named,
 
 class Command(QueueCommand):
     help = gettext_noop(
-        "Hand out no message of a queue until queueresume, in any process, at once."
+        "Pause a queue: no process gets a message of it until queueresume. Takes effect at once."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -12,7 +12,7 @@ from delayed_queue.management.base import QueueCommand, add_switch, queue_named,
 
 
 class Command(QueueCommand):
-    help = gettext_noop("Hand out the messages of a paused queue again.")
+    help = gettext_noop("Resume a paused queue.")
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_switch(parser)
@@ -21,11 +21,9 @@ class Command(QueueCommand):
         queue = queue_named(options["queue"], options["database"])
         if options["dry_run"]:
             is_paused, is_new = queue.is_paused(), False
-            said = (
-                _("%s would hand out its messages again.") if is_paused else _("%s is not paused.")
-            )
+            said = _("%s would be resumed.") if is_paused else _("%s is not paused.")
         else:
             is_paused, is_new = False, queue.resume()
-            said = _("%s hands out its messages again.") if is_new else _("%s was not paused.")
+            said = _("%s is resumed.") if is_new else _("%s was not paused.")
         facts = {"queue": queue.kind, "is_paused": is_paused, "was_changed": is_new}
         tell(self.stdout, said % queue.kind, options["format"], **facts)

@@ -26,7 +26,7 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 class Command(QueueCommand):
-    help = gettext_noop("Show how full the queues are, at a bounded cost.")
+    help = gettext_noop("Show how full the queues are. The cost is bounded.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -38,10 +38,13 @@ class Command(QueueCommand):
         add_format(parser, "names")
         parser.add_argument(
             "--cap", type=count(1, MAX_CAP), metavar="N",
-            help=_("count no further than this (default: 10,000, less for many queues)"),
+            help=_("stop counting at this number (default: 10,000, less for many queues)"),
         )  # fmt: skip
         parser.add_argument(
-            "--watch", type=interval, metavar="SECONDS", help=_("show it again and again")
+            "--watch",
+            type=interval,
+            metavar="SECONDS",
+            help=_("repeat every so many seconds, until stopped"),
         )
         add_database(parser)
 
@@ -92,7 +95,7 @@ def _cells(depth: QueueDepth) -> dict[str, Any]:
 def _notes(found: list[QueueDepth], is_cut: bool) -> list[str]:
     notes = []
     if any(counted.is_cut for each in found for counted in each.counts.values()):
-        notes.append(_("+ counting stopped there; there may be more (--cap counts further)"))
+        notes.append(_("+ means that counting stopped there; --cap counts further"))
     if is_cut:
         said = _("Only %s queues are shown; name others with --queue.")
         notes.append(said % MAX_KINDS)

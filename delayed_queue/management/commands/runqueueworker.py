@@ -67,37 +67,46 @@ class Command(QueueCommand):
     def _add_queues(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue", action="append", default=[], metavar="NAME",
-            help=_("a queue to work on; repeat for several, first has strict priority "
-            "(default: every queue with a handler, the most overdue first and by turns)"),
+            help=_(
+                "a queue to serve; repeat for several, the first has strict priority "
+                "(default: every queue with a handler, most overdue first, in turns)"),
         )  # fmt: skip
         parser.add_argument(
             "--topics", type=_names, metavar="A,B",
-            help=_("send the callbacks of these topics only (default: of all, without --queue)"),
+            help=_(
+                "send callbacks of these topics only (default: of all topics, unless "
+                "--queue is given)"),
         )  # fmt: skip
         parser.add_argument(
-            "--callbacks-only", action="store_true", help=_("work on no queue of a handler")
+            "--callbacks-only",
+            action="store_true",
+            help=_("send callbacks only; serve no queue that has a handler"),
         )
 
     def _add_amounts(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--processes", type=_count("processes", 0), default=1, metavar="N",
             help=_(
-                "worker processes under a supervisor (1); 0 handles in this process, unsupervised"
+
+                    "worker processes under a supervisor (1); with 0 this process runs "
+                    "the handlers, unsupervised"
             ),
         )  # fmt: skip
         parser.add_argument(
-            "--concurrency", type=_count("concurrency"), help=_("handler threads of a process")
+            "--concurrency", type=_count("concurrency"), help=_("handler threads per process")
         )
         parser.add_argument(
             "--async-concurrency", type=_count("async_concurrency"),
-            help=_("async handlers at a time of a process"),
+            help=_("async handlers at a time, per process"),
         )  # fmt: skip
         parser.add_argument(
-            "--batch-size", type=_count("batch_size"), help=_("most messages per claim")
+            "--batch-size", type=_count("batch_size"), help=_("maximum messages per claim")
         )
         parser.add_argument(
             "--claims", type=_count("claims"),
-            help=_("claims of a process at a time where batches fill, 1 or 2 (2; of one thread 1)"),
+            help=_(
+                "claims at a time per process while batches are full, 1 or 2 (2; with "
+                "one thread 1)"),
         )  # fmt: skip
         parser.add_argument(
             "--lease",
@@ -107,7 +116,7 @@ class Command(QueueCommand):
         )
         parser.add_argument(
             "--poll-interval", type=span(MILLISECOND, MAX_INTERVAL), metavar="SECONDS",
-            help=_("longest sleep between looks at an idle queue"),
+            help=_("maximum time between polls of an idle queue"),
         )  # fmt: skip
 
     def _add_ends(self, parser: ArgumentParser) -> None:
@@ -116,11 +125,11 @@ class Command(QueueCommand):
         )
         parser.add_argument(
             "--max-messages", type=_count("max_messages"),
-            help=_("stop after that many deliveries by each process"),
+            help=_("stop after this many deliveries per process"),
         )  # fmt: skip
         parser.add_argument(
             "--shutdown-timeout", type=seconds, metavar="SECONDS",
-            help=_("how long to wait for running handlers when stopped"),
+            help=_("maximum wait for running handlers when stopped"),
         )  # fmt: skip
 
     def _add_surroundings(self, parser: ArgumentParser) -> None:
@@ -131,18 +140,18 @@ class Command(QueueCommand):
         reload = parser.add_mutually_exclusive_group()
         reload.add_argument(
             "--reload", action="store_true", default=None,
-            help=_("start the processes again when a source file changes (default with DEBUG)"),
+            help=_("restart the processes when a source file changes (default with DEBUG)"),
         )  # fmt: skip
         reload.add_argument("--no-reload", action="store_false", dest="reload", help=SUPPRESS)
         # Of a command that somebody runs anew when a file changes: stop when its input ends.
         parser.add_argument("--reloaded", action="store_true", help=SUPPRESS)
         parser.add_argument(
             "--health-file", type=Path, metavar="PATH",
-            help=_("keep the health of the claim loops in this file, as JSON"),
+            help=_("write the health of the claim loops to this file, as JSON"),
         )  # fmt: skip
         parser.add_argument(
             "--health-address", type=address, metavar="HOST:PORT",
-            help=_("serve the health at http://HOST:PORT/healthz, and metrics at /metrics"),
+            help=_("serve health at http://HOST:PORT/healthz and metrics at /metrics"),
         )  # fmt: skip
         parser.add_argument("--worker-id", help=_("name in the log (default: host and pid)"))
         add_database(parser)
@@ -266,8 +275,8 @@ def _demand_callbacks(options: dict[str, Any]) -> None:
     if (options["topics"] or options["callbacks_only"]) and not registry.sources:
         raise CommandError(
             _(
-                "Callbacks are off, so there are none to send for --topics or --callbacks-only. "
-                "Set %s['CALLBACKS']['ENABLED'] to True."
+                "Callbacks are off, so --topics and --callbacks-only have nothing "
+                "to send. Set %s['CALLBACKS']['ENABLED'] to True."
             )
             % SETTING
         )

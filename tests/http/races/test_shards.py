@@ -193,7 +193,7 @@ class TestLimits:
         if way == "command":
             assert found == 0
         else:
-            assert found.left == {"can have no limits any more": ["orders"]}
+            assert found.left == {"no longer can have limits": ["orders"]}
         assert not Limit.objects.exists()
 
     @pytest.mark.parametrize("exists", [True, False])
