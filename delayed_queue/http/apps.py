@@ -72,21 +72,12 @@ def _callbacks(using: str) -> Iterable[Handler]:
 
 @register(Tags.security, deploy=True)
 def check_api(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E004: an API without tokens. E005: its page of documentation open to all. On deployment."""
-    configured = getattr(settings, SETTING, {})
-    if find_problems(configured):
+    """E004, on deployment: an API without tokens."""
+    if find_problems(getattr(settings, SETTING, {})) or not api_settings().PUBLIC:
         return []
-    api = api_settings()
-    messages: list[CheckMessage] = []
-    if api.PUBLIC:
-        messages.append(
-            _open("The HTTP API answers without a token.", "PUBLIC", "delayed_queue.E004")
-        )
-    if (settings.DEBUG if api.DOCS is None else api.DOCS) and _is_served():
-        messages.append(
-            _open("The page of the HTTP API is open to all.", "DOCS", "delayed_queue.E005")
-        )
-    return messages
+    text = "The HTTP API answers without a token."
+    hint = f"Set {SETTING}['API']['PUBLIC'] to False."
+    return [Error(text, hint=hint, id="delayed_queue.E004", obj=SETTING)]
 
 
 @register(Tags.urls)
@@ -135,11 +126,6 @@ def _is_of_api(view: Any) -> bool:
 def missing_extra(error: ExtraNotInstalled) -> CheckMessage:
     """E007: a url that leads to the API, whose extra is not installed."""
     return Error(str(error), hint="Or take the include out.", id="delayed_queue.E007")
-
-
-def _open(text: str, key: str, number: str) -> CheckMessage:
-    hint = f"Leave {SETTING}['API'][{key!r}] out, and DEBUG off."
-    return Error(text, hint=hint, id=number, obj=SETTING)
 
 
 @register()

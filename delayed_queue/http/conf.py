@@ -73,7 +73,6 @@ class ApiSettings:
     ``TOPICS``: the topics that are served: names, or beginnings and a star; a queue that has a
     handler only by its name.
     ``PUBLIC``: answer requests without a token; for development only.
-    ``DOCS``: serve the documentation page; None does so where ``DEBUG`` is on.
     ``METRICS_PUBLIC``: serve ``/metrics`` without a token.
     ``DATABASE``: the alias that tokens and topics are kept in.
     ``THREADS``: threads of a server process that ask the database, one connection each.
@@ -91,7 +90,6 @@ class ApiSettings:
 
     TOPICS: Sequence[str] = ()
     PUBLIC: bool = False
-    DOCS: bool | None = None
     METRICS_PUBLIC: bool = False
     DATABASE: str = "default"
     THREADS: int = 8
@@ -163,7 +161,6 @@ API_RULES: Final[Mapping[str, Rule]] = {
         "'shop.*']; a star alone would serve the project's own queues, too.",
     ),
     "PUBLIC": Rule(is_flag, "It must be True or False."),
-    "DOCS": Rule(lambda value: value is None or is_flag(value), "It must be True, False or None."),
     "METRICS_PUBLIC": Rule(is_flag, "It must be True or False."),
     "DATABASE": Rule(
         lambda value: isinstance(value, str) and bool(value), "It must be a database alias."

@@ -118,10 +118,6 @@ def provoke_e004(settings: Settings) -> None:
     settings.DELAYED_QUEUE = SERVED | {"API": {**SERVED["API"], "PUBLIC": True}}
 
 
-def provoke_e005(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = SERVED | {"API": {**SERVED["API"], "DOCS": True}}
-
-
 def provoke_w005(settings: Settings) -> None:
     settings.DELAYED_QUEUE = SERVED | {
         "CRON": [{"queue": "leger", "key_prefix": "hourly", "schedule": "@hourly"}]
@@ -181,7 +177,7 @@ def provoke_e012(settings: Settings) -> None:
 
 class TestEachId:
     @pytest.mark.parametrize(
-        "name", ["E001", "E003", "E004", "E005", "E008", "W005", "W007", "W008", "W009", "W011"]
+        "name", ["E001", "E003", "E004", "E008", "W005", "W007", "W008", "W009", "W011"]
     )
     def test_of_settings(self, name: str, settings: Settings) -> None:
         settings.DELAYED_QUEUE = SERVED

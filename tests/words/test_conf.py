@@ -40,7 +40,7 @@ RIGHT: dict[str, list[Any]] = {
     "SAMPLE_RETENTION": [timedelta(days=1), timedelta(days=30), None],
     "LOG_ERRORS": [True, False, None],
     "INSTRUMENTS": [(), ["tests.support.instruments.Recorder"], [Recorder], (Recorder(),)],
-    "API": [ApiSettings(), ApiSettings(PUBLIC=True, RATE=0.5, DOCS=False)],
+    "API": [ApiSettings(), ApiSettings(PUBLIC=True, RATE=0.5)],
     "CALLBACKS": [CallbackSettings(), CallbackSettings(ALLOWED_PORTS=[8080])],
     "SPARK": [{}, {"MASTER": "local[2]", "CONF": {"spark.ui.enabled": "false"}}, SparkSettings()],
 }
@@ -79,7 +79,6 @@ WRONG: dict[str, list[Any]] = {
         [],
         {"PUBLIK": True},
         {"PUBLIC": 1},
-        {"DOCS": "yes"},
         {"RATE": 0},
         {"RATE": True},
         {"DATABASE": ""},

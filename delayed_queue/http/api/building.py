@@ -55,7 +55,7 @@ from delayed_queue.http.api.bodies import (
     unavailable,
 )
 from delayed_queue.http.api.clients import stop_reading
-from delayed_queue.http.api.docs import described, docs_page, openapi_file
+from delayed_queue.http.api.docs import described, openapi_file
 from delayed_queue.http.api.queries import check_query, parameters_of
 from delayed_queue.http.conf import api_settings
 from delayed_queue.observe.logs import log
@@ -228,8 +228,8 @@ def make_api(
 ) -> Api:
     """Return an empty API in the manner of the package; ``auth`` is for routes that name none.
 
-    Mount it with ``path("v1/", api.urls)``. It serves its description at ``openapi.json``, a
-    page of it at ``docs``, and answers what it does not know below that path, too.
+    Mount it with ``path("v1/", api.urls)``. It serves its description at
+    ``openapi.json`` and answers what it does not know below that path, too.
     """
     return Api(
         title=title,
@@ -290,7 +290,6 @@ class Api(NinjaAPI):
         ]
         made += [
             path("openapi.json", openapi_file(self), name="openapi-json"),
-            path("docs", docs_page(self), name="docs"),
             re_path("", unknown, name="unknown"),
         ]
         return made, app_name, namespace

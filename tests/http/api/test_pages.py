@@ -1,8 +1,7 @@
-"""Probes, metrics and the page of documentation."""
+"""Probes, metrics and the description."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -62,36 +61,6 @@ class TestMetrics:
         assert client.get("/queue/metrics").status_code == 200
 
 
-class TestDocumentation:
-    @pytest.fixture
-    def page(self, client: Client, settings: Settings) -> Any:
-        settings.DELAYED_QUEUE = {"API": {"DOCS": True}}
-        return client.get("/queue/v1/docs")
-
-    def test_every_call_is_on_the_page(self, client: Client, page: Any):
-        schema = client.get("/queue/v1/openapi.json").json()
-        assert schema["paths"]
-        for path in schema["paths"]:
-            assert f"<code>{path}</code>" in page.content.decode()
-
-    def test_it_asks_no_other_host_and_runs_nothing(self, page: Any):
-        text = page.content.decode()
-        assert re.findall(r'(?:src|href)="([^"#]*)"', text) == [
-            "/static/delayed_queue/api.css", "openapi.json",
-        ]  # fmt: skip
-        assert "<script" not in text
-        assert "style=" not in text
-        assert page.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src")
-
-    @pytest.mark.parametrize(("docs", "debug", "status"), [
-        (None, False, 404), (None, True, 200), (False, True, 404), (True, False, 200),
-    ])  # fmt: skip
-    def test_it_is_open_by_choice(
-        self, client: Client, settings: Settings, docs: bool | None, debug: bool, status: int
-    ):
-        settings.DELAYED_QUEUE, settings.DEBUG = {"API": {"DOCS": docs}}, debug
-        assert client.get("/queue/v1/docs").status_code == status
-
-    def test_paths_are_those_it_is_mounted_at(self, client: Client):
-        paths = client.get("/orders/v1/openapi.json").json()["paths"]
-        assert {each[: len("/orders/v1/")] for each in paths} == {"/orders/v1/"}
+def test_described_paths_are_those_it_is_mounted_at(client: Client):
+    paths = client.get("/orders/v1/openapi.json").json()["paths"]
+    assert {each[: len("/orders/v1/")] for each in paths} == {"/orders/v1/"}

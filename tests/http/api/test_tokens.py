@@ -158,9 +158,7 @@ def test_public_means_that_no_token_is_needed(client: Client, settings: Settings
     [
         ({}, False, []),
         ({"PUBLIC": True}, False, ["delayed_queue.E004"]),
-        ({"DOCS": True}, False, ["delayed_queue.E005"]),
-        ({}, True, ["delayed_queue.E005"]),
-        ({"DOCS": False}, True, []),
+        ({}, True, []),
         ({"PUBLIK": True}, True, []),
     ],
 )
