@@ -21,7 +21,7 @@ from delayed_queue.tasks.store import CANCEL, Attempt, acknowledging
 from tests.support.concurrency import calling, together, wait_until_blocked
 from tests.tasks.conftest import drained
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 Connection = psycopg.Connection[Any]
 HOUR_MS = 3_600_000
 

@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls("tests.http.api.urls"),
     pytest.mark.usefixtures("new_process"),
+    pytest.mark.usefixtures("both_paths"),
 ]
 RECEIVE = "tests.tasks.work.receive"
 

@@ -20,7 +20,7 @@ from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 from tests.worker.dynamic import Changing
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 Hold = Callable[[psycopg.Connection[Any], DelayedQueue], None]
 AGE: Final = timedelta(seconds=5)

@@ -13,7 +13,7 @@ from delayed_queue.models import Message
 from delayed_queue.worker.board import InFlight
 from delayed_queue.worker.crashes import CrashReport, give_back
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 KEYS = ("a", "b", "c", "d")
 

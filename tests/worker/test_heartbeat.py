@@ -21,7 +21,7 @@ from delayed_queue.models import Worker
 from delayed_queue.worker.heartbeat import BEAT, MAX_LEASES, Heartbeat, Snapshot
 from tests.support.processes import wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 FAST: Final = timedelta(milliseconds=20)
 IDLE: Final = Snapshot(name="worker-1", process=3, queues=("orders", "mail"))

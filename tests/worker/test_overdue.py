@@ -14,7 +14,7 @@ from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 from tests.support.running import handler_of, registry_with
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 
 def offer(queue: str, count: int, *, late: timedelta) -> None:

@@ -15,7 +15,7 @@ from delayed_queue.worker.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 
 @pytest.fixture

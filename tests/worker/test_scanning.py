@@ -27,6 +27,8 @@ from delayed_queue.worker.store import SlowestScan
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, registry_with, running, worker_with
 
+pytestmark = pytest.mark.usefixtures("both_paths")
+
 POLL = 3.0
 LIMIT = 10
 DUE = 1_800_000_000_000

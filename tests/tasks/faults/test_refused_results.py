@@ -13,7 +13,7 @@ from tests.support.refusing import refusing
 from tests.support.running import running
 from tests.tasks.conftest import worker_of_tasks
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
 
 @pytest.mark.parametrize("name", ["add", "fail"])
