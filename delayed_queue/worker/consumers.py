@@ -345,6 +345,8 @@ class Consumer:
     # of these is a rate: a permit is for a message that starts now.
     walk: GroupWalk | None = field(init=False, default=None)
     is_rated: bool = field(init=False, default=True)
+    # Whether the limits that the handler declares are written: nothing is claimed before.
+    is_declared: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.is_async = self.handler.is_async

@@ -125,7 +125,8 @@ class Dispatcher:
         now = time.monotonic()
         load = self._load()
         for consumer in self._in_turn():
-            if now < consumer.schedule.next_at or self._waits_for_plan(consumer):
+            is_ready = consumer.is_declared or consumer.is_dynamic
+            if now < consumer.schedule.next_at or not is_ready or self._waits_for_plan(consumer):
                 continue
             if consumer.handler.transactional:
                 self._start_runs(consumer)

@@ -61,12 +61,12 @@ def consumer_of(handler: Handler, options: WorkerOptions, *, is_dynamic: bool = 
     return Consumer(handler, queue, queue.retry_policy, call, limit, acall, is_dynamic)
 
 
-def declare_groups(consumers: Iterable[Consumer]) -> None:
-    """Write the limits that handlers declare, where they declare others than the last time."""
-    for consumer in consumers:
-        consumer.queue.groups.declare(consumer.handler.groups)
-        if consumer.handler.groups is not None:
-            consumer.walk = GroupWalk()
+def declare_groups(consumer: Consumer) -> None:
+    """Write the limits that the handler declares, where it declares others than the last time."""
+    consumer.queue.groups.declare(consumer.handler.groups)
+    if consumer.handler.groups is not None:
+        consumer.walk = GroupWalk()
+    consumer.is_declared = True
 
 
 def shortest_lease(consumers: list[Consumer]) -> float:

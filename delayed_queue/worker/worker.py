@@ -173,7 +173,6 @@ class Worker:
             try:
                 if self._outage.is_at_start:
                     self._check_schema()
-                    declare_groups(self.dispatcher.consumers)
                 with Listener(self._kinds(), self.options.using, hears_leases=True) as listener:
                     # Of leases that were ended before it listens, nobody tells it any more.
                     self._keeper.check(listener.touched_leases())
@@ -186,6 +185,15 @@ class Worker:
     def _check_schema(self) -> None:
         if differences := check_schema(self.options.using):
             log(logging.WARNING, "schema_differs", **differences)
+
+    def _declare_groups(self) -> None:
+        """Write the limits of queues before their first claim; a refusal holds up its queue."""
+        for consumer in self.dispatcher.consumers:
+            if not consumer.is_declared and time.monotonic() >= consumer.schedule.next_at:
+                try:
+                    declare_groups(consumer)
+                except Error as error:
+                    self._note_error(consumer, error)
 
     def _kinds(self) -> list[str]:
         return [*self.dynamic.wake_channels, *(consumer.queue.kind for consumer in self.consumers)]
@@ -209,6 +217,7 @@ class Worker:
         self._count()
         self._give_up_late_ones()
         self._note_runs()
+        self._declare_groups()
         self.dispatcher.tend()
         if self.dynamic.sources and not self._stop.is_set():
             self._tend_dynamic(listener)
