@@ -105,15 +105,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "both_paths" in metafunc.fixturenames:
-        # What starts processes has settings of its own there.
-        is_slow = any(metafunc.definition.get_closest_marker(each) for each in ("slow", "long"))
-        paths = ["session"] if is_slow else ["session", "cursors"]
+        is_long = metafunc.definition.get_closest_marker("long")
+        paths = ["session"] if is_long else ["session", "cursors"]
         metafunc.parametrize("both_paths", paths, indirect=True)
 
 
 @pytest.fixture
 def both_paths(request: pytest.FixtureRequest, settings: Settings) -> None:
-    """Run the test over sessions, and again with all statements going through Django's cursors."""
+    """Run the test over sessions, and again with all statements going through Django's cursors.
+
+    Processes of the test (`tests.support.processes`) follow: they get a subclassed backend.
+    """
     settings.DEBUG = request.param == "cursors"
 
 

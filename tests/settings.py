@@ -43,3 +43,5 @@ if not DATABASE_URL_IS_SET:
     # Beside the server of the example project, never on it: this one loses data in a crash.
     EMBEDDED_POSTGRES = EmbeddedPostgres(_base.with_name(f"{_base.name}-test"), durable=False)
     DATABASES = {"default": database(EMBEDDED_POSTGRES.socket_url)}
+if _engine := env.str("DATABASE_ENGINE", default=""):
+    DATABASES["default"]["ENGINE"] = _engine

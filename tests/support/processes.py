@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from django.conf import settings
 from django.db import connection
 
 from example_project import postgres
@@ -45,6 +46,8 @@ def environment() -> dict[str, str]:
         # As in production: with DEBUG statements take another way, and workers reload.
         "DEBUG": "0",
         "SECRET_KEY": "for tests only",
+        # Without DEBUG all statements go through Django's cursors by a backend of another class.
+        "DATABASE_ENGINE": "tests.support.tenants" if settings.DEBUG else "",
     }
 
 
