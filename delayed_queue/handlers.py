@@ -364,8 +364,8 @@ def _check_groups(groups: Any, transactional: bool) -> None:
         raise InvalidConfiguration(f"groups must be a Groups, not {groups!r}.")
     if groups is not None and transactional:
         raise InvalidConfiguration(
-            "A transactional handler leases nothing, and what a limit counts is leases: declare "
-            "groups without transactional=True."
+            "A transactional handler uses no leases, but limits count leases: "
+            "declare groups without transactional=True."
         )
 
 
@@ -388,6 +388,6 @@ def _check_transactional(function: Any, lease: Any, timeout: Any, claim: str) ->
         )
     if claim != "fast":
         raise InvalidConfiguration(
-            "A transactional handler takes its messages inside its transaction, which a strict "
-            "claim would have to itself: no two handlers would run at a time."
+            "A transactional handler claims inside its transaction. With a strict "
+            "claim only one such transaction could be open at a time."
         )

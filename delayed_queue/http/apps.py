@@ -75,7 +75,7 @@ def check_api(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> 
     """E004, on deployment: an API without tokens."""
     if find_problems(getattr(settings, SETTING, {})) or not api_settings().PUBLIC:
         return []
-    text = "The HTTP API answers without a token."
+    text = "The HTTP API does not require a token."
     hint = f"Set {SETTING}['API']['PUBLIC'] to False."
     return [Error(text, hint=hint, id="delayed_queue.E004", obj=SETTING)]
 
@@ -89,14 +89,14 @@ def check_topics(
     if find_problems(configured) or not _is_served():
         return []
     if not api_settings().TOPICS:
-        text = "The HTTP API is among the URLs and serves no topic: it refuses every job."
-        hint = f"Name what it is to serve: {SETTING} = {{'API': {{'TOPICS': ['orders']}}}}."
+        text = "The HTTP API is in the URLs but serves no topics, so it refuses every job."
+        hint = f"List the topics: {SETTING} = {{'API': {{'TOPICS': ['orders']}}}}."
         return [checks.Warning(text, hint=hint, id="delayed_queue.W007", obj=SETTING)]
     section = configured.get("CALLBACKS", {})
     # An ENABLED that is written down is a decision, False too.
     if not isinstance(section, Mapping) or "ENABLED" in section:
         return []
-    text = "The HTTP API is among the URLs and callbacks are off: it refuses jobs with a url."
+    text = "The HTTP API is in the URLs but callbacks are off, so it refuses jobs with a url."
     hint = (
         f"Set {SETTING}['CALLBACKS']['ENABLED'] to True, for web servers and workers, or to False "
         "where jobs are only popped."
@@ -125,7 +125,7 @@ def _is_of_api(view: Any) -> bool:
 
 def missing_extra(error: ExtraNotInstalled) -> CheckMessage:
     """E007: a url that leads to the API, whose extra is not installed."""
-    return Error(str(error), hint="Or take the include out.", id="delayed_queue.E007")
+    return Error(str(error), hint="Or remove the include.", id="delayed_queue.E007")
 
 
 @register()

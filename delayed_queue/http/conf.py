@@ -157,8 +157,9 @@ def _is_topic(value: Any) -> bool:
 API_RULES: Final[Mapping[str, Rule]] = {
     "TOPICS": Rule(
         each(_is_topic),
-        "It must be a list of topics, or of their beginnings and a star, as in ['orders', "
-        "'shop.*']; a star alone would serve the project's own queues, too.",
+        "It must be a list of topics or prefixes with a star, as in ['orders', "
+        "'shop.*']. A star alone is refused: it would serve the project's own "
+        "queues too.",
     ),
     "PUBLIC": Rule(is_flag, "It must be True or False."),
     "METRICS_PUBLIC": Rule(is_flag, "It must be True or False."),

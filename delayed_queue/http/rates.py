@@ -110,9 +110,7 @@ class SharedRate:
 
     def _at_hand(self, n: int) -> Hold | None:
         if type(n) is not int or not 1 <= n <= self.burst:
-            raise InvalidConfiguration(
-                f"n must be from 1 to the burst of {self.burst}, not {n!r}: more are never granted."
-            )
+            raise InvalidConfiguration(f"n must be from 1 to the burst of {self.burst}, not {n!r}.")
         return self._bucket.at_hand(n)
 
 

@@ -170,12 +170,12 @@ def _check_rate(rate: float | None, burst: int | None) -> None:
 def _verbs(verbs: Iterable[str]) -> list[str]:
     found = sorted(set(verbs))
     if not found or not set(found) <= set(VERBS):
-        raise InvalidConfiguration(f"A token has some of the verbs {', '.join(VERBS)}.")
+        raise InvalidConfiguration(f"A token needs one or more of the verbs {', '.join(VERBS)}.")
     return found
 
 
 def _patterns(topics: Iterable[str]) -> list[str]:
     found = sorted(set(topics))
     if not found or not all(each and _PATTERN.fullmatch(each) for each in found):
-        raise InvalidConfiguration("A token's topics are names, or beginnings that end in a star.")
+        raise InvalidConfiguration("A token's topics are names, or prefixes that end in a star.")
     return found

@@ -129,22 +129,23 @@ NOTIFICATION: Final[dict[str, Any]] = {
         },
         "template": _TEXT | {
             "pattern": "^[A-Za-z0-9_-]{1,100}$",
-            "description": "Its name; instead of subject and body.",
+            "description": "The name of a template, instead of subject and body.",
         },
         "templateVersion": {
             "type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1,
-            "description": "Default: the last.",
+            "description": "Default: the latest version.",
         },
         "context": {"type": ["object", "null"], "description": "The variables of the template."},
         "subject": _TEXT | {
-            "maxLength": MAX_SUBJECT, "pattern": _LINE, "description": "Of an email.",
+            "maxLength": MAX_SUBJECT, "pattern": _LINE, "description": "The subject of an email.",
         },
-        "body": {"description": "A text; for a webhook, any JSON value."},
-        "html": _TEXT | {"description": "Of an email, beside the text."},
+        "body": {"description": "Text; for a webhook, any JSON value."},
+        "html": _TEXT | {"description": "The HTML version of an email, in addition to the text."},
         "category": _CATEGORY,
         "priority": {"enum": [*Priority.values, None], "default": "normal"},
-        "sendAt": _INSTANT | {"description": "Not before; default at once."},
-        "expiresAt": _INSTANT | {"description": "Not after: it is EXPIRED instead of late."},
+        "sendAt": _INSTANT | {"description": "Send at this time or later. Default: at once."},
+        "expiresAt": _INSTANT | {"description":
+            "Do not send after this time; the notification becomes EXPIRED."},
         "dedupeKey": _TEXT | {"minLength": 1, "maxLength": MAX_KEY, "pattern": _LINE},
         "callbackUrl": _TEXT | {"pattern": URL_PATTERN, "maxLength": MAX_URL},
     },
@@ -400,7 +401,8 @@ api: Final = make_api(
     "Notifications",
     "1",
     "notifications-api",
-    description="Ask for an email, an SMS or a webhook; each is sent once, in time, or told of.",
+    description="Send an email, SMS or webhook. Failures are reported by callback and in the "
+    "status.",
 )
 api.add_router("", router)
 api.quick["send"] = Quick(_is_plain, send_plainly)

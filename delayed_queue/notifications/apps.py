@@ -54,13 +54,15 @@ def check_providers(**_: Any) -> list[CheckMessage]:
         if not is_of_extra(error):
             raise
         hint = "Run pip install 'django-delayed-queue[notifications]'."
-        text = f"The app of notifications needs the package {error.name}, which is missing."
+        text = (
+            f"delayed_queue.notifications needs the package {error.name}, which is not installed."
+        )
         return [checks.Error(text, hint=hint, id="delayed_queue.E008")]
     except ImproperlyConfigured as error:
         return [checks.Error(str(error), id="delayed_queue.E008")]
     return [
         checks.Warning(
-            f"The channel {channel} has no provider: what is accepted for it will fail.",
+            f"The channel {channel} has no provider, so its notifications will fail.",
             hint="Add one to DELAYED_QUEUE['NOTIFICATIONS']['PROVIDERS'].",
             id="delayed_queue.W008",
         )
@@ -75,7 +77,8 @@ def check_hash_key(**_: Any) -> list[CheckMessage]:
         return []
     return [
         checks.Warning(
-            "The recipients' hashes depend on SECRET_KEY: when it changes, nobody is suppressed.",
+            "The hashes of recipients depend on SECRET_KEY. If it changes, "
+            "suppressions stop working.",
             hint="Set DELAYED_QUEUE['NOTIFICATIONS']['HASH_KEY'].",
             id="delayed_queue.W009",
         )

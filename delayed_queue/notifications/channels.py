@@ -141,7 +141,7 @@ def _route(entry: Mapping[str, Any]) -> Route:
         shared = None if rate is None else _shared_rate(f"provider:{provider.name}", rate)
     except (ImportError, TypeError, ValueError, InvalidConfiguration) as error:
         # Not the options themselves: they may hold passwords.
-        reason = f"A provider of the kind {kind!r} cannot be made: {error}"
+        reason = f"A provider of the kind {kind!r} cannot be created: {error}"
         raise ImproperlyConfigured(reason) from None
     if not 0 < len(provider.name) <= MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"A provider's name has 1 to {MAX_NAME_LENGTH} characters.")

@@ -393,8 +393,9 @@ def _accepted(tenant: str, requests: Sequence[Any]) -> Counts:
     if refused:
         first = refused[0].errors[0]
         raise NoLongerValid(
-            f"{len(refused)} rows have become invalid since they were checked, the first: "
-            f"{first.path} {first.message}. Import again: such rows are put aside then."
+            f"{len(refused)} rows became invalid after the check. The first: "
+            f"{first.path} {first.message}. Import again; such rows are skipped "
+            "then."
         )
     ignored = sum(isinstance(each, Accepted) and each.is_duplicate for each in answers)
     return Counts(created=len(answers) - ignored, ignored=ignored)

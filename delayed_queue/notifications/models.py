@@ -102,7 +102,7 @@ class Notification(models.Model):
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     tenant = models.CharField(
-        _("tenant"), max_length=MAX_NAME_LENGTH, help_text=_("Who asked for it.")
+        _("tenant"), max_length=MAX_NAME_LENGTH, help_text=_("The caller that requested it.")
     )
     source = models.CharField(max_length=6, choices=Source)
     channel = models.CharField(max_length=7, choices=Channel)
@@ -128,7 +128,7 @@ class Notification(models.Model):
     lease_id = models.UUIDField(null=True, blank=True)
     provider = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
     provider_id = models.TextField(blank=True, default="", help_text=_("The provider's own id."))
-    outcome = models.TextField(blank=True, default="", help_text=_("Why it ended as it did."))
+    outcome = models.TextField(blank=True, default="", help_text=_("The reason of the outcome."))
     error_class = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
     created_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True, blank=True)
@@ -250,12 +250,16 @@ class Template(models.Model):
     channel = models.CharField(_("channel"), max_length=7, choices=Channel)
     version = models.PositiveIntegerField(_("version"), editable=False)
     subject = models.TextField(
-        _("subject"), blank=True, default="", help_text=_("Of an email; one line.")
+        _("subject"), blank=True, default="", help_text=_("The subject of an email; one line.")
     )
     body = models.TextField(
         _("body"), help_text=_("Text; for a webhook, JSON with variables in its strings.")
     )
-    html = models.TextField(blank=True, default="", help_text=_("Of an email, beside the text."))
+    html = models.TextField(
+        blank=True,
+        default="",
+        help_text=_("The HTML version of an email, in addition to the text."),
+    )
     category = models.CharField(_("category"), max_length=50, blank=True, default="")
     created_at = models.DateTimeField(_("created at"), db_default=Now())
 
@@ -311,7 +315,7 @@ class DedupeClaim(models.Model):
     tenant = models.CharField(max_length=MAX_NAME_LENGTH)
     key = models.CharField(max_length=250, db_collation="C")
     notification_id = models.UUIDField()
-    until = models.DateTimeField(help_text=_("From then on the key is free again."))
+    until = models.DateTimeField(help_text=_("The key can be used again after this time."))
 
     class Meta:
         db_table = "delayed_queue_notification_dedupe"

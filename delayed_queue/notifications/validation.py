@@ -115,7 +115,7 @@ def validate(
 def _first(errors: list[FieldError]) -> list[FieldError]:
     if len(errors) <= MAX_ERRORS:
         return errors
-    return [*errors[:MAX_ERRORS], FieldError("", f"has more errors than these {MAX_ERRORS}")]
+    return [*errors[:MAX_ERRORS], FieldError("", f"has more than {MAX_ERRORS} errors")]
 
 
 def _unstorable(raw: dict[Any, Any]) -> list[FieldError]:
@@ -177,7 +177,7 @@ def _scalar_problem(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isfinite(value) else "is not a finite number"
     known = value is None or isinstance(value, dict | list)
-    return "" if known else f"is no JSON value but a {type(value).__name__}"
+    return "" if known else f"is a {type(value).__name__}, not a JSON value"
 
 
 def check_category(category: str) -> str:
@@ -185,7 +185,7 @@ def check_category(category: str) -> str:
     if len(category) > MAX_CATEGORY:
         return f"has more than {MAX_CATEGORY} characters"
     is_name = not category or _CATEGORY.fullmatch(category)
-    return "" if is_name else "must be of a-z, 0-9, '.', '_' and '-'"
+    return "" if is_name else "must consist of a-z, 0-9, '.', '_' and '-'"
 
 
 class _Reader:
@@ -307,13 +307,13 @@ class _Reader:
             return self._from_template(channel, name)
         for each in ("context", "templateVersion"):
             if self._raw.get(each) is not None:
-                self._refuse(each, "goes with a template only")
+                self._refuse(each, "is only allowed with a template")
         return None, self._checked(channel, self._written(channel)) if channel else None
 
     def _from_template(self, channel: str, name: str) -> tuple[Compiled | None, Rendered | None]:
         for each in ("subject", "body", "html"):
             if self._raw.get(each) is not None:
-                self._refuse(each, "does not go with a template")
+                self._refuse(each, "is not allowed with a template")
         version, context = self._version(), self._context()
         if not channel or context is None or not name:
             return None, None
@@ -366,7 +366,7 @@ class _Reader:
     def _not_for(self, channel: str, *names: str) -> str:
         for name in names:
             if self._raw.get(name) is not None:
-                self._refuse(name, f"does not go with the channel {channel}")
+                self._refuse(name, f"is not allowed with the channel {channel}")
         return ""
 
     def _json_body(self) -> str:

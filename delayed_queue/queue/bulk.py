@@ -80,23 +80,25 @@ class BulkPlan:
     def __post_init__(self) -> None:
         check_kind(self.kind)
         if self.action not in (REDRIVE, DROP, EXPORT):
-            raise InvalidConfiguration(f"A run redrives or drops, it cannot {self.action!r}.")
+            raise InvalidConfiguration(
+                f"The action of a run is 'redrive' or 'drop', not {self.action!r}."
+            )
         _check("The pace", self.pace, MAX_PACE)
         _check("The limit", self.limit, MAX_LETTERS)
         _check("The canary", self.canary or None, MAX_CANARY)
         if self.canary_deaths != 1 and not self.canary:
-            raise InvalidConfiguration("Deaths of a canary need one: say how many go first.")
-        _check("The deaths of a canary", self.canary_deaths, self.canary or 1)
-        if self.canary and self.action == DROP:
-            raise InvalidConfiguration("What is dropped cannot die again: no canary for a drop.")
-        if self._since > self._until:
-            raise InvalidConfiguration("A run takes what died since a time until a later one.")
-        if self.over is not None and not timedelta(0) < self.over <= MAX_SPREAD:
             raise InvalidConfiguration(
-                "A run is spread over more than no time, and a year at most."
+                "canary_deaths needs canary: the number of dead letters that go first."
             )
+        _check("canary_deaths", self.canary_deaths, self.canary or 1)
+        if self.canary and self.action == DROP:
+            raise InvalidConfiguration("A drop takes no canary.")
+        if self._since > self._until:
+            raise InvalidConfiguration("until must be later than since.")
+        if self.over is not None and not timedelta(0) < self.over <= MAX_SPREAD:
+            raise InvalidConfiguration("over must be longer than 0 and at most a year.")
         if self.over is not None and self.pace is not None:
-            raise InvalidConfiguration("A run has a pace, or a time to be spread over, not both.")
+            raise InvalidConfiguration("Give pace or over, not both.")
 
     def preview(self, using: str = DEFAULT_DB_ALIAS, *, cap: int = PREVIEW_CAP) -> PreviewRow:
         """Count what a run would take, up to ``cap`` letters; nothing is changed."""
@@ -114,11 +116,11 @@ class BulkPlan:
         another run is over them, NoSuchLetters when there are none.
         """
         if self.action == EXPORT:
-            raise InvalidConfiguration("What is exported is read by its caller, through letters().")
+            raise InvalidConfiguration("An export is not a run: read letters().")
         cap = PREVIEW_CAP if self.over is None else MAX_COUNTED
         seen, meant, newest = self.preview(using, cap=cap)
         if not meant and seen < cap:
-            raise NoSuchLetters(f"No dead letter of {self.kind!r} is meant by that.")
+            raise NoSuchLetters(f"{self.kind!r} has no dead letters that match.")
         total = min(meant, self.limit or meant)
         params: dict[str, Any] = {
             **self._filter(), "action": self.action, "pace": self._pace_of(total),
@@ -129,7 +131,7 @@ class BulkPlan:
         start = partial(BulkRun.objects.start, using, **params)
         run_id: int | None = repeat(using, start, truth=partial(_started, start, params, using))
         if run_id is None:
-            raise RunInProgress(f"A run over these letters of {self.kind!r} is in progress.")
+            raise RunInProgress(f"A run over these dead letters of {self.kind!r} is in progress.")
         _announce(RUNS, using)
         return run_id
 
@@ -318,7 +320,7 @@ class Batch:
             run.kind, self.canary_keys, run.newest, using=self.using
         )
         if dead >= run.canary_deaths:
-            note = f"{dead} of the {len(self.canary_keys)} redriven first died again as before."
+            note = f"{dead} of the {len(self.canary_keys)} redriven first died of the same failure."
             self._advance(state=STOPPED, note=note)
         else:
             wait = _LOOK_AT_CANARY_MS if left else 0

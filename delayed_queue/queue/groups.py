@@ -173,8 +173,8 @@ def why_not_limited(kind: str, using: str, *, holds: bool = False) -> str:
     """
     if any(each.kind == kind and each.transactional for each in registry):
         return (
-            f"The handler of {kind!r} is transactional: it leases nothing, and what limits count "
-            "is leases. It would find nothing."
+            f"The handler of {kind!r} is transactional and uses no leases, but "
+            "limits count leases. It would find no messages."
         )
     return next(filter(None, (guard(kind, using, holds) for guard in hooks.limit_guards)), "")
 

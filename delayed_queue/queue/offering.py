@@ -64,8 +64,9 @@ def find_out(
     if unknown:
         stored = len(offers) - len(again) - unknown
         raise lost.unknown(
-            f"The connection was lost. Of {len(offers)} offered together {stored} are stored, "
-            f"{len(again)} are not, and {unknown} may have been stored and handled, or not."
+            f"The connection was lost. {len(offers)} were offered together: "
+            f"{stored} are stored, {len(again)} are not, and {unknown} may have "
+            "been stored and handled."
         )
     return created, again
 
@@ -320,7 +321,7 @@ def _prepared(
     queue: str, codec: Codec, position: int, message: Any, *, is_watched: bool
 ) -> PreparedOffer:
     if not isinstance(message, ScheduledMessage):
-        raise InvalidMessage(f"A batch is of ScheduledMessage, not {type(message).__name__}.")
+        raise InvalidMessage(f"A batch consists of ScheduledMessage, not {type(message).__name__}.")
     at, headers, group = message.schedule_at, message.headers, message.group
     # Most have neither; and by tuple.__new__, for a batch is a thousand of these.
     fields = (

@@ -387,8 +387,8 @@ class Polling(Leasing):
             rows = self._messages.consume(self.kind, 1, now=self._now(), using=self.using)
             if not rows and self._has_limits():
                 raise InvalidConfiguration(
-                    f"The queue {self.name!r} has limits, so its messages are leased, not "
-                    "consumed: what a limit counts is leases. Use try_poll()."
+                    f"The queue {self.name!r} has limits, and limits count leases, "
+                    "so consume() is not possible. Use try_poll()."
                 )
             if not rows:
                 return None, None
@@ -425,5 +425,5 @@ def _stopped(stop: StopSignal | None) -> bool:
 def seconds_of(timeout: timedelta | float) -> float:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if not isinstance(seconds, int | float) or not seconds >= 0:
-        raise InvalidConfiguration(f"A timeout is seconds ≥ 0 or a timedelta, not {timeout!r}.")
+        raise InvalidConfiguration(f"timeout must be seconds ≥ 0 or a timedelta, not {timeout!r}.")
     return seconds

@@ -101,7 +101,7 @@ class TaskResultAdmin(ListAdmin):
     list_display = ("path", "short_id", "queue", "state", "attempts", "duration", "progress")
     list_filter = (StatusFilter, TaskFilter)
     search_fields = ("task",)
-    search_help_text = _("The whole path of a task, or the id of a result.")
+    search_help_text = _("The full path of a task, or the id of a result.")
     ordering = ("-id",)
     sortable_by = ()
     list_per_page = _PAGE
@@ -217,8 +217,8 @@ class TaskResultAdmin(ListAdmin):
         events: list[tuple[Any, Any]] = [
             (row.enqueued_at, _("enqueued")),
             (row.scheduled_at if is_later else None, _("scheduled")),
-            (row.started_at, _("first attempt began")),
-            (row.last_attempted_at if is_retried else None, _("last attempt began")),
+            (row.started_at, _("first attempt started")),
+            (row.last_attempted_at if is_retried else None, _("last attempt started")),
             (row.finished_at, _("finished")),
             (row.cancelled_at, _("cancelled")),
         ]
@@ -257,9 +257,9 @@ class TaskResultAdmin(ListAdmin):
     def cancel_tasks(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
         return self._do(request, queryset, _("cancelled"), _cancel)
 
-    @admin.action(description=_("Retry now: what waits, and dead letters"), permissions=["rerun"])
+    @admin.action(description=_("Retry now: waiting tasks and dead letters"), permissions=["rerun"])
     def retry_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
-        return self._do(request, queryset, _("to be run now"), _retry)
+        return self._do(request, queryset, _("due now"), _retry)
 
     @admin.action(description=_("Run again with the same arguments"), permissions=["rerun"])
     def run_again(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
@@ -317,7 +317,7 @@ class TaskKindFilter(KindFilter):
 class Cancel(MessageOperation):
     name = "cancel"
     label = _("Cancel")
-    help = _("Take a waiting task away; a running one is told, and ends as soon as it can.")
+    help = _("Remove a waiting task; ask a running task to stop.")
     permission = "delayed_queue_tasks.cancel_task"
     past = _("Cancelled")
 
@@ -367,7 +367,7 @@ class TaskUnderWayAdmin(MessageAdmin):
         """Link to what is recorded of it by now: attempts, errors, progress."""
         found = TaskResult.objects.filter(pk=row.key).first() if is_id(row.key) else None
         if found is None:
-            return formats.quiet(_("nothing is recorded before its first attempt ends"))
+            return formats.quiet(_("nothing is recorded until its first attempt ends"))
         name = "admin:delayed_queue_tasks_taskresult_change"
         url = reverse(name, args=[found.pk], current_app=self.admin_site.name)
         page = cast("TaskResultAdmin", self.admin_site.get_model_admin(TaskResult))

@@ -157,7 +157,7 @@ class DelayedQueueBackend(BaseTaskBackend):
         self._check_transaction(task)
         its = policy_of(task)
         if its.unique is not None:
-            raise InvalidTask(f"{task.module_path} is unique: enqueue each by itself.")
+            raise InvalidTask(f"{task.module_path} is unique: enqueue its calls one by one.")
         moment, enqueued_at = _times(task, self.settings.database)
         said = _said(task, self.alias)
         calls = [_call(task, *_split(each)) for each in arguments]
@@ -196,9 +196,10 @@ class DelayedQueueBackend(BaseTaskBackend):
         ]
         if others:
             raise InvalidTask(
-                f"The task {task.module_path} goes to the database {own!r}, outside the open "
-                f"transaction of {others[0]!r}, whose rollback would not take it along: enqueue "
-                f"it in a transaction of {own!r}, or behind the commit."
+                f"The task {task.module_path} is stored in the database {own!r}, "
+                f"but a transaction of {others[0]!r} is open, and its rollback "
+                "would not remove the task. Enqueue it in a transaction of "
+                f"{own!r}, or after the commit."
             )
 
     def _result(
@@ -439,7 +440,8 @@ def _problems_of(backend: Any) -> Iterator[CheckMessage]:
     yield from _of_queues(where, backend)
     if backend.settings.database not in settings.DATABASES:
         yield checks.Error(
-            f"{where}['OPTIONS']['DATABASE'] is {backend.settings.database!r}, no database.",
+            f"{where}['OPTIONS']['DATABASE'] is {backend.settings.database!r}, "
+            "which is not in DATABASES.",
             hint=f"Name one of {', '.join(settings.DATABASES)}.",
             id="delayed_queue.E010",
         )
@@ -453,7 +455,7 @@ def _of_queues(where: str, backend: Any) -> Iterator[CheckMessage]:
 
     if not backend.queues:
         yield checks.Error(
-            f"{where}['QUEUES'] is empty: no worker would know which queues to serve.",
+            f"{where}['QUEUES'] is empty, so workers would serve no queue.",
             hint="Name the queues of tasks, as in ['default', 'mail'].",
             id="delayed_queue.E011",
         )
@@ -461,14 +463,14 @@ def _of_queues(where: str, backend: Any) -> Iterator[CheckMessage]:
     for queue in sorted(backend.queues):
         if queue in topics:
             yield checks.Warning(
-                f"DELAYED_QUEUE['API']['TOPICS'] has {queue!r}, a queue of {where}: who may add "
-                "jobs to it enqueues any task.",
-                hint="Take it away; a task that says http=True is enqueued by POST /v1/tasks.",
+                f"DELAYED_QUEUE['API']['TOPICS'] has {queue!r}, a queue of {where}: "
+                "callers that may add jobs to it can enqueue any task.",
+                hint="Remove it. Callers enqueue tasks with http=True by POST /v1/tasks.",
                 id="delayed_queue.W010",
             )
         if queue in registry and not is_served(queue):
             yield checks.Error(
                 f"{where} declares the queue {queue!r}, which {registry.get(queue).path} handles.",
-                hint="Give tasks a queue of their own, or take the @handler away.",
+                hint="Give tasks a queue of their own, or remove the @handler.",
                 id="delayed_queue.E009",
             )

@@ -96,7 +96,7 @@ def policy(**options: Any) -> Callable[[F], F]:
     def mark(function: F) -> F:
         if not inspect.isfunction(function):
             raise InvalidConfiguration(
-                f"@policy stands below @task, above the function: {options!r}."
+                f"@policy goes below @task, above the function: {options!r}."
             )
         setattr(function, _ATTRIBUTE, options)
         return function
@@ -118,8 +118,9 @@ def check_policy(task: Any) -> None:
     said = policy_of(task)
     if said.group is not None and task.priority:
         raise InvalidTask(
-            f"The task {task.module_path} has a group and priority={task.priority}: limits of "
-            "groups are of one priority. Leave one of them out, or give the urgent another queue."
+            f"The task {task.module_path} has a group and priority={task.priority}, "
+            "but limits of groups apply to one priority. Leave one of them out, or "
+            "give urgent tasks another queue."
         )
     for wrong in _wrongs(said):
         raise InvalidTask(f"The task {task.module_path} {wrong}")
@@ -147,13 +148,13 @@ def _wrong_retries(said: Policy) -> Iterator[str]:
     if said.retry is not None and not isinstance(said.retry, RetryPolicy):
         yield f"has retry={said.retry!r}: write a RetryPolicy, or max_attempts and backoff."
     if said.retry is not None and (said.max_attempts is not None or said.backoff is not None):
-        yield "has retry beside max_attempts or backoff: write one or the other."
+        yield "has retry and max_attempts or backoff: write one or the other."
     if said.unique is not None and not (isinstance(said.unique, str) or callable(said.unique)):
         yield f"has unique={said.unique!r}: write a template as 'user-{{0}}', or a function."
     if said.group is not None and not (isinstance(said.group, str) or callable(said.group)):
         yield f"has group={said.group!r}: write a template as 'customer-{{0}}', or a function."
     if said.replace and said.unique is None:
-        yield "has replace=True and no unique: nothing says what it is to replace."
+        yield "has replace=True without unique, so there is nothing to replace."
 
 
 def _is_time(seconds: Any) -> bool:
@@ -188,7 +189,9 @@ def _name_of(what: str, task: Any, made_by: Any, args: Any, kwargs: Any) -> str 
             f"{type(error).__name__}: {error}."
         ) from error
     if not isinstance(name, str) or not name:
-        raise InvalidTask(f"{what} of {task.module_path} returned {name!r}: return some text.")
+        raise InvalidTask(
+            f"{what} of {task.module_path} returned {name!r}: return a non-empty text."
+        )
     return name
 
 
@@ -217,8 +220,8 @@ def not_json(task: Any, error: Exception, *calls: tuple[Any, Any]) -> Exception:
     """
     if isinstance(error, RecursionError):
         return ValueError(
-            f"{task.module_path}: an argument is nested too deeply, or contains itself: pass its "
-            "key, and have the task look it up."
+            f"{task.module_path}: an argument is nested too deeply or contains "
+            "itself: pass its key, and fetch it in the task."
         )
     kind = TypeError if isinstance(error, TypeError) else ValueError
     for args, kwargs in calls:
@@ -253,7 +256,7 @@ def advice_on(value: Any) -> str:
         )
         dumped.encode()
     except UnicodeEncodeError:
-        return "it has half of a surrogate pair, which is no text"
+        return "it has half of a surrogate pair, which is not valid text"
     except (TypeError, ValueError):
         return next((said for kinds, said in _ADVICE if isinstance(value, kinds)), _OTHERWISE)
     return ""
@@ -289,7 +292,7 @@ def cron(
 
     def register(task: T) -> T:
         if not isinstance(task, Task):
-            raise InvalidConfiguration(f"@cron stands above @task; {task!r} is no task.")
+            raise InvalidConfiguration(f"@cron goes above @task; {task!r} is not a task.")
         said = {"args": list(args), "kwargs": dict(kwargs or {})}
         payload = {"task": task.module_path, **normalize_json(said)}
         if task.backend != "default":

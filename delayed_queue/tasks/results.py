@@ -118,7 +118,7 @@ def unpack(payload: Any, kind: str, key: str, scheduled_at_ms: int) -> tuple[str
     """Return id, path and backend of a task by its message; raises TaskGone for what is none."""
     if not isinstance(payload, dict) or not isinstance(payload.get("task"), str):
         raise TaskGone(
-            "The message is no task: its payload is to be a dict with 'task', the path of one."
+            "The message is not a task: its payload must be a dict with 'task', the path of a task."
         )
     known = id_in(payload, kind, key, scheduled_at_ms)
     return known, payload["task"], str(payload.get("backend", "default"))
@@ -140,7 +140,7 @@ def task_at(path: str) -> Any:
             f"The task {path!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(found, Task):
-        raise TaskGone(f"{path!r} is {type(found).__name__}, no task: decorate it with @task.")
+        raise TaskGone(f"{path!r} is a {type(found).__name__}, not a task: decorate it with @task.")
     return found
 
 
@@ -171,7 +171,7 @@ class OpenTasks:
             check_call(task, args, kwargs)
             result = task.using(run_after=at).enqueue(*args, **kwargs)
         except (InvalidTask, TaskGone, TypeError, ValueError) as error:
-            raise InvalidMessage(f"The task cannot be enqueued so: {error}") from error
+            raise InvalidMessage(f"The task cannot be enqueued: {error}") from error
         return {"taskId": result.id, "task": name, "queue": task.queue_name}
 
 
@@ -195,7 +195,7 @@ def as_stored(task: Any, value: Any) -> tuple[Any, str]:
     except Exception as error:
         raise UnstorableResult(_refusal(task, value, error)) from None
     if len(text) > _MOST_VALUE:
-        fault = f"it has {len(text)} characters of JSON: keep it elsewhere, return its key"
+        fault = f"it has {len(text)} characters of JSON: store it elsewhere and return its key"
         raise UnstorableResult(_cannot_store(task, "return value", fault))
     if "\\u0000" in text:
         for where, each in leaves("return value", plain):

@@ -142,7 +142,7 @@ class Run:
         """Return the arguments to call the task with; raises what it cannot be run for."""
         self.began_at = time.monotonic()
         if self.problem is not None or self.known is None:
-            raise self.problem or TaskGone("The message is no task.")
+            raise self.problem or TaskGone("The message is not a task.")
         if self.envelope.attempt > 1:
             self._check_attempts(self.known)
         if self.envelope.is_cancelled:
@@ -381,7 +381,10 @@ def _call_transactional(run: Run, args: tuple[Any, ...]) -> None:
             else acknowledging(ids, leases, [outcome], worker.as_json)
         )
         if not fetch(using, *deletion):
-            raise LeaseLost(f"The task {run.path} was taken over while it ran: all is undone.")
+            raise LeaseLost(
+                f"Another worker took over the task {run.path} while it ran; its "
+                "changes were rolled back."
+            )
     envelope.is_settled = True
 
 

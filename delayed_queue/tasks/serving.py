@@ -304,7 +304,7 @@ def known_task(path: str, queue: str, priority: int, alias: str) -> Known:
 def _backend(alias: str) -> Any:
     backend = next((each for name, each in declared() if name == alias), None)
     if backend is None:
-        raise TaskGone(f"TASKS has no backend {alias!r} that is delayed_queue's: declare it.")
+        raise TaskGone(f"TASKS has no backend {alias!r} of delayed_queue: declare it.")
     return backend
 
 

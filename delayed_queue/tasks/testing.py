@@ -60,7 +60,8 @@ def _next(queues: Sequence[str], using: str) -> tuple[Serving, Envelope] | None:
     for name in queues or servings:
         if name not in servings:
             raise HandlerNotFound(
-                f"TASKS declares no queue {name!r} of ours.{did_you_mean(name, servings)}"
+                "No backend of delayed_queue in TASKS declares the queue "
+                f"{name!r}.{did_you_mean(name, servings)}"
             )
         for priority in servings[name].priorities:
             if (found := TaskQueue(name, priority, using).try_poll()) is not None:

@@ -113,8 +113,10 @@ def problems_of_file(path: str | Path, max_age: timedelta) -> list[str]:
     except OSError as error:
         return [f"the health file cannot be read: {error}"]
     except (ValueError, KeyError, TypeError):
-        return [f"{path} is no health file of a worker"]
-    problems = [] if is_healthy else [f"the worker {found.get('worker')} says it is unhealthy"]
+        return [f"{path} is not a health file of a worker"]
+    problems = (
+        [] if is_healthy else [f"the worker {found.get('worker')} reports that it is unhealthy"]
+    )
     if age > max_age.total_seconds():
         problems.append(f"the health file is {age:.0f} s old; at most {max_age} is allowed")
     return problems

@@ -83,7 +83,7 @@ class WorkerOptions:
         if len(set(self.queues)) < len(self.queues):
             raise InvalidConfiguration(f"A queue is named twice: {', '.join(self.queues)}.")
         if self.only_sourced and self.queues:
-            raise InvalidConfiguration("Either queues are named, or none but sourced ones wanted.")
+            raise InvalidConfiguration("Name queues, or ask for dynamic queues only, not both.")
 
     @property
     def most_claims(self) -> int:

@@ -30,8 +30,8 @@ def consumers_of(options: WorkerOptions, registry: Registry) -> list[Consumer]:
     """Return the consumers of the named queues, in their order, or of all with a handler."""
     if registry.failures:
         raise InvalidConfiguration(
-            f"Handlers are missing. {' '.join(registry.failures.values())} Correct that, then "
-            "start the worker again."
+            f"Handlers are missing. {' '.join(registry.failures.values())} Correct "
+            "this, then start the worker again."
         )
     chosen: Iterable[Handler] = () if options.only_sourced else registry
     if options.queues:

@@ -139,10 +139,10 @@ def test_a_time_that_is_none_is_told_beside_its_field(admin_client: Client, fiel
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ({"canary": "2", "canary_deaths": "3"}, "deaths of a canary"),
-        ({"newer_than": "1h", "older_than": "2h"}, "until a later one"),
+        ({"canary": "2", "canary_deaths": "3"}, "canary_deaths"),
+        ({"newer_than": "1h", "older_than": "2h"}, "until must be later than since"),
         ({"pace": "5", "over": "2h"}, "not both"),
-        ({"over": "0s"}, "more than no time"),
+        ({"over": "0s"}, "over must be longer than 0"),
     ],
 )
 def test_what_makes_no_run_together_is_told_above_the_fields(
@@ -182,7 +182,7 @@ def test_a_pace_out_of_range_is_asked_for_again(admin_client: Client, pace: str)
 
 
 def test_what_is_no_group_begins_nothing(admin_client: Client):
-    assert "No dead letter" in shown(begin(admin_client, "redrive", "a:orders|json"))
+    assert "has no dead letters" in shown(begin(admin_client, "redrive", "a:orders|json"))
     assert begin(admin_client, "redrive", "a:" + "x" * 200).status_code == 400
     assert not BulkRun.objects.exists()
     assert admin_client.post(FAILURES, {}).status_code == 400

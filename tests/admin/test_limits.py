@@ -343,7 +343,7 @@ def test_g6_a_transactional_queue_gets_no_limits(admin_client: Client):
         response = change(admin_client, "limit_all", **{**ALL, "concurrency": "2"})
     finally:
         registry.remove("orders")
-    assert "is transactional: it leases nothing" in unescape(response.content.decode())
+    assert "is transactional and uses no leases" in unescape(response.content.decode())
     assert not Limit.objects.exists()
 
 

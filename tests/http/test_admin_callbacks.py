@@ -71,7 +71,7 @@ def test_registering_shows_the_secret_once_and_keeps_it_sealed(admin_client: Cli
     [
         ({"url": "http://127.0.0.1/"}, "not public"),
         ({"url": "ftp://example.com/"}, "http"),
-        ({"url": URL}, "registered already"),
+        ({"url": URL}, "is already registered"),
         ({"per_second": "0"}, "greater than or equal to 0.001"),
         ({"concurrency": "0"}, "greater than or equal to 1"),
     ],
@@ -186,7 +186,7 @@ def test_closing_a_host_asks_first_and_has_what_was_deferred_come(host: Host):
     assert Host.objects.get().open_until is not None
     assert told(post(client, HOSTS, "close", shown, confirmed="1")) == [
         "Sending again to 1 host: example.com:443. "
-        "Deferred jobs for example.com:443 that come from now on: 1."
+        "Deferred jobs of example.com:443 that are due again: 1."
     ]
     after = Host.objects.get()
     assert after.open_until is None
@@ -254,7 +254,7 @@ def test_enabling_an_endpoint_has_what_was_deferred_come():
     client = operator("view_endpoint", "disable_endpoint")
     shown = tokens(page(client, ENDPOINTS))
     assert told(post(client, ENDPOINTS, "enable", shown)) == [
-        f"Enabled 1 endpoint: {URL}. Deferred jobs for {URL} that come from now on: 1."
+        f"Enabled 1 endpoint: {URL}. Deferred jobs of {URL} that are due again: 1."
     ]
     assert is_soon()
 
@@ -312,7 +312,7 @@ def test_o4_a_host_says_how_many_jobs_wait_for_it(admin_client: Client):
     assert " 2 " in found["two.example.com:443"].partition("UTC")[2]
     assert " 0 " in found["three.example.com:443"].partition("UTC")[2]
     row = Host.objects.get(name="one.example.com:443")
-    assert "Jobs that wait: 6" in text(page(admin_client, f"{HOSTS}{row.pk}/change/"))
+    assert "Waiting jobs: 6" in text(page(admin_client, f"{HOSTS}{row.pk}/change/"))
 
 
 def test_o4_an_attempt_shows_its_url(admin_client: Client):

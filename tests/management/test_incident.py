@@ -168,7 +168,7 @@ def test_the_steps_in_the_admin_mend_it(admin_client: Client) -> None:
     canary = {"pace": "500", "canary": "20", "canary_deaths": "3", "why": "provider is back"}
     choose("redrive", names["GROUP"], **canary)
     assert "running, the canary first" in look(RUNS)
-    assert "died again as before" in state_of_last(lambda: provider.work(in_time=False))
+    assert "died of the same failure" in state_of_last(lambda: provider.work(in_time=False))
     provider.is_down = False
     choose("redrive", names["GROUP"], **canary)
     choose("redrive", names["SECOND"], over="1s")

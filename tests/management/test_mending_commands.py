@@ -151,10 +151,14 @@ def test_a_drop_by_reason_is_carried_out_by_workers():
     ("arguments", "said", "code"),
     [
         (("queuedead", "redrive", "ordrs"), "Did you mean 'orders'?", 2),
-        (("queuedead", "redrive", "orders", "--group", "x"), "No dead letter", 1),
+        (("queuedead", "redrive", "orders", "--group", "x"), "has no dead letters", 1),
         (("queuedead", "list", "--group", "x"), "add --queue", 2),
-        (("queuedead", "drop", "orders", "--canary", "1"), "no canary", 1),
-        (("queuedead", "redrive", "orders", "--canary-deaths", "2"), "how many go first", 1),
+        (("queuedead", "drop", "orders", "--canary", "1"), "takes no canary", 1),
+        (
+            ("queuedead", "redrive", "orders", "--canary-deaths", "2"),
+            "the number of dead letters that go first",
+            1,
+        ),
         (("queuedead", "drop", "orders", "--older-than", "soon"), "not a duration", 1),
         (("queuedead", "redrive", "orders", "--over", "1h", "--pace", "9"), "not both", 1),
         (("queuedead", "export", "orders", "--newer-than", "1h", "--older-than", "2h"), "later", 1),

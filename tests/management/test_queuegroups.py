@@ -109,7 +109,7 @@ def test_a_queue_with_a_transactional_handler_gets_no_limits(queue: DelayedQueue
     def close(envelope: Envelope) -> None: ...
 
     try:
-        with pytest.raises(CommandError, match="leases nothing"):
+        with pytest.raises(CommandError, match="uses no leases"):
             run("pause", "orders", "a")
     finally:
         registry.remove("orders")

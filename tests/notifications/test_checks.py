@@ -67,7 +67,7 @@ def test_n24_a_sender_that_is_no_address_is_refused(settings, sender):
     configure(settings, {"PROVIDERS": {"email": [entry]}})
     (found,) = check_providers()
     assert found.id == "delayed_queue.E008"
-    assert "The sender is no address" in found.msg
+    assert "The sender is not an address" in found.msg
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_a_consumer_without_a_broker_says_so_and_stops_when_told():
     with managed("consumenotifications", AMQP_URL="memory://") as process:
         # The handlers of signals are there before it connects.
         wait_until(lambda: process.has_said("event=consumer_connected"))
-        assert process.has_said("set AMQP_URL")
+        assert process.has_said("Set AMQP_URL")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

@@ -73,7 +73,7 @@ def test_the_check_says_what_the_rest_interface_would():
 def test_what_becomes_invalid_after_its_check_ends_the_import_and_stores_no_half_of_a_batch():
     rows = [row(f"k{number}", email()) for number in range(intake.BATCH)]
     late = [row("late", email(expiresAt="2001-01-01T00:00:00Z")), row("good", email())]
-    with pytest.raises(NoLongerValid, match=r"^1 rows have become invalid .* expiresAt is in the"):
+    with pytest.raises(NoLongerValid, match=r"^1 rows became invalid .* expiresAt is in the"):
         import_rows([*rows, *late])
     # What was committed stays, and is ignored when the import is repeated.
     assert import_rows(rows).ignored == intake.BATCH

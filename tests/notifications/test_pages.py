@@ -125,12 +125,12 @@ def test_n12_the_page_of_one_that_waits_tells_until_when():
     later = datetime.now(UTC) + timedelta(hours=1)
     notification = enqueue(send_at=later)
     client = operator("view_notification")
-    assert "attempt 1 from here on" in page(client, url_of(notification))
+    assert "attempt 1 is due then" in page(client, url_of(notification))
     services.queue_of("normal", "email").drop_message(str(notification.pk))
     assert "it has no message" in page(client, url_of(notification))
     leased = enqueue(channel="sms")
     lease(leased)
-    assert "a dispatcher has its message" in page(client, url_of(leased))
+    assert "a dispatcher holds its message" in page(client, url_of(leased))
 
 
 def test_n12_a_dedupe_key_may_name_a_customer():
@@ -216,7 +216,7 @@ def test_n12_cancel_and_retry_from_the_page(name, make, status):
     assert notification.status == status
     assert LogEntry.objects.get().change_message == f"{name} of {notification.pk}"
     response = client.post(url)
-    assert told(response)[-1].startswith("Left alone: 1.")
+    assert told(response)[-1].startswith("Skipped: 1.")
     assert f'action="{url}"' not in page(client, url_of(notification))
 
 
@@ -239,7 +239,7 @@ def test_n12_many_at_once_and_only_those_in_the_state_for_it():
     response = client.post(
         LIST, {"action": "cancel_selected", "_selected_action": [waiting.pk, sending.pk]}
     )
-    assert [each.partition(".")[0] for each in told(response)] == ["Cancelled: 1", "Left alone: 1"]
+    assert [each.partition(".")[0] for each in told(response)] == ["Cancelled: 1", "Skipped: 1"]
     response = client.post(
         LIST, {"action": "cancel_selected", "_selected_action": ["no id"]}, follow=True
     )
@@ -263,7 +263,7 @@ def test_n12_retrying_many_sends_nothing_twice_unless_it_is_asked_for():
     chosen = {"_selected_action": [refused.pk, unknown.pk]}
     response = client.post(LIST, {"action": "retry_selected"} | chosen)
     assert [each.partition(".")[0] for each in told(response)] == [
-        "Put back into the queue: 1", "Left alone: 1",
+        "Queued again: 1", "Skipped: 1",
     ]  # fmt: skip
     unknown.refresh_from_db()
     assert unknown.status == Status.FAILED

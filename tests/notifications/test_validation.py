@@ -195,7 +195,7 @@ def test_n1_guesses_and_errors_are_few(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(exceptions, "get_close_matches", guess)
     many = {f"sendAtt{number}": 1 for number in range(1000)}
-    assert errors(many)[20] == FieldError("", "has more errors than these 20")
+    assert errors(many)[20] == FieldError("", "has more than 20 errors")
     assert len(guessed) == 3
     assert validate(many, SHELF, NOW, guesses=0) == errors(many)
     assert len(guessed) == 6

@@ -48,7 +48,7 @@ def run(folder: Path, *command: str, lines: str, apps: str = "", engine: str = "
         (NOTIFICATIONS, "DELAYED_QUEUE = []", "(delayed_queue.E001) DELAYED_QUEUE must be a dict."),
         (WITH_ADMIN, QUIET + UNKNOWN, UNKNOWN_SAID),
         (WITH_ADMIN, f"{QUIET}sys.modules['phonenumbers'] = None",
-         "(delayed_queue.E008) The app of notifications needs the package phonenumbers, which is"),
+         "(delayed_queue.E008) delayed_queue.notifications needs the package phonenumbers, which"),
         (TASKS, f"TASKS = {{'default': {{{BACKEND}, 'OPTIONS': {{'RESULT': '7d'}}}}}}",
          "(delayed_queue.E006) TASKS['default']: OPTIONS has an unknown key 'RESULT'. Did you"),
         (TASKS, f"TASKS = {{'default': {{{BACKEND}, 'QUEUES': 'mail'}}}}",

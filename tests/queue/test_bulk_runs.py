@@ -107,7 +107,10 @@ def test_a_canary_that_dies_again_as_before_stops_the_run(of_group: bool):
     hurry()
     carry_out()
     run = run_of(run_id)
-    assert (run.state, run.note) == ("stopped", "1 of the 2 redriven first died again as before.")
+    assert (run.state, run.note) == (
+        "stopped",
+        "1 of the 2 redriven first died of the same failure.",
+    )
     assert DeadLetter.objects.count() == 4
 
 

@@ -61,7 +61,7 @@ def test_a_task_says_when_what_happened(root: Client, work: Any) -> None:
     drain()
     row = TaskResult.objects.get(pk=later.id)
     shown = text_of(root.get(reverse(DETAIL, args=[row.pk])))
-    moments = ["enqueued", "first attempt began", "last attempt began", "finished"]
+    moments = ["enqueued", "first attempt started", "last attempt started", "finished"]
     places = [shown.index(each) for each in moments]
     assert places == sorted(places)
     assert f"{row.finished_at:%Y-%m-%d %H:%M:%S}" in shown
@@ -94,7 +94,7 @@ def test_run_again_retry_and_cancel(root: Client, work: Any) -> None:
     work.fail.enqueue("why")
     drain()
     row = TaskResult.objects.get()
-    assert "1 of 1 to be run now" in act(root, "retry_now", row)
+    assert "1 of 1 due now" in act(root, "retry_now", row)
     assert not DeadLetter.objects.exists()
     assert Message.objects.get().key == str(row.pk)
     assert "1 of 1 cancelled" in act(root, "cancel_tasks", row)
@@ -103,7 +103,7 @@ def test_run_again_retry_and_cancel(root: Client, work: Any) -> None:
     assert Message.objects.get().key != str(row.pk)
     entries = list(LogEntry.objects.order_by("pk"))
     said = [each.change_message for each in entries]
-    assert said == ["To be run now.", "Cancelled.", "Enqueued again."]
+    assert said == ["Due now.", "Cancelled.", "Enqueued again."]
     assert {(each.object_id, each.object_repr) for each in entries} == {(str(row.pk), str(row))}
 
 
@@ -126,7 +126,7 @@ def test_the_page_of_a_task_has_buttons_for_what_can_be_done(root: Client, work:
     posted = {"action": "retry_now", "_selected_action": str(row.pk), "origin": "detail"}
     answer = root.post(changelist, posted, follow=True)
     assert answer.redirect_chain[-1][0] == url
-    assert "1 of 1 to be run now" in answer.content.decode()
+    assert "1 of 1 due now" in answer.content.decode()
 
 
 def test_the_page_of_a_task_has_no_buttons_for_those_who_may_only_look(

@@ -84,7 +84,7 @@ class TestRefusals:
             ({"retry": 3}, "retry=3"),
             ({"retry": RetryPolicy.never(), "max_attempts": 2}, "one or the other"),
             ({"unique": 3}, "unique=3"),
-            ({"replace": True}, "no unique"),
+            ({"replace": True}, "without unique"),
             ({"transactional": True, "timeout": 3}, "transaction_timeout"),
         ],
     )
@@ -240,7 +240,7 @@ class TestGroups:
         ("said", "says"),
         [
             ({"group": "x{5}"}, "cannot be made"),
-            ({"group": ""}, "return some text"),
+            ({"group": ""}, "return a non-empty text"),
             ({"group": "x" * 101}, "1 to 100"),
             ({"group": 5}, "write a template"),
             ({"group": "a", "priority": 5}, "one priority"),

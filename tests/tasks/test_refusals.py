@@ -91,7 +91,7 @@ def elsewhere() -> Iterator[str]:
 def test_a_transaction_of_another_database(work: Any, settings: Settings, elsewhere: str) -> None:
     settings.TASKS = configured(DATABASE=elsewhere)
     said = said_by(work.add.enqueue, 1)  # this test is a transaction of the default one
-    for part in (PATH, repr(elsewhere), "'default'", "behind the commit"):
+    for part in (PATH, repr(elsewhere), "'default'", "after the commit"):
         assert part in said
 
 

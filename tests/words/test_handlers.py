@@ -228,5 +228,5 @@ def test_a_mode_of_claiming_that_does_not_exist_is_refused():
 
 
 def test_a_transactional_handler_cannot_claim_strictly():
-    with pytest.raises(InvalidConfiguration, match="no two handlers would run at a time"):
+    with pytest.raises(InvalidConfiguration, match="only one such transaction could be open"):
         handler("orders", transactional=True, claim="strict")(lambda envelope: None)

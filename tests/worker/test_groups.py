@@ -242,7 +242,7 @@ def test_what_was_handled_is_written_while_somebody_keeps_the_turn(
     ("options", "says"),
     [
         ({"groups": 3}, "must be a Groups"),
-        ({"groups": Groups(), "transactional": True}, "leases nothing"),
+        ({"groups": Groups(), "transactional": True}, "uses no leases"),
     ],
 )
 def test_g11_handlers_that_cannot_have_groups(options: dict[str, Any], says: str):

@@ -116,7 +116,7 @@ class TestReadingIt:
         old = time.time() - 90
         os.utime(path, (old, old))
         unhealthy, stale = problems_of_file(path, MINUTE)
-        assert unhealthy == "the worker w-1 says it is unhealthy"
+        assert unhealthy == "the worker w-1 reports that it is unhealthy"
         assert stale.startswith("the health file is 9")
         assert stale.endswith("0:01:00 is allowed")
 
@@ -124,7 +124,7 @@ class TestReadingIt:
     def test_what_is_no_health_file(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "health"
         path.write_bytes(text.encode("latin-1"))
-        assert problems_of_file(path, MINUTE) == [f"{path} is no health file of a worker"]
+        assert problems_of_file(path, MINUTE) == [f"{path} is not a health file of a worker"]
 
     def test_none_at_all(self, tmp_path: Path) -> None:
         [problem] = problems_of_file(tmp_path / "health", MINUTE)

@@ -56,12 +56,12 @@ class OpenForm(forms.Form):
     minutes = forms.IntegerField(
         label=_("Minutes"),
         min_value=1, max_value=LONGEST_PAUSE // _MINUTE, initial=30,
-        help_text=_("Then one job is sent to it, and the others when that was received."),
+        help_text=_("Then one job is sent first; the others follow if it succeeds."),
     )  # fmt: skip
     reason = forms.CharField(
         label=_("Reason"),
         max_length=400, required=False, widget=forms.TextInput(attrs={"size": 60}),
-        help_text=_("For your colleagues: it is shown beside the host."),
+        help_text=_("Shown to your colleagues beside the host."),
     )  # fmt: skip
 
 
@@ -73,9 +73,9 @@ class Close(Switch):
     help = _("Send to the host again now, deferred jobs included, and forget its failures.")
     permission = "delayed_queue_http.close_host"
     warning = _(
-        "Workers send to these hosts again within a second, and deferred jobs come from three "
-        "seconds on, 500 a second. A host that still fails is suspended again by its failures, "
-        "which count as attempts of its jobs."
+        "Workers send to these hosts again within a second. Deferred jobs follow "
+        "after three seconds, 500 per second. A host that still fails is suspended "
+        "again; each failure counts as an attempt of its job."
     )
 
     def fits(self, row: Any) -> bool:
@@ -96,11 +96,11 @@ class Open(Switch):
 
     name, label = "open", _("Suspend")
     past, left, noun = _("Suspended"), _("suspended for longer"), _HOSTS
-    help = _("Send nothing to the host for a while; its jobs are deferred, and lose no attempt.")
+    help = _("Send nothing to the host for a while. Its jobs are deferred and lose no attempt.")
     permission = "delayed_queue_http.close_host"
     warning = _(
-        "Workers send nothing more to these hosts, from a second on. Their jobs are deferred, for "
-        "up to twice that time, unless you have them sent again before."
+        "Within a second workers stop sending to these hosts. Their jobs are "
+        "deferred for up to twice this time, unless you choose Send again earlier."
     )
     form_class = OpenForm
 
@@ -117,7 +117,7 @@ class Open(Switch):
 def note_recalled(row: Any, recalled: int, report: Report) -> None:
     """Say how many jobs come back, if any were deferred."""
     if recalled:
-        said = _("Deferred jobs for %(name)s that come from now on: %(number)s.")
+        said = _("Deferred jobs of %(name)s that are due again: %(number)s.")
         report.notes.append(said % {"name": row, "number": formats.number(recalled)})
 
 
@@ -182,7 +182,7 @@ class HostAdmin(Completed):
     def state_column(self, row: Any) -> SafeString:
         return breaker_state(row)
 
-    @admin.display(description=_("jobs that wait"))
+    @admin.display(description=_("waiting jobs"))
     def waiting_column(self, row: Any) -> str:
         return formats.counted(row.waiting)
 
@@ -235,23 +235,23 @@ class EndpointForm(_Form):
         label=_("Prefix"),
         widget=forms.TextInput(attrs={"size": 60}),
         help_text=_(
-            "As in https://example.com/hooks; the longest that matches a job's url counts."
+            "For example https://example.com/hooks. The longest prefix of a job's url applies."
         ),
     )
     per_second = forms.FloatField(
         label=_("Rate"),
         required=False,
         min_value=0.001,
-        help_text=_("Calls per second; empty: any."),
+        help_text=_("Calls per second. Empty: no limit."),
     )
     burst = forms.IntegerField(
-        label=_("Burst"), initial=1, min_value=1, help_text=_("Calls at once within the rate.")
+        label=_("Burst"), initial=1, min_value=1, help_text=_("Calls at once, after a quiet time.")
     )
     concurrency = forms.IntegerField(
         label=_("Concurrency"),
         required=False,
         min_value=1,
-        help_text=_("Calls on the wire at a time; empty: any number."),
+        help_text=_("Calls at the same time. Empty: no limit."),
     )
 
     class Meta:
@@ -280,7 +280,7 @@ class EndpointForm(_Form):
 class Enable(Switch):
     name, label = "enable", _("Enable")
     past, left, noun = _("Enabled"), _("not disabled"), _ENDPOINTS
-    help = _("Send to it again, deferred jobs included.")
+    help = _("Send to the endpoint again, deferred jobs included.")
     permission = "delayed_queue_http.disable_endpoint"
 
     def fits(self, row: Any) -> bool:
@@ -296,9 +296,9 @@ class Enable(Switch):
 class Disable(Switch):
     name, label = "disable", _("Disable")
     past, left, noun = _("Disabled"), _("disabled already"), _ENDPOINTS
-    help = _("Send nothing more to it; its jobs wait.")
+    help = _("Stop sending to the endpoint; its jobs wait.")
     permission = "delayed_queue_http.disable_endpoint"
-    warning = _("Nothing more is sent to these endpoints; their jobs wait until they are enabled.")
+    warning = _("Nothing is sent to these endpoints until they are enabled. Their jobs wait.")
 
     def fits(self, row: Any) -> bool:
         return row.disabled_at is None
@@ -311,11 +311,12 @@ class Disable(Switch):
 class Rotate(Switch):
     name, label = "rotate", _("Rotate the secret")
     past, noun = _("Rotated the secret of"), _ENDPOINTS
-    help = _("Make a new secret, shown once; the old one's signature goes along for 24 h.")
+    help = _("Make a new secret, shown once. For 24 hours calls are signed with both secrets.")
     permission = "delayed_queue_http.rotate_endpoint"
     warning = _(
-        "Each endpoint gets a new secret, which is shown once. For 24 hours calls carry the "
-        "signatures of both; then receivers that know only the old one refuse them."
+        "Each endpoint gets a new secret, which is shown once. For 24 hours calls "
+        "are signed with both secrets. After that, receivers that know only the "
+        "old secret refuse them."
     )
 
     def change(self, row: Any, call: Call, report: Report) -> bool:
@@ -398,7 +399,7 @@ class EndpointAdmin(Completed, MadeByForm):
             return str(_("any"))
         return f"{formats.per_second(row.per_second)}, {at_once(row.burst)}"
 
-    @admin.display(description=_("on the wire"))
+    @admin.display(description=_("in progress"))
     def concurrency_column(self, row: Any) -> str:
         return str(_("any")) if row.concurrency is None else formats.number(row.concurrency)
 

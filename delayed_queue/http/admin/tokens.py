@@ -39,9 +39,9 @@ else:
 _TOKENS: Final = ngettext_lazy("%(count)s token", "%(count)s tokens", "count")
 _WHAT: Final = {
     "add": _("add: add jobs"),
-    "read": _("read: look at jobs, topics and metrics"),
+    "read": _("read: read jobs, topics and metrics"),
     "delete": _("delete: delete jobs"),
-    "consume": _("consume: pop jobs and say how they ended"),
+    "consume": _("consume: pop jobs and settle them"),
     "manage": _("manage: kick, replay, pause and resume"),
     "metrics": _("metrics: read the metrics of all queues"),
 }
@@ -58,15 +58,16 @@ class TokenForm(_Form):
     topics = forms.CharField(
         label=_("Topics"),
         widget=forms.Textarea(attrs={"rows": 3, "cols": 40}),
-        help_text=_("One on a line: a topic, or the beginning of some and a star. A star alone is "
-        "all that the setting TOPICS serves."),
+        help_text=_(
+            "One per line: a topic, or a prefix with a star. A star alone means all "
+            "topics in the setting TOPICS."),
     )  # fmt: skip
     days = forms.IntegerField(
         label=_("Days"),
         min_value=1,
         max_value=3650,
         required=False,
-        help_text=_("How long it is valid; empty: on."),
+        help_text=_("Validity in days. Empty: no expiry."),
     )
 
     class Meta:
@@ -74,9 +75,9 @@ class TokenForm(_Form):
         fields = ("name", "rate", "burst")
         labels = {"name": _("Name"), "rate": _("Rate"), "burst": _("Burst")}
         help_texts = {
-            "name": _("Who will use it."),
-            "rate": _("Requests per second; empty: the setting RATE."),
-            "burst": _("Requests at once; empty: the setting BURST."),
+            "name": _("The program or person that uses the token."),
+            "rate": _("Requests per second. Empty: the setting RATE."),
+            "burst": _("Requests at once. Empty: the setting BURST."),
         }
 
     def clean(self) -> dict[str, Any]:
@@ -106,8 +107,8 @@ class Revoke(Operation):
     help = _("Disable the token for good.")
     permission = "delayed_queue_http.revoke_apitoken"
     warning = _(
-        "Whoever uses these tokens is let in no more, from a few seconds on, for good. Make new "
-        "tokens first where the work is to go on."
+        "Within a few seconds these tokens are refused, for good. Create new "
+        "tokens first if their users must keep working."
     )
     is_destructive = True
 

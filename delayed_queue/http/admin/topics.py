@@ -66,12 +66,12 @@ class TopicForm(_Form):
     ladder = forms.CharField(
         label=_("Ladder"),
         required=False, widget=forms.TextInput(attrs={"size": 60}),
-        help_text=format_lazy("{} {}.", _("The waits after failures. Empty:"), DEFAULT_LADDER),
+        help_text=format_lazy("{} {}.", _("The delays after failures. Empty:"), DEFAULT_LADDER),
     )  # fmt: skip
     jitter = forms.FloatField(
         label=_("Jitter"),
         min_value=0, max_value=1, initial=0.0,
-        help_text=_("Spreads each wait: 0.2 is ± 20 %."),
+        help_text=_("Spreads each delay: 0.2 means ± 20 %."),
     )  # fmt: skip
     hold = forms.FloatField(
         label=_("TTR"), min_value=1, max_value=MAX_TTR / _SECOND, required=False,
@@ -82,7 +82,9 @@ class TopicForm(_Form):
         min_value=1,
         max_value=64,
         initial=1,
-        help_text=_("Fewer only while those that would go hold no job, dead ones included."),
+        help_text=_(
+            "Can only be lowered while the removed shards hold no jobs, dead ones included."
+        ),
     )
 
     class Meta:
@@ -137,7 +139,7 @@ class Pause(Operation):
 
     name = "pause"
     label = _("Pause")
-    help = _("Hand out no job of the topic until it is resumed.")
+    help = _("Deliver no job of the topic until it is resumed.")
     permission = "delayed_queue.pause_queue"
     warning = _(
         "No consumer is handed a job of these topics and no url is called until they are "

@@ -86,7 +86,7 @@ class BearerToken:
 
     def __init__(self, verb: str | None = None) -> None:
         if verb is not None and verb not in VERBS:
-            raise ValueError(f"{verb!r} is none of the verbs {', '.join(VERBS)}.")
+            raise ValueError(f"{verb!r} is not one of the verbs {', '.join(VERBS)}.")
         self.verb = verb
 
     def __call__(self, request: HttpRequest) -> Grant | Awaitable[Grant]:
@@ -173,14 +173,15 @@ def demand_scope(request: Any, verb: str, scope: str) -> None:
 
 def check(grant: Grant, verb: str, topic: str | None) -> None:
     if not grant.may(verb, topic):
-        raise Problem(403, "forbidden", detail="The token does not cover this.")
+        raise Problem(403, "forbidden", detail="The token does not allow this.")
 
 
 def not_served() -> Problem:
     return Problem(
         403, "topic_not_served",
-        detail="Of this server's queues only those that its setting DELAYED_QUEUE['API']['TOPICS'] "
-        "names are topics.",
+        detail=
+            "A queue is a topic only if the server's setting "
+            "DELAYED_QUEUE['API']['TOPICS'] lists it.",
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class Problem(Exception):
         self.title = title or HTTPStatus(status).phrase
         found = list(islice(errors, MAX_ERRORS + 1))
         self.errors: Sequence[Mapping[str, str]] = found[:MAX_ERRORS]
-        more = f"There are more errors than these {MAX_ERRORS}." if len(found) > MAX_ERRORS else ""
+        more = f"There are more than {MAX_ERRORS} errors." if len(found) > MAX_ERRORS else ""
         self.detail = " ".join(filter(None, (detail, more)))
         self.headers = dict(headers or {})
 
@@ -163,7 +163,7 @@ def lines_of(raw: bytes, most: int) -> list[bytes]:
 
 def check_count(items: S, most: int) -> S:
     if len(items) > most:
-        raise Problem(413, "too_many_items", detail=f"A bulk may have {most} items here.")
+        raise Problem(413, "too_many_items", detail=f"A bulk has at most {most} items here.")
     return items
 
 
@@ -286,7 +286,7 @@ def _announced(request: HttpRequest) -> int:
 
 
 def too_large(limit: int) -> Problem:
-    return Problem(413, "body_too_large", detail=f"A body may have {limit} bytes here.")
+    return Problem(413, "body_too_large", detail=f"A body has at most {limit} bytes here.")
 
 
 def _check_type(request: HttpRequest, types: tuple[str, ...]) -> None:

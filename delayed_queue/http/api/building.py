@@ -371,7 +371,7 @@ def answering(view: View) -> View:
 
 
 _UNKNOWN: Final = (
-    "The call may or may not have taken effect. If it had an Idempotency-Key, send it again with "
+    "The call may have taken effect. With an Idempotency-Key, send it again with "
     "the same key; otherwise read the job first."
 )
 

@@ -124,7 +124,7 @@ def finish(request: ApiRequest, topic: TopicName, job_id: JobId, lease: Lease) -
 
 
 @router.post(
-    f"{PATH}/release", auth=requires("consume"), response=REFUSALS, summary="Give a job back"
+    f"{PATH}/release", auth=requires("consume"), response=REFUSALS, summary="Release a job"
 )
 def release(request: ApiRequest, topic: TopicName, job_id: JobId, lease: Release) -> HttpResponse:
     """Let the attempt have failed: the job is due after ``delay``, or else by its ladder.
@@ -145,7 +145,9 @@ def touch(request: ApiRequest, topic: TopicName, job_id: JobId, lease: Lease) ->
     return settled(touch_job(topic, job_id, lease.leaseToken, using=using))
 
 
-@router.post(f"{PATH}/bury", auth=requires("consume"), response=REFUSALS, summary="Give up a job")
+@router.post(
+    f"{PATH}/bury", auth=requires("consume"), response=REFUSALS, summary="Dead-letter a job"
+)
 def bury(request: ApiRequest, topic: TopicName, job_id: JobId, lease: Lease) -> HttpResponse:
     """Make a job a dead one: it is kept, and not tried again unless it is kicked."""
     using = api_settings().DATABASE

@@ -34,7 +34,7 @@ _PROBLEM: Final[dict[str, Any]] = {
         "type": {"type": "string", "format": "uri-reference"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "code": {"type": "string", "description": "For programs; it never changes."},
+        "code": {"type": "string", "description": "A stable code for programs."},
         "detail": {"type": "string"},
         "errors": {
             "type": "array",
@@ -52,13 +52,13 @@ _PROBLEM: Final[dict[str, Any]] = {
 }
 _TEXTS: Final = {
     "400": "The request is malformed or a field is invalid; errors names the fields.",
-    "401": "No token, or one that is unknown, expired or revoked.",
-    "403": "The token does not cover this call or this topic, or the topic is not served.",
+    "401": "The token is missing, unknown, expired or revoked.",
+    "403": "The token does not allow this call or topic, or the topic is not served.",
     "413": "The body is too large.",
-    "415": "The body is of another media type than the call takes.",
-    "429": "The token's rate is used up; Retry-After says for how long.",
-    "500": "An error of the server; it has been logged.",
-    "503": "The server cannot do this now: code says why, Retry-After when to try again.",
+    "415": "The call does not accept this media type.",
+    "429": "The token's rate is exceeded. Retry after the time in Retry-After.",
+    "500": "The server failed and logged the error.",
+    "503": "The server cannot do this now. code has the reason, Retry-After the time to wait.",
 }
 _LIMITS: Final = ("maximum", "maxItems")
 _WITH_RETRY: Final = frozenset({"429", "503"})
@@ -167,26 +167,28 @@ JOB: Final[dict[str, Any]] = {
             "type": ["number", "null"],
             "minimum": 0,
             "maximum": MAX_DELAY.total_seconds(),
-            "description": "Seconds from now, by the database's clock. Absent is 0.",
+            "description": "Seconds from now, by the database's clock. Default: 0.",
         },
         "runAt": {
             "type": ["string", "null"],
             "format": "date-time",
-            "description": "Instead of delay: an instant with its zone, at most 10 years ahead.",
+            "description": "Instead of delay: a time with its zone, at most 10 years ahead.",
         },
         "body": {"description": "Any JSON; it is delivered in canonical form."},
         "retry": {
             "type": ["integer", "null"],
             "minimum": 0,
             "maximum": MAX_RETRY,
-            "description": "Failures so far: where on the ladder the job begins.",
+            "description": "Number of failures so far: the step of the ladder to start at.",
         },
         "url": {
             "type": ["string", "null"],
             "pattern": URL_PATTERN,
             "maxLength": MAX_URL_LENGTH,
             "examples": ["https://example.org/hooks"],
-            "description": "What is called when the job is due. Without it the job is popped.",
+            "description":
+                "The URL to call when the job is due. Without it, consumers pop the "
+                "job.",
         },
         "ttr": {
             "type": ["number", "null"],
@@ -195,7 +197,9 @@ JOB: Final[dict[str, Any]] = {
             "description": "Seconds that a consumer may hold the job.",
         },
         "ladder": {
-            "description": f"The wait after each failure; else the topic's, or {DEFAULT_LADDER}.",
+            "description":
+                "The delay after each failure. Default: the topic's ladder, or "
+                f"{DEFAULT_LADDER}.",
             "anyOf": [
                 {"type": "string", "pattern": f"^{_DURATION}( {_DURATION}){{0,{MAX_STEPS - 1}}}$"},
                 {"type": "array", "items": {"anyOf": _STEPS}, "minItems": 1, "maxItems": MAX_STEPS},
@@ -206,14 +210,14 @@ JOB: Final[dict[str, Any]] = {
             "type": ["number", "null"],
             "minimum": 0,
             "maximum": 1,
-            "description": "0.2 spreads each wait over ± 20 %.",
+            "description": "Spreads each delay: 0.2 means ± 20 %.",
         },
         "group": {
             "type": ["string", "null"],
             "minLength": 1,
             "maxLength": MAX_GROUP_LENGTH,
             "pattern": _PRINTABLE,
-            "description": "Whose limits, of those that the topic has, the job is held to.",
+            "description": "The group whose limits apply to the job, if the topic has limits.",
         },
     },
 }  # fmt: skip
@@ -227,7 +231,7 @@ ADDING: Final[dict[str, Any]] = {
             "required": False,
             "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY,
                        "pattern": "^[ -+\\--~]+$"},
-            "description": "The same request with the same key is answered as the first one was.",
+            "description": "A repeated request with the same key gets the first answer.",
         }
     ],
 }  # fmt: skip
@@ -240,7 +244,7 @@ TASK: Final[dict[str, Any]] = {
     "properties": {
         "task": {
             "type": "string", "minLength": 1, "maxLength": MAX_PATH_LENGTH, "pattern": _PRINTABLE,
-            "description": "The path of a task that is open to callers.",
+            "description": "The path of a task with http=True.",
         },
         "args": {"type": ["array", "null"], "description": "Its arguments."},
         "kwargs": {"type": ["object", "null"], "description": "Its named arguments."},

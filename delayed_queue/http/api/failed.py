@@ -70,7 +70,7 @@ RunSwitch = Literal["pause", "resume", "cancel"]
     "/topics/{topic}/jobs/{path:job_id}/kick",
     auth=requires("manage"),
     response={200: KickedReply, 404: None},
-    summary="Put a dead job back",
+    summary="Redrive a dead job",
 )
 def kick(request: ApiRequest, topic: TopicName, job_id: JobId) -> HttpResponse:
     """Make a dead job ready, from the beginning of its ladder; one that lives is left as it is."""
@@ -84,7 +84,7 @@ def kick(request: ApiRequest, topic: TopicName, job_id: JobId) -> HttpResponse:
     "/topics/{topic}/kick",
     auth=requires("manage"),
     response={200: KickedReply},
-    summary="Put a topic's dead jobs back",
+    summary="Redrive the dead jobs of a topic",
 )
 def kick_all(
     request: ApiRequest,
@@ -138,7 +138,7 @@ def list_runs(request: ApiRequest, limit: Limit = 20) -> HttpResponse:
     "/dead/runs",
     auth=requires("manage"),
     response={202: BulkRunReply, 404: None, 409: None},
-    summary="Put a failure's jobs back, or delete them, in bulk",
+    summary="Redrive or delete the dead jobs of a failure",
 )
 def begin_run(request: ApiRequest, body: NewBulkRun) -> HttpResponse:
     """Have workers do it at a pace, or spread over a time; a canary goes first where one is named.
@@ -160,7 +160,7 @@ def begin_run(request: ApiRequest, body: NewBulkRun) -> HttpResponse:
     "/dead/runs/preview",
     auth=requires("manage"),
     response={200: PreviewReply, 404: None},
-    summary="Count what a bulk run would take",
+    summary="Count the dead jobs that a bulk run would take",
 )
 def preview_run(request: ApiRequest, body: NewBulkRun) -> HttpResponse:
     """Count it, as far as counting goes; nothing is changed."""
@@ -222,7 +222,7 @@ def _run(request: ApiRequest, verb: str, run_id: int) -> BulkRun:
     "/dead/{letter_id}/replay",
     auth=requires("manage"),
     response={202: AddedReply, 404: None, 409: None},
-    summary="Put one dead job back",
+    summary="Redrive one dead job",
 )
 def replay_one(request: ApiRequest, letter_id: LetterId) -> HttpResponse:
     """Make a dead job ready; 409 when a job of its id lives."""

@@ -152,9 +152,13 @@ def answered_once(
         errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message": str(error)}]
         raise Problem(400, "invalid_request", "Invalid request", errors=errors) from None
     if found is Refusal.OTHER_REQUEST:
-        raise Problem(422, "idempotency_key_reused", detail="It came with another request before.")
+        raise Problem(
+            422, "idempotency_key_reused", detail="The key was used for a different request."
+        )
     if found is Refusal.IN_PROGRESS:
-        raise Problem(409, "idempotency_key_in_use", detail="A request with it is under way.")
+        raise Problem(
+            409, "idempotency_key_in_use", detail="A request with this key is in progress."
+        )
     return found
 
 
@@ -246,8 +250,8 @@ def add_bulk(request: ApiRequest, if_exists: Exists = IfExists.FAIL) -> HttpResp
     a lost answer, with ``ifExists=ignore``.
     """
     if KEY_IN_META in request.META:
-        errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message": "Not for a bulk: use "
-                   "ifExists=ignore to repeat one."}]  # fmt: skip
+        errors = [{"in": "header", "path": IDEMPOTENCY_KEY, "message":
+            "A bulk takes no Idempotency-Key. To repeat one, use ifExists=ignore."}]  # fmt: skip
         raise Problem(400, "invalid_request", "Invalid request", errors=errors)
     items = _items(request)
     charge(request, len(items))
@@ -284,7 +288,7 @@ def _read(item: Any, demand_topic: Callable[[str], None]) -> NewJob | Problem:
         return callbacks_off(error)
     limit = api_settings().BODY_BYTES
     if len(job.payload) > limit:
-        return Problem(413, "body_too_large", detail=f"A job's body may have {limit} bytes.")
+        return Problem(413, "body_too_large", detail=f"A job's body has at most {limit} bytes.")
     return job
 
 
@@ -436,7 +440,7 @@ def enqueue(request: ApiRequest) -> HttpResponse:
     # First: who may not does not learn which tasks there are.
     demand_scope(request, "add", f"{SCOPE}{call.name}")
     if hooks.remote_calls is None or not hooks.remote_calls.is_open(call.name):
-        detail = "Of this server's tasks only those that say http=True are served."
+        detail = "The server only accepts tasks with http=True."
         raise Problem(403, "task_not_served", detail=detail)
     return as_response(answered_once(request, "POST tasks", fields, partial(_enqueued, call)))
 

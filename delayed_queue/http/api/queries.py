@@ -33,7 +33,7 @@ def _errors(
             hint = did_you_mean(name, known) if guesses < MAX_GUESSES else ""
             message, guesses = f"The call has no such parameter.{hint}", guesses + 1
         elif name in single and len(values) > 1:
-            message = "The parameter counts once, and came more than once."
+            message = "The parameter must not be repeated."
         if message:
             yield {"in": "query", "path": name[:MAX_PATH], "message": message}
 

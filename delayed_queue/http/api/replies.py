@@ -262,7 +262,9 @@ def missing(what: str = "job") -> Problem:
 
 def taken() -> Problem:
     return Problem(
-        409, "job_already_exists", detail="The topic has a job of this id, perhaps a dead one."
+        409,
+        "job_already_exists",
+        detail="The topic already has a job with this id; it may be dead.",
     )
 
 
@@ -271,7 +273,7 @@ def settled(answer: Answer) -> HttpResponse:
     if answer is Answer.MISSING:
         raise missing()
     if answer is Answer.STALE:
-        raise Problem(409, "stale_lease", detail="This lease does not hold the job any more.")
+        raise Problem(409, "stale_lease", detail="The lease was lost.")
     return nothing()
 
 

@@ -31,7 +31,7 @@ def make_service() -> Api:
         "Delayed jobs",
         __version__,
         "delayed-queue",
-        description="Delay work, and have it called back or pull it when it is due.",
+        description="Schedule jobs; receive them by callback or pop them when they are due.",
         auth=BearerToken(),
     )
     # What is asked for most is first: urls are tried one after the other.
@@ -74,7 +74,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
     except (Error, TimeoutError):
         raise unavailable() from None
     except DelayedQueueError:
-        raise unavailable("schema_mismatch", "Migrations and package differ.") from None
+        raise unavailable("schema_mismatch", "The migrations do not match the package.") from None
     return JsonResponse({"status": "ready"})
 
 
@@ -86,14 +86,14 @@ def _check_database(using: str) -> None:
     """Check the schema and the server on a new connection, in another thread."""
     check_schema(using)
     if is_read_only(using):
-        raise unavailable("database_read_only", "The database takes no writes.")
+        raise unavailable("database_read_only", "The database is read-only.")
 
 
 @_get
 def metrics(request: HttpRequest) -> HttpResponse:
     """Expose all queues and this process to Prometheus; needs a token with the verb metrics."""
     if find_spec("prometheus_client") is None:
-        raise Problem(404, "not_found", detail="The server has no prometheus-client.")
+        raise Problem(404, "not_found", detail="prometheus-client is not installed on the server.")
     settings = api_settings()
     if not settings.METRICS_PUBLIC:
         check(grant_of(request), "metrics", None)

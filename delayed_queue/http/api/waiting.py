@@ -264,7 +264,7 @@ class WaitingPops:
         if timeout <= 0 or room.is_draining:
             return []
         if room.waiting >= api_settings().WAITERS:
-            raise unavailable("too_many_waiters", "Too many pops wait in this process.")
+            raise unavailable("too_many_waiters", "Too many pops are waiting in this process.")
         waiter = Waiter(wish)
         coming = room.admit(waiter, timeout)
         try:

@@ -76,9 +76,11 @@ def sign(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes) -
     that cannot be signed, InvalidConfiguration for a secret that is none.
     """
     if not _MESSAGE_ID.fullmatch(message_id):
-        raise InvalidMessage("A webhook-id is 1 to 128 of A-Z, a-z, 0-9, '_', '-' and ':'.")
+        raise InvalidMessage(
+            "A webhook-id has 1 to 128 characters of A-Z, a-z, 0-9, '_', '-' and ':'."
+        )
     if not secrets:
-        raise InvalidConfiguration("A callback is signed with one secret at least.")
+        raise InvalidConfiguration("A callback needs at least one secret to sign with.")
     content = f"{message_id}.{timestamp:d}.".encode() + body
     return {
         ID: message_id,

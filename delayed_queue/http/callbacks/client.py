@@ -265,24 +265,24 @@ _BY_ERRNO: Final = {
     errno.EADDRNOTAVAIL: Failure.LOCAL,
 }
 DETAILS: Final = {
-    Failure.BLOCKED: "The url leads to what a callback must not reach.",
+    Failure.BLOCKED: "The url leads to an address that callbacks must not reach.",
     Failure.DNS: "The name was not found, or its DNS did not answer.",
     Failure.REFUSED: "The host refused the connection.",
     Failure.UNREACHABLE: "The host could not be reached.",
     Failure.CONNECT_TIMEOUT: "No connection was made in time.",
-    Failure.TLS: "No trusted TLS connection could be made; look at the certificate.",
+    Failure.TLS: "No trusted TLS connection could be made; check the certificate.",
     Failure.TIMEOUT: "The answer was not complete in time.",
     Failure.RESET: "The connection was closed before the answer was complete.",
     Failure.PROTOCOL: "The answer was not valid HTTP.",
     Failure.TOO_LARGE: "The answer had more headers or frames than are read.",
-    Failure.LOCAL: "This side had no connection to give; the host was not asked.",
+    Failure.LOCAL: "No local connection was available; the host was not called.",
 }
 
 
 def outcome_of(error: BaseException | None, exchange: Exchange) -> tuple[Failure | None, str]:
     """Return why the exchange failed, None if it did not, and a sentence about it."""
     if exchange.is_refused:
-        return Failure.STATUS, f"The answer was {exchange.status}, and not from 200 to 299."
+        return Failure.STATUS, f"The answer was {exchange.status}; 200 to 299 means success."
     if error is None:
         return None, ""
     if isinstance(error, UrlRefused):

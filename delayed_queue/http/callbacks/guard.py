@@ -74,7 +74,7 @@ MAX_URL: Final = 2048
 MAX_HOST: Final = 253
 # Named in errors, so that an operator finds what allows a url.
 _SECTION: Final = "DELAYED_QUEUE['CALLBACKS']"
-_NO_NAME: Final = "The host in the url is not a name that DNS can have."
+_NO_NAME: Final = "The host in the url is not a valid DNS name."
 PORTS: Final = frozenset({80, 443})
 # The whole of what may stand between the scheme and the path: no userinfo, no empty port, no signs
 # and no digits of other scripts, which int() would take.
@@ -165,8 +165,7 @@ def read_url(url: str, policy: Policy) -> Target:
         raise UrlRefused("The url is malformed.") from error
     if port not in policy.ports:
         raise UrlRefused(
-            f"The port {port} is not allowed: beside 80 and 443 only those of {_SECTION}"
-            "['ALLOWED_PORTS'] are."
+            f"The port {port} is not allowed. Allowed are 80, 443 and {_SECTION}['ALLOWED_PORTS']."
         )
     address = _checked_host(host, given)
     if address is None:

@@ -77,9 +77,7 @@ def register_endpoint(
         return is_new
 
     if not repeat(using, register, truth=lambda _: mine.exists() or register()):
-        raise InvalidConfiguration(
-            f"{prefix} is registered already; rotating its secret shows a new one."
-        )
+        raise InvalidConfiguration(f"{prefix} is already registered. To see a secret, rotate it.")
     return secret
 
 
@@ -249,8 +247,8 @@ def _enable(command: BaseCommand, options: Options) -> None:
     chosen = _chosen(options)
     enable_endpoint(chosen, using=options["database"])
     recalled = recall_endpoint(chosen, using=options["database"])
-    command.stdout.write(_("Enabled. Workers know within seconds."))
-    said = _("Messages that were deferred and come from now on: %s.")
+    command.stdout.write(_("Enabled. Workers send again within seconds."))
+    said = _("Deferred messages that are due again: %s.")
     command.stdout.write(said % recalled)
 
 
@@ -271,7 +269,7 @@ def _chosen(options: Options) -> Endpoint:
 def _show(command: BaseCommand, url: str, secret: str) -> None:
     _, prefix = prefix_of(url)
     command.stdout.write(f"{prefix}\n{secret}")
-    command.stderr.write("The secret is shown this once; what is stored is sealed.")
+    command.stderr.write("The secret is shown only now; it is stored encrypted.")
 
 
 def _limits(endpoint: Endpoint) -> str:

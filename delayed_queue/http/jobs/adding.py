@@ -126,7 +126,7 @@ def _add(
         jobs = [job for job in jobs if job.job_id in missed]
         if not jobs:
             return written
-    raise ResourceUnavailable(f"The topic {topic.name!r} does not stand still.")
+    raise ResourceUnavailable(f"The topic {topic.name!r} keeps changing.")
 
 
 def add_alone(job: NewJob, if_exists: IfExists, using: str, tries: Tries | None) -> AddedJob:
@@ -362,7 +362,7 @@ def delete_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> boo
         was_there = was_there or row.was_there
         if not row.is_doubtful:
             return was_there
-    raise ResourceUnavailable(f"The job {job_id!r} does not stand still.")
+    raise ResourceUnavailable(f"The job {job_id!r} keeps changing.")
 
 
 def _found_nothing(row: DroppedRow) -> bool:

@@ -43,8 +43,9 @@ FRESH_SECONDS: Final = 5.0
 MAX_LISTED: Final = 10_000
 _KEEP: Final[Any] = object()
 _ONE_SHARD: Final = (
-    "A topic with limits has one shard: a group that had jobs in several would have as "
-    "many times its limit. Configure it with shards=1, or with groups=None."
+    "A topic with limits has one shard, because a group with jobs in several "
+    "shards would exceed its limit. Configure it with shards=1, or with "
+    "groups=None."
 )
 _known: Final[dict[tuple[str, str], tuple[TopicRow, float]]] = {}
 
@@ -179,7 +180,7 @@ def _check_empty(kinds: list[str], using: str) -> None:
     """Refuse to give up kinds with jobs, dead ones included: no look-up would find them."""
     rows = Message.objects.overview(kinds, 1, lease_cap=1, using=using)
     if any(row.due or row.read or row.dead for row in rows):
-        raise InvalidConfiguration("A topic keeps its shards as long as the last ones hold jobs.")
+        raise InvalidConfiguration("A topic cannot lose shards that hold jobs.")
 
 
 def _limit_alike(before: TopicRow, after: TopicRow, using: str) -> None:

@@ -85,8 +85,8 @@ def check_idempotency_key(key: str) -> str:
     is_key = 1 <= len(key) <= MAX_KEY and key.isascii() and key.isprintable()
     if not is_key or "," in key:
         raise InvalidMessage(
-            f"An idempotency key is 1 to {MAX_KEY} printable ASCII characters without a comma, and "
-            "comes once."
+            f"An idempotency key has 1 to {MAX_KEY} printable ASCII characters, no "
+            "comma, and is sent once."
         )
     return key
 

@@ -299,7 +299,7 @@ def _path(value: Any) -> str:
 
 def _one_of(kind: type[Any], noun: str, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise InvalidMessage(f"This is to be {noun}.")
+        raise InvalidMessage(f"This must be {noun}.")
     return value
 
 

@@ -42,8 +42,9 @@ def check_callbacks(ways: Iterable[Way]) -> None:
     """Raise CallbacksOff for a callback while the setting ``ENABLED`` is off."""
     if Way.CALLBACK in ways and not callback_settings().ENABLED:
         raise CallbacksOff(
-            "This server sends no callbacks, so it takes no job with a url. Its operator can set "
-            "DELAYED_QUEUE['CALLBACKS']['ENABLED'] to True, for web servers and workers."
+            "Callbacks are off, so jobs with a url are refused. The operator can "
+            "set DELAYED_QUEUE['CALLBACKS']['ENABLED'] to True, for web servers "
+            "and workers."
         )
 
 
@@ -61,8 +62,8 @@ def check_topic(name: str) -> str:
         raise InvalidMessage(f"A topic is named by 1 to {MAX_TOPIC_LENGTH} characters.")
     if _TOPIC.fullmatch(name) is None:
         raise InvalidMessage(
-            f"The topic {name!r} has other characters than ASCII letters, digits, '.', '_', ':' "
-            "and '-', or begins with one of the last four but '_'."
+            f"The topic {name!r} is invalid: use A-Z, a-z, 0-9, '.', '_', ':' and "
+            "'-', and start with one of A-Z, a-z, 0-9 or '_'."
         )
     return name
 

@@ -104,7 +104,7 @@ class StatusFilter(SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() not in (None, *Status.values):
-            raise IncorrectLookupParameters("no such state")
+            raise IncorrectLookupParameters("there is no such state")
         return queryset
 
 
@@ -116,7 +116,7 @@ class RecipientFilter(SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
         chosen = request.GET.get(RECIPIENT)
-        return [] if chosen is None else [(chosen, str(_("The one looked for")))]
+        return [] if chosen is None else [(chosen, str(_("The requested one")))]
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         yield from super().choices(changelist)

@@ -232,7 +232,7 @@ class ParkedRequestAdmin(ShownOnly):
         LogEntry.objects.log_actions(user.pk, rows, CHANGE, message, single_object=True)
         return True
 
-    @admin.action(description=_("Put through the intake again"), permissions=["retry"])
+    @admin.action(description=_("Accepted again"), permissions=["retry"])
     def retry_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Accept those that are valid by now, for a template that was missing, say."""
         if not self.has_retry_permission(request):

@@ -62,9 +62,9 @@ def timeline_of(
     """Return what happened in order, with now in its place and what is still to come behind."""
     events: list[Any] = [(row.created_at, _("accepted from %(tenant)s") % {"tenant": row.tenant})]
     if row.status == Status.PROCESSING:
-        events.append((row.started_at, _("attempt %(number)s began") % {"number": row.attempts}))
+        events.append((row.started_at, _("attempt %(number)s started") % {"number": row.attempts}))
     if row.expires_at is not None and row.status in OPEN_STATUSES:
-        events.append((row.expires_at, _("too late from here on")))
+        events.append((row.expires_at, _("too late after this")))
     if row.status == Status.ENQUEUED:
         events.append(_next_attempt(row, now))
     events += [(each.at, _call(each, with_details)) for each in deliveries]
@@ -78,10 +78,10 @@ def _next_attempt(row: Notification, now: datetime) -> tuple[datetime, Any]:
     """Return when a dispatcher may take it, by its message; without one, none ever will."""
     stored = queue_of(row.priority, row.channel).read(str(row.pk))
     if stored is None:
-        return now, _("it has no message: it will be failed within minutes")
+        return now, _("it has no message; it becomes FAILED within minutes")
     if stored.state is MessageState.LEASED:
-        return stored.scheduled_at, _("a dispatcher has its message until here")
-    return stored.scheduled_at, _("attempt %(number)s from here on") % {"number": row.attempts + 1}
+        return stored.scheduled_at, _("a dispatcher holds its message until then")
+    return stored.scheduled_at, _("attempt %(number)s is due then") % {"number": row.attempts + 1}
 
 
 def _call(delivery: Delivery, with_details: bool) -> SafeString:
@@ -108,11 +108,11 @@ def _call(delivery: Delivery, with_details: bool) -> SafeString:
 
 TEXTS: Final = ("recipient", "recipient_hash", "subject", "body", "html")
 MAX_DELIVERIES: Final = 200
-_WAITING: Final = _("Left alone: %(number)s. Only what waits can be.")
-_FAILED: Final = _("Left alone: %(number)s. Only what has failed and is not too late can be.")
+_WAITING: Final = _("Skipped: %(number)s. Only waiting notifications qualify.")
+_FAILED: Final = _("Skipped: %(number)s. Only failed notifications that are not too late qualify.")
 _NOT_SENT: Final = _(
-    "Left alone: %(number)s. Only what has failed and is not too late, and was certainly not sent, "
-    "can be."
+    "Skipped: %(number)s. Only failed notifications that are not too late and were "
+    "certainly not sent qualify."
 )
 HIDDEN: Final = _("Hidden: needs the permission delayed_queue_notifications.view_recipient.")
 
@@ -128,7 +128,7 @@ class NotificationAdmin(ShownOnly):
     list_display_links = ("id_column",)
     list_filter = (StatusFilter, RecipientFilter)
     search_fields = ("=id",)
-    search_help_text = _("An id, exactly as the API answered it.")
+    search_help_text = _("An id, exactly as the API returned it.")
     change_list_template = "admin/delayed_queue_notifications/notification/change_list.html"
     change_form_template = "admin/delayed_queue_notifications/notification/detail.html"
     actions = ("cancel_selected", "retry_selected", "retry_doubtful_selected")
@@ -166,7 +166,7 @@ class NotificationAdmin(ShownOnly):
             return HttpResponseRedirect(self.list_url())
         if problem := problem_with(channel, recipient):
             # An empty list would read as "nothing was sent to them".
-            said = _("What you look for %(problem)s.") % {"problem": problem}
+            said = _("The recipient %(problem)s.") % {"problem": problem}
             self.message_user(request, said, messages.WARNING)
             return HttpResponseRedirect(reverse("admin:delayed_queue_notifications_dashboard"))
         return HttpResponseRedirect(
@@ -286,7 +286,7 @@ class NotificationAdmin(ShownOnly):
     def about(self, row: Notification) -> SafeString:
         return format_html("{}, {}", self.channel_column(row), self.about_column(row))
 
-    @admin.display(description=_("asked for by"))
+    @admin.display(description=_("requested by"))
     def asked(self, row: Any) -> SafeString:
         # Often made of a customer's name or address.
         shown = row.dedupe_key if row.shows_texts else _("(hidden)")
@@ -326,11 +326,13 @@ class NotificationAdmin(ShownOnly):
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         self._operate(request, "cancel", _ticked(request))
 
-    @admin.action(description=_("Retry what was not sent"), permissions=["retry"])
+    @admin.action(description=_("Retry those not sent"), permissions=["retry"])
     def retry_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         self._operate(request, "retry", _ticked(request), even_in_doubt=False)
 
-    @admin.action(description=_("Retry, even what may have been sent"), permissions=["retry"])
+    @admin.action(
+        description=_("Retry, including those that may have been sent"), permissions=["retry"]
+    )
     def retry_doubtful_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         self._operate(request, "retry", _ticked(request))
 
@@ -356,11 +358,7 @@ class NotificationAdmin(ShownOnly):
         done = [id_ for id_ in ids if self._act(request, act, operation, id_)]
         is_cancel = operation == "cancel"
         if done:
-            past = (
-                _("Cancelled: %(number)s.")
-                if is_cancel
-                else _("Put back into the queue: %(number)s.")
-            )
+            past = _("Cancelled: %(number)s.") if is_cancel else _("Queued again: %(number)s.")
             self.message_user(request, past % {"number": len(done)}, messages.SUCCESS)
         if left := len(ids) - len(done):
             why = _WAITING if is_cancel else _FAILED if even_in_doubt else _NOT_SENT

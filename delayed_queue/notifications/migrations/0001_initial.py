@@ -51,7 +51,10 @@ class Migration(migrations.Migration):
                 ("tenant", models.CharField(max_length=100)),
                 ("key", models.CharField(db_collation="C", max_length=250)),
                 ("notification_id", models.UUIDField()),
-                ("until", models.DateTimeField(help_text="From then on the key is free again.")),
+                (
+                    "until",
+                    models.DateTimeField(help_text="The key can be used again after this time."),
+                ),
             ],
             options={
                 "db_table": "delayed_queue_notification_dedupe",
@@ -77,7 +80,9 @@ class Migration(migrations.Migration):
                 (
                     "tenant",
                     models.CharField(
-                        verbose_name="tenant", help_text="Who asked for it.", max_length=100
+                        verbose_name="tenant",
+                        help_text="The caller that requested it.",
+                        max_length=100,
                     ),
                 ),
                 (
@@ -138,7 +143,9 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "outcome",
-                    models.TextField(blank=True, default="", help_text="Why it ended as it did."),
+                    models.TextField(
+                        blank=True, default="", help_text="The reason of the outcome."
+                    ),
                 ),
                 ("error_class", models.CharField(blank=True, default="", max_length=100)),
                 (
@@ -368,7 +375,7 @@ class Migration(migrations.Migration):
                         verbose_name="subject",
                         blank=True,
                         default="",
-                        help_text="Of an email; one line.",
+                        help_text="The subject of an email; one line.",
                     ),
                 ),
                 (
@@ -381,7 +388,9 @@ class Migration(migrations.Migration):
                 (
                     "html",
                     models.TextField(
-                        blank=True, default="", help_text="Of an email, beside the text."
+                        blank=True,
+                        default="",
+                        help_text="The HTML version of an email, in addition to the text.",
                     ),
                 ),
                 (

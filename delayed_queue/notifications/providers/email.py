@@ -239,8 +239,9 @@ def _check_sender(sender: str) -> str:
     """Return the sender; raise ValueError unless it is one address, with a name or without."""
     if not isinstance(sender, str) or not _is_one_address(sender):
         raise ValueError(
-            "The sender is no address. Write 'shop@example.org', or with a name "
-            "'\"Shop, Inc.\" <shop@example.org>': a name with a comma needs the quotation marks."
+            "The sender is not an address. Write 'shop@example.org' or, with a "
+            "name, '\"Shop, Inc.\" <shop@example.org>'; a name with a comma needs "
+            "the quotation marks."
         )
     return sender
 

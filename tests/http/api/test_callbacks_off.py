@@ -87,7 +87,7 @@ def test_the_error_of_a_refused_url_names_the_setting_that_allows_it(
     assert post(caller, "/jobs", {**JOB, "url": url}).status_code == 202
 
 
-SAID = "Its operator can set DELAYED_QUEUE['CALLBACKS']['ENABLED'] to True"
+SAID = "The operator can set DELAYED_QUEUE['CALLBACKS']['ENABLED'] to True"
 
 
 def test_python_refuses_them_and_stores_none_of_the_others() -> None:

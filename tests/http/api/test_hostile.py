@@ -129,7 +129,7 @@ def test_an_answer_has_twenty_errors_and_says_that_there_are_more(
 ) -> None:
     problem = post(caller, "/jobs", unknown_names(15_000)).json()
     assert len(problem["errors"]) == MAX_ERRORS == 20
-    assert problem["detail"] == "There are more errors than these 20."
+    assert problem["detail"] == "There are more than 20 errors."
     assert len(guesses) <= 3
 
     few = post(caller, "/jobs", {**JOB, "topik": 1, "delay": -1}).json()

@@ -99,7 +99,7 @@ def test_secrets_that_are_none(secret: str) -> None:
 
 
 def test_a_callback_without_a_secret_is_not_signed() -> None:
-    with pytest.raises(InvalidConfiguration, match="one secret at least"):
+    with pytest.raises(InvalidConfiguration, match="at least one secret"):
         sign([], "msg_1", 1, b"")
 
 

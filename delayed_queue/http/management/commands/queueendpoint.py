@@ -20,16 +20,16 @@ class Command(QueueCommand):
         add_format(actions.add_parser("list", help=_("show all endpoints")))
         for name, text in (
             ("add", _("register a url prefix, and print its secret")),
-            ("rotate", _("print a new secret; the old one stays valid for 24 h")),
-            ("enable", _("send to it again")),
-            ("disable", _("send nothing more; its messages wait")),
+            ("rotate", _("print a new secret; the old one stays valid for 24 hours")),
+            ("enable", _("enable an endpoint")),
+            ("disable", _("disable an endpoint; its messages wait")),
         ):
             action = actions.add_parser(name, help=text)
             action.add_argument("prefix", help=_("such as https://example.com/hooks"))
             if name == "add":
                 action.add_argument("--rate", type=float, help=_("callbacks per second"))
-                action.add_argument("--burst", type=int, default=1, help=_("of them at once"))
-                action.add_argument("--concurrency", type=int, help=_("on the wire at a time"))
+                action.add_argument("--burst", type=int, default=1, help=_("callbacks at once"))
+                action.add_argument("--concurrency", type=int, help=_("callbacks at the same time"))
         add_database(parser, actions)
 
     def handle(self, **options: Any) -> None:

@@ -21,10 +21,8 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
-        _add_create(actions.add_parser("create", help=_("make a token and print it, once")))
-        add_format(
-            actions.add_parser("list", help=_("show all tokens; never the tokens themselves"))
-        )
+        _add_create(actions.add_parser("create", help=_("create a token and print it once")))
+        add_format(actions.add_parser("list", help=_("list the tokens, without their secrets")))
         revoke = actions.add_parser("revoke", help=_("disable a token for good"))
         revoke.add_argument("name")
         add_database(parser, actions)
@@ -39,7 +37,7 @@ class Command(QueueCommand):
             options["name"], verbs=options["verb"], topics=options["topic"],
             expires_at=expires_at, rate=options["rate"], burst=options["burst"], using=using,
         )  # fmt: skip
-        self.stderr.write(_("Keep it now; it will not be shown again."))
+        self.stderr.write(_("Store the token now; it is not shown again."))
         self.stdout.write(token)
 
     def _list(self, options: dict[str, Any], using: str) -> None:
@@ -48,22 +46,23 @@ class Command(QueueCommand):
 
     def _revoke(self, options: dict[str, Any], using: str) -> None:
         if not revoke_token(options["name"], using=using):
-            raise CommandError(_("No token named %r is in force.") % options["name"])
-        self.stdout.write(_("Revoked; server processes obey within seconds."))
+            raise CommandError(_("There is no active token named %r.") % options["name"])
+        self.stdout.write(_("Revoked. Server processes refuse it within seconds."))
 
 
 def _add_create(parser: ArgumentParser) -> None:
-    parser.add_argument("name", help=_("who will use it"))
+    parser.add_argument("name", help=_("the program or person that uses it"))
     parser.add_argument(
         "--verb", action="append", choices=VERBS, required=True,
-        help=_("what it may do; repeat for several"),
+        help=_("a verb that it allows; repeat for several"),
     )  # fmt: skip
     parser.add_argument(
         "--topic", action="append", required=True, metavar="PATTERN",
-        help=_("a topic, or the beginning of some and a star; repeat for several ('*': all that "
-               "the setting TOPICS serves)"),
+        help=_(
+            "a topic, or a prefix with a star; repeat for several ('*': all topics in "
+            "the setting TOPICS)"),
     )  # fmt: skip
-    parser.add_argument("--days", type=count(1, 3650), help=_("how long it is valid"))
+    parser.add_argument("--days", type=count(1, 3650), help=_("days until it expires"))
     parser.add_argument("--rate", type=float, help=_("requests per second"))
     parser.add_argument("--burst", type=count(1, 1_000_000), help=_("requests at once"))
 

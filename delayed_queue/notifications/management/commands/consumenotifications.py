@@ -31,8 +31,8 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--queue", default="", help=_("the broker's queue"))
-        parser.add_argument("--tenant", default="", help=_("whose notifications they are"))
-        parser.add_argument("--batch-size", type=int, help=_("most messages per transaction"))
+        parser.add_argument("--tenant", default="", help=_("the tenant of the notifications"))
+        parser.add_argument("--batch-size", type=int, help=_("maximum messages per transaction"))
 
     def handle(self, *, queue: str, tenant: str, batch_size: int | None, **options: Any) -> None:
         """Consume; the first SIGTERM or SIGINT ends it after the batch, the second at once."""
@@ -41,7 +41,7 @@ class Command(QueueCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         if consumer.url.startswith("memory:"):
-            said = _("memory:// has the messages of this process alone: set AMQP_URL.")
+            said = _("memory:// holds messages of this process only. Set AMQP_URL.")
             self.stderr.write(said)
         seconds = get_settings().SHUTDOWN_TIMEOUT.total_seconds() + LAST_EXIT_SECONDS
         with last_exit(seconds) as arm:
