@@ -1,4 +1,4 @@
-"""Group commit: what many callers ask for at a time becomes one call, and each has its own answer.
+"""Group commit: what many tasks ask for at a time becomes one call, and each has its own answer.
 
 While a call is under way what others ask for gathers, and the next call takes it along. Nobody
 waits for others who may come: what is asked for alone is called at once, unless a pause is wanted.
@@ -10,13 +10,10 @@ for what has failed alone; what it raises is the answer to all of its items, and
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
-
-from delayed_queue.exceptions import OutcomeUnknown
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -24,152 +21,13 @@ R = TypeVar("R")
 MOST: Final = 500
 
 
-class _Asked(Generic[T]):
-    """An item that somebody waits for in a line."""
-
-    __slots__ = ("item",)
-
-    def __init__(self, item: T) -> None:
-        self.item = item
-
-
-A = TypeVar("A", bound=_Asked[Any])
-
-
-def _first(line: deque[A], most: int, name: Callable[[Any], Hashable] | None) -> list[A]:
-    """Take from the line what one call can have: so many, and none of a name it has already."""
-    if name is None:
-        return [line.popleft() for _ in range(min(most, len(line)))]
-    batch: dict[Hashable, A] = {}
-    while line and len(batch) < most and (own := name(line[0].item)) not in batch:
-        batch[own] = line.popleft()
-    return list(batch.values())
-
-
-class _InThread(_Asked[T], Generic[T, R]):
-    """An item of a thread, which waits until it is answered or is to make the next call."""
-
-    __slots__ = ("_turn", "answer", "batch")
-
-    def __init__(self, item: T) -> None:
-        super().__init__(item)
-        self.batch: list[_InThread[T, R]] = []
-        self.answer: R | BaseException
-        self._turn = threading.Lock()
-        self._turn.acquire()
-
-    def wait(self) -> None:
-        self._turn.acquire()
-
-    def go_on(self) -> None:
-        self._turn.release()
-
-
-class _ThreadLine(Generic[T, R]):
-    """Those who wait while as many threads as may are calling."""
-
-    def __init__(self) -> None:
-        self.callers = 0
-        self.waiting: deque[_InThread[T, R]] = deque()
-
-
-class ThreadGathering(Generic[K, T, R]):
-    """Gathers what threads ask for: one of those who wait calls for all of them.
-
-    Each place has a line of its own, in which so many ``callers`` call at a time.
-    """
-
-    def __init__(
-        self,
-        call: Callable[[K, list[T]], Sequence[R | BaseException]],
-        *,
-        callers: int = 1,
-        most: int = MOST,
-        name: Callable[[T], Hashable] | None = None,
-    ) -> None:
-        self.callers = callers
-        self._call = call
-        self._most = most
-        self._name = name
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew, in a forked child: whoever calls stays with the parent, perhaps locking."""
-        self._lock = threading.Lock()
-        self._lines: dict[K, _ThreadLine[T, R]] = {}
-
-    def waiting(self, place: K) -> int:
-        """Return how many wait while others call."""
-        with self._lock:
-            return len(self._lines[place].waiting) if place in self._lines else 0
-
-    def is_idle(self) -> bool:
-        """Return whether nobody calls."""
-        with self._lock:
-            return not self._lines
-
-    def ask(self, place: K, item: T) -> R:
-        """Return the answer to this item, or raise it."""
-        asked: _InThread[T, R] = _InThread(item)
-        if not self._joined(place, asked):
-            asked.wait()
-        if asked.batch:
-            self._answer(place, asked.batch)
-        if isinstance(asked.answer, BaseException):
-            raise asked.answer
-        return asked.answer
-
-    def _joined(self, place: K, asked: _InThread[T, R]) -> bool:
-        """Return whether the thread calls at once."""
-        with self._lock:
-            line = self._lines.setdefault(place, _ThreadLine())
-            if line.callers < self.callers:
-                line.callers += 1
-                asked.batch = [asked]
-                return True
-            line.waiting.append(asked)
-            return False
-
-    def _answer(self, place: K, batch: list[_InThread[T, R]]) -> None:
-        try:
-            _noted(batch, self._call(place, [each.item for each in batch]))
-        # Whatever it is, nobody else is to meet it, and nobody to be left waiting.
-        except Exception as error:
-            _noted(batch, [error] * len(batch))
-        except BaseException:
-            _noted(batch, [OutcomeUnknown()] * len(batch))
-            raise
-        finally:
-            self._pass_on(place)
-            for each in batch[1:]:
-                each.go_on()
-
-    def _pass_on(self, place: K) -> None:
-        """Have the first of those who wait call for as many as it can."""
-        with self._lock:
-            line = self._lines[place]
-            batch = _first(line.waiting, self._most, self._name)
-            if not batch:
-                line.callers -= 1
-                if not line.callers:
-                    del self._lines[place]
-                return
-        batch[0].batch = batch
-        batch[0].go_on()
-
-
-def _noted(batch: list[_InThread[T, R]], answers: Sequence[R | BaseException]) -> None:
-    for each, answer in zip(batch, answers, strict=True):
-        each.answer = answer
-
-
-class _InLoop(_Asked[T], Generic[T, R]):
+class _Asked(Generic[T, R]):
     """An item of a task, and the future that it waits for."""
 
-    __slots__ = ("answer",)
+    __slots__ = ("answer", "item")
 
     def __init__(self, item: T, answer: asyncio.Future[R]) -> None:
-        super().__init__(item)
+        self.item = item
         self.answer = answer
 
     def end(self, answer: R | BaseException) -> None:
@@ -181,11 +39,23 @@ class _InLoop(_Asked[T], Generic[T, R]):
             self.answer.set_result(answer)
 
 
+def _first(
+    line: deque[_Asked[T, R]], most: int, name: Callable[[T], Hashable] | None
+) -> list[_Asked[T, R]]:
+    """Take from the line what one call can have: so many, and none of a name it has already."""
+    if name is None:
+        return [line.popleft() for _ in range(min(most, len(line)))]
+    batch: dict[Hashable, _Asked[T, R]] = {}
+    while line and len(batch) < most and (own := name(line[0].item)) not in batch:
+        batch[own] = line.popleft()
+    return list(batch.values())
+
+
 class _LoopLine(Generic[T, R]):
     __slots__ = ("task", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[_InLoop[T, R]] = deque()
+        self.waiting: deque[_Asked[T, R]] = deque()
         self.task: asyncio.Task[None] | None = None
 
 
@@ -217,7 +87,7 @@ class LoopGathering(Generic[K, T, R]):
         if line is None:
             line = self._lines[place] = _LoopLine()
             line.task = loop.create_task(self._run(place, line))
-        asked: _InLoop[T, R] = _InLoop(item, loop.create_future())
+        asked: _Asked[T, R] = _Asked(item, loop.create_future())
         line.waiting.append(asked)
         return asked.answer
 
@@ -238,7 +108,7 @@ class LoopGathering(Generic[K, T, R]):
             for each in line.waiting:
                 each.answer.cancel()
 
-    async def _answer(self, place: K, batch: list[_InLoop[T, R]]) -> None:
+    async def _answer(self, place: K, batch: list[_Asked[T, R]]) -> None:
         answers: Sequence[R | BaseException]
         try:
             answers = await self._call(place, [each.item for each in batch])

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 from delayed_queue import CronEntry, DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage
-from delayed_queue.http.jobs.adding import add_job_in_group, delete_job
+from delayed_queue.http.jobs.adding import add_job, delete_job
 from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.jobs.jobs import IfExists, job_from
 from delayed_queue.models import Message
@@ -197,7 +197,7 @@ def settings_of_a_session() -> dict[str, str]:
 
 def add(job_id: str, if_exists: IfExists) -> str | None:
     job = job_from({"jobId": job_id, "topic": "orders", "delay": 60})
-    return add_job_in_group(job, if_exists=if_exists).outcome
+    return add_job(job, if_exists=if_exists).outcome
 
 
 def _is_kept(name: str, text: str) -> bool:

@@ -53,7 +53,7 @@ from delayed_queue.http.jobs.adding import (
     BATCH,
     Place,
     Written,
-    add_job_in_group,
+    add_job,
     add_jobs,
     delete_job,
     find_job,
@@ -128,7 +128,7 @@ def job_of(
 
 
 def _add(job: NewJob, if_exists: IfExists) -> KeptAnswer:
-    return answer_of(add_job_in_group(job, if_exists=if_exists, using=api_settings().DATABASE))
+    return answer_of(add_job(job, if_exists=if_exists, using=api_settings().DATABASE))
 
 
 def answer_of(added: AddedJob) -> KeptAnswer:
@@ -203,7 +203,7 @@ async def add_in_loop(request: Any) -> HttpResponse:
     admit(request, _ADDS)
     job = job_of(read_object(request.body), partial(demand, request, "add"))
     place = (api_settings().DATABASE, job.topic, _if_exists(request))
-    return as_response(answer_of(await _add_together(job, place)))
+    return as_response(answer_of(await add_together(job, place)))
 
 
 def _if_exists(request: HttpRequest) -> IfExists:
@@ -221,8 +221,8 @@ async def _write_together(place: Place, jobs: list[NewJob]) -> list[Written]:
 _gathered: Final[LoopLocal[None, LoopGathering[Place, NewJob, Written]]] = LoopLocal(_gathering)
 
 
-async def _add_together(job: NewJob, place: Place) -> AddedJob:
-    """Store the job as ``add_job_in_group`` does; also when the caller is cancelled."""
+async def add_together(job: NewJob, place: Place) -> AddedJob:
+    """Store the job in one transaction with others; also when the caller is cancelled."""
     written = await _gathered.of(None).ask(place, job)
     if needs_database(written, place[-1]):
         return await in_thread(settle, job, written, place)

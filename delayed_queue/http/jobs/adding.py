@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,8 +11,7 @@ from typing import Final, NamedTuple
 from django.db import DEFAULT_DB_ALIAS, Error
 
 from delayed_queue.conf import get_settings
-from delayed_queue.db.gathering import ThreadGathering
-from delayed_queue.db.resilience import Lost, Tries, is_in_transaction, repeat
+from delayed_queue.db.resilience import Lost, Tries, repeat
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import DelayedQueueError, ResourceUnavailable
 from delayed_queue.http.jobs.catalogue import (
@@ -218,9 +216,6 @@ def outcome_of(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: st
 # How long those who came together wait for an id that somebody else holds, in milliseconds; then
 # each waits for its own.
 TIMEOUT: Final = 100
-# How many threads write jobs of a topic at a time. With one, the few threads of a server would
-# spend their time in waiting for the disk in turns.
-WRITERS: Final = 2
 
 Place = tuple[str, str, IfExists]
 
@@ -278,21 +273,6 @@ def needs_database(written: Written, if_exists: IfExists) -> bool:
 def id_of(job: NewJob) -> str:
     """Return what no two jobs of a statement may share."""
     return job.job_id
-
-
-gathered: Final = ThreadGathering(write_together, callers=WRITERS, most=BATCH, name=id_of)
-# The threads that write stay with the parent, and one may have held the lock.
-os.register_at_fork(after_in_child=gathered.forget)
-
-
-def add_job_in_group(
-    job: NewJob, *, if_exists: IfExists = IfExists.FAIL, using: str = DEFAULT_DB_ALIAS
-) -> AddedJob:
-    """Store the job as add_job() does, in one transaction with those of other threads."""
-    if is_in_transaction(using):
-        return add_job(job, if_exists=if_exists, using=using)
-    place = (using, job.topic, if_exists)
-    return settle(job, gathered.ask(place, job), place)
 
 
 _MAX_ERROR: Final = 500

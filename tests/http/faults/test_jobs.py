@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ from django.utils import timezone
 
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import OutcomeUnknown
+from delayed_queue.http.api.jobs import add_together
 from delayed_queue.http.callbacks.operating import recall_host
-from delayed_queue.http.jobs.adding import add_job_in_group, add_jobs, delete_job, find_job
+from delayed_queue.http.jobs.adding import add_job, add_jobs, delete_job, find_job
 from delayed_queue.http.jobs.catalogue import (
     configure_topic,
     forget_topics,
@@ -88,7 +90,6 @@ def answer() -> KeptAnswer:
 # What each call answers when all goes well.
 CALLS: Final[dict[str, tuple[Callable[[], Any], Any]]] = {
     "add": (lambda: add("new").outcome, "created"),
-    "add in a group": (lambda: add_job_in_group(many()[0]).outcome, "created"),
     "update": (lambda: add("ready", url=URL, if_exists="update").outcome, "updated"),
     "add many": (lambda: {each.outcome for each in add_jobs(many())}, {"created"}),
     "find": (lambda: found("ready").state, JobState.READY),
@@ -150,10 +151,13 @@ class TestSwallowedAnswers:
         assert Message.objects.filter(key__in=["x", "y", "z"]).count() == 3
 
     @pytest.mark.parametrize("if_exists", IfExists)
-    def test_a_job_in_a_group_is_stored_once(self, proxy: Proxy, if_exists: IfExists) -> None:
+    def test_a_job_that_is_written_with_others_is_stored_once(
+        self, proxy: Proxy, if_exists: IfExists
+    ) -> None:
         proxy.swallow_answer("SELECT 1")
         try:
-            added = add_job_in_group(many()[0], if_exists=if_exists)
+            place = ("default", "orders", if_exists)
+            added = asyncio.run(add_together(many()[0], place))
         except OutcomeUnknown:
             assert if_exists is IfExists.FAIL
         else:
@@ -292,7 +296,7 @@ def test_jobs_are_added_on_kept_plans_before_and_after_a_restart(server: Embedde
 
     def some(first: int) -> set[str | None]:
         jobs = [job_from({"jobId": str(first + n), "topic": "orders"}) for n in range(10)]
-        return {add_job_in_group(each).outcome for each in jobs}
+        return {add_job(each).outcome for each in jobs}
 
     assert some(0) == {"created"}
     kill(server)

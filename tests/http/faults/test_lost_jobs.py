@@ -13,7 +13,7 @@ import pytest
 from django.test import Client
 
 from delayed_queue.exceptions import OutcomeUnknown
-from delayed_queue.http.jobs.adding import add_job_in_group, add_jobs
+from delayed_queue.http.jobs.adding import add_jobs
 from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
 from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job, kick_topic, replay
@@ -54,12 +54,11 @@ def job(job_id: str = "a", **fields: Any) -> NewJob:
 
 
 @pytest.mark.parametrize("if_exists", IfExists)
-@pytest.mark.parametrize("adding", [add_job_in_group, lambda one, **how: add_jobs([one], **how)])
 def test_j5_a_job_that_was_handled_before_its_answer_was_lost_is_not_added_again(
-    consumer: Consumer, proxy: Proxy, adding: Callable[..., Any], if_exists: IfExists
+    consumer: Consumer, proxy: Proxy, if_exists: IfExists
 ) -> None:
     with pytest.raises(OutcomeUnknown):
-        losing(proxy, lambda: adding(job(), if_exists=if_exists), consumer.drain)
+        losing(proxy, lambda: add_jobs([job()], if_exists=if_exists), consumer.drain)
 
     consumer.drain()
     assert consumer.handled == {"a": 1}

@@ -52,9 +52,7 @@ INTERNAL: Final = {
     "DelayedQueueBackend": {"check", "task_class", "validate_task"},
     "bulk": {"step"},
     "tokens": {"new_token"},
-    "adding": {
-        "add_alone", "add_job_in_group", "find_row", "outcome_of", "write_jobs",
-    },
+    "adding": {"add_alone", "find_row", "outcome_of", "write_jobs"},
     "catalogue": {
         "ensure_hosts", "ensure_topic", "hold_topic", "treatment_at_hand", "treatment_of", "wake",
         "why_not_limited",
