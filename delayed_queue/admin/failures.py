@@ -290,9 +290,9 @@ class CancelRun(RunSwitch):
     name = "cancel"
     label = _("Cancel")
     past = _("Cancelled")
-    help = _("Stop the run for good. What it has done is not undone.")
+    help = _("Stop the run for good. Dead letters that it handled stay handled.")
     warning = _(
-        "The run stops for good. What it has done is not undone; the other dead letters remain."
+        "The run stops for good. Dead letters that it handled stay handled; the others remain."
     )
     states = (RUNNING, PAUSED)
 

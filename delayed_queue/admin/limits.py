@@ -126,7 +126,7 @@ class AllLimitsForm(RatedForm, PlainForm):
     order = forms.ChoiceField(label=_("Order"), choices=_ORDERS, initial="any")
     on_dead = forms.ChoiceField(
         label=_("After a dead letter"), choices=_ON_DEAD, initial="pass",
-        help_text=_("What happens to the rest of its group."),
+        help_text=_("The effect on the rest of its group."),
     )  # fmt: skip
     fair = forms.BooleanField(
         label=_("By turns"), required=False, initial=True,

@@ -264,7 +264,7 @@ class ScheduleForm(_Base):
         label=_("Missed"),
         choices=_MISSED,
         initial="latest",
-        help_text=_("What to do with runs missed while no worker was up."),
+        help_text=_("How to treat runs missed while no worker was up."),
     )
     missed_cap = forms.IntegerField(
         label=_("Missed cap"),

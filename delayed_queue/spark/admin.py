@@ -26,7 +26,7 @@ _PLOTS: Final = {
     "backlog": _("Backlog, and when it falls due"),
     "attempts": _("Attempts"),
     "reasons": _("Why messages died"),
-    "funnel": _("What became of campaigns"),
+    "funnel": _("Outcomes of campaigns"),
 }
 _LISTED: Final = 30
 _BACKLOG: Final = (

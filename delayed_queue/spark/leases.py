@@ -267,7 +267,7 @@ class Leases:
             "now": None,
         }
         return self._link.repeat(
-            "The look at the lease",
+            "The query of the lease",
             lambda session: rows_of(PieceRow, session.fetch(LEASED_PIECES, params)),
         )
 
@@ -277,7 +277,7 @@ class Leases:
         params |= {"deliveries": deliveries}
         params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}
         rows = self._link.repeat(
-            "The look at an earlier lease",
+            "The query of an earlier lease",
             lambda session: session.fetch(TAKE_OVER_LEASE, params),
         )
         self._held[lease_id] = Held.now()

@@ -49,7 +49,7 @@ _MAX_LEASE: Final = timedelta(days=3650)
 
 
 _OF_TABLES: Final = (
-    "Of a table of Spark SQL, which hands its OPTIONS to no Python source, say it with each use: "
+    "A table of Spark SQL does not pass its OPTIONS to a Python source; add them to each use: "
     "SELECT ... FROM t WITH (queue='orders'), INSERT INTO t WITH (queue='orders') ..."
 )
 
@@ -100,8 +100,8 @@ class Options:
         """The kind, or InvalidConfiguration where there must be one."""
         if self.kind is None:
             raise InvalidConfiguration(
-                "Say which queue: .option('queue', 'orders'), or .option('kind', 'orders|json'). "
-                f"Of rows that are written a column, queue or kind, may say it. {_OF_TABLES}"
+                "Name the queue: .option('queue', 'orders'), or .option('kind', 'orders|json'). "
+                f"Rows that are written may have a column queue or kind instead. {_OF_TABLES}"
             )
         return self.kind
 
@@ -109,7 +109,7 @@ class Options:
         """Raise InvalidConfiguration unless it was said which queue is read, or that all are."""
         if self.kind is None and not self.allQueues:
             raise InvalidConfiguration(
-                "Say which queue is read: .option('queue', 'orders'), .option('kind', "
+                "Name the queue to read: .option('queue', 'orders'), .option('kind', "
                 f"'orders|json'), or .option('allQueues', 'true') for all of them. {_OF_TABLES}"
             )
 

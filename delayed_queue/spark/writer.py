@@ -114,8 +114,8 @@ def merge_staged(session: Session, job: Job, written: Sequence[Written]) -> None
     ((staged, most),) = session.fetch(COUNT_STAGED, which)
     if staged != rows:
         raise ResourceUnavailable(
-            f"Of {rows} rows that were staged {staged} are left: the server has crashed since, "
-            "and what is staged does not outlive that. Nothing was offered; run the job again."
+            f"{staged} of {rows} staged rows are left: staged rows are lost when the server "
+            "crashes. Nothing was offered; run the job again."
         )
     settle(session, closed, *_merged(session, job, which, most))
     session.fetch(CLEAR_STAGE, {"job": job.key.job})

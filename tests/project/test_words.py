@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -52,3 +54,68 @@ def test_a_retired_word_stays_out(retired: str) -> None:
 def is_meant(path: Path, retired: str) -> bool:
     name = path.relative_to(ROOT).as_posix()
     return retired.startswith("bury") and any(each in name for each in BURY)
+
+
+# In what users read: texts of code, pages of the admin. What the guides do is below.
+PLAIN: Final = {
+    "start": r"(?:^|[.:;!] |\n\s*)(?:Of|Who|What|How many|So many) [^.?!:]*(?:[.!:]|$)",
+    "actor": r"(?i)\b(?:told of|asked of|is told|are told|nobody|somebody|whoever)\b",
+    "letter": r"(?i)(?<!dead )(?<!dead-)\bletters?\b(?!\()",
+    "look": r"(?i)\blook(?:s|ed|ing)? (?:at|for|again)\b",
+}
+# SQL, and letters of the alphabet.
+NO_PROSE: Final = re.compile(
+    r"\b(?:SELECT|MATERIALIZED|DELETE FROM|RETURNING)\b|letters, digits|ASCII letters"
+)
+
+
+def shown(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a module that are no docstrings, or the lines of a template."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".html":
+        yield from enumerate(source.splitlines(), 1)
+        return
+    module = ast.parse(source)
+    hidden = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.JoinedStr):
+            hidden |= {id(part) for part in node.values}
+            parts = (each.value if isinstance(each, ast.Constant) else "…" for each in node.values)
+            yield node.lineno, "".join(map(str, parts))
+        elif id(node) not in hidden and isinstance(getattr(node, "value", None), str):
+            yield node.lineno, node.value  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("rule", PLAIN)
+def test_what_users_read_is_plain_english(rule: str) -> None:
+    files = (ROOT / "delayed_queue").rglob("*")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {' '.join(text.split())[:150]}"
+        for path in files
+        if path.suffix in {".py", ".html"}
+        for number, text in shown(path)
+        if " " in text and re.search(PLAIN[rule], text) and not NO_PROSE.search(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("start", "It is empty. Of the canary; empty: one."),
+        ("start", "So many go first."),
+        ("actor", "Nobody is told of it."),
+        ("letter", "Drop the letters."),
+        ("look", "Look at the certificate."),
+    ],
+)
+def test_a_rule_finds_what_it_is_for(rule: str, text: str) -> None:
+    assert re.search(PLAIN[rule], text)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [("start", "What ended? Ask the report."), ("letter", "Drop the dead letters of letters()")],
+)
+def test_a_rule_lets_questions_and_names_be(rule: str, text: str) -> None:
+    assert not re.search(PLAIN[rule], text)

@@ -62,7 +62,7 @@ class TestParsing:
             parse_options({"kind": name})
 
     def test_a_queue_must_be_named_where_there_must_be_one(self):
-        with pytest.raises(InvalidConfiguration, match="Say which queue"):
+        with pytest.raises(InvalidConfiguration, match="Name the queue"):
             _ = parse_options({}).required_kind
 
 
@@ -156,7 +156,7 @@ def test_each_option_is_documented():
 def test_a_read_says_which_queue_or_that_all_are_meant():
     for given in ({"queue": "orders"}, {"kind": "x"}, {"allQueues": "true"}):
         parse_options(given).check_readable()
-    with pytest.raises(InvalidConfiguration, match="Say which queue is read"):
+    with pytest.raises(InvalidConfiguration, match="Name the queue to read"):
         parse_options({"allQueues": "false"}).check_readable()
     with pytest.raises(InvalidConfiguration, match="not both"):
         parse_options({"queue": "orders", "allQueues": "true"})

@@ -69,7 +69,7 @@ def test_the_catalogs_own_properties_are_passed_over(sql: Sql, tmp_path: Any):
 
 def test_a_frame_without_a_queue_is_refused(sql: Sql, spark: Any):
     reader = spark.read.format("delayed_queue")
-    with pytest.raises(Exception, match="Say which queue is read"):
+    with pytest.raises(Exception, match="Name the queue to read"):
         reader.load().count()
     with pytest.raises(Exception, match="allQueues, not both"):
         reader.option("queue", "orders").option("allQueues", "true").load()

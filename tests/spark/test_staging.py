@@ -51,7 +51,7 @@ class TestAtomic:
         one = job(atomic="true")
         staged = self.stage(one, "abc")
         OfferStage.objects.filter(key="b").delete()
-        with pytest.raises(Exception, match="Of 3 rows that were staged 2 are left"):
+        with pytest.raises(Exception, match="2 of 3 staged rows are left"):
             self.merge(one, [staged])
         assert (triple(), keys_of(other)) == ((0, 0, 0), [])
 

@@ -66,7 +66,7 @@ def examine(
     """Look at everything; what rests on something that failed is left out."""
     found = [driver()]
     if found[0].level == FAIL:
-        return [*found, Finding(WARN, "all else", "not looked at", "Fix the above first.")]
+        return [*found, Finding(WARN, "all else", "not checked", "Fix the above first.")]
     found += [libpq(), *packages(), java(), *jars(settings), *database()]
     if any(each.level == FAIL for each in found):
         return [*found, Finding(WARN, "executors", "not tried", "Fix the above first.")]

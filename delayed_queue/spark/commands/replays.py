@@ -213,8 +213,8 @@ def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
     del asked["partitions"], asked["form"]
     if not files:
         raise InvalidConfiguration(
-            f"Of {options.form!r} Spark does not tell the files, by which a replay knows itself "
-            "again: give it an --id."
+            f"Spark does not list the files of {options.form!r}, and a replay is identified by "
+            "them: give it an --id."
         )
     stamps = [(name.rpartition("/")[2], size) for name, size, _ in files_on(spark).stamps(files)]
     return id_of(sorted(stamps), asked)

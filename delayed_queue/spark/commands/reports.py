@@ -232,7 +232,7 @@ def _kinds(kinds: _Rows) -> Table:
     ]  # fmt: skip
     note = ("late: end less first schedule; took: end less offer; both of what was done. "
             "again: more than one attempt")  # fmt: skip
-    return "What ended", [head, *rows], note
+    return "Ended messages", [head, *rows], note
 
 
 def _dead(kinds: _Rows) -> Table:
@@ -242,7 +242,7 @@ def _dead(kinds: _Rows) -> Table:
         if each.get("dead_lateness_seconds")
     ]
     note = "late: from the first schedule until it was given up"
-    return "What died", [("kind", "dead", *_heads("late")), *rows], note
+    return "Dead letters", [("kind", "dead", *_heads("late")), *rows], note
 
 
 def _heads(name: str) -> list[str]:

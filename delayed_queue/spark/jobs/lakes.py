@@ -83,7 +83,7 @@ def _logged(files: Files, path: str) -> list[str]:
 def _paths(paths: list[str], form: str) -> Any:
     """Return them as the format takes them: of what is no format of files one alone, as a text."""
     if len(paths) > 1 and form not in FILES:
-        raise InvalidConfiguration(f"Of {form!r} one table is read at a time.")
+        raise InvalidConfiguration(f"The format {form!r} takes one table at a time.")
     return paths if form in FILES else paths[0]
 
 

@@ -132,7 +132,7 @@ def check_id(job: str | None) -> None:
     if job is not None and _ID.fullmatch(job) is None:
         raise InvalidConfiguration(
             f"--id {job[:120]!r}: an id has 1 to 99 letters, digits, dots, dashes and underscores, "
-            "and begins with a letter or a digit."
+            "and starts with a letter or a digit."
         )
 
 
@@ -159,7 +159,7 @@ def earlier_answer(job: str, of: str) -> dict[str, Any] | None:
 
     Raises InvalidConfiguration where that was of other files or options.
     """
-    text = value_of(_asked("The look at the ledger", ANSWER_OF, job=job))
+    text = value_of(_asked("The query of the ledger", ANSWER_OF, job=job))
     if text is None:
         return None
     found = json.loads(text)

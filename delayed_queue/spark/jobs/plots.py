@@ -342,7 +342,7 @@ def _funnel(axes: Axes, rows: list[dict[str, Any]], colours: Colours) -> None:
         axes.bar_label(bars, labels=[f" {name} {each:,}" for each in values], fontsize=7)
     _rows(axes, [_short(campaign_name(each["campaign"])) for each in shown])
     axes.set_xlabel("messages")
-    axes.set_title("What became of campaigns")
+    axes.set_title("Outcomes of campaigns")
     _count_axis(axes.xaxis)
     axes.margins(x=0.15)
 
@@ -397,7 +397,7 @@ def page(figures: Mapping[str, Any], tables: Sequence[tuple[str, list[Sequence[s
     ends = [f"{name} {_instant(figures[name])}" for name in ("since", "until") if figures.get(name)]
     return _PAGE.format(
         title=f"Report of {_instant(figures['created_at'])}", style=_STYLE,
-        span=escape(f"What ended {' and '.join(ends)}." if ends else "All that ended."),
+        span=escape(f"Ended {' and '.join(ends)}." if ends else "All ended messages."),
         body="\n".join(parts) if tables else "<p>Nothing has ended.</p>",
     )  # fmt: skip
 

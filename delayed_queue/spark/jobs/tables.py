@@ -256,8 +256,8 @@ def named(name: str, key: str | None, age: str | None, only: Mapping[str, Sequen
         return Table(known.source, key or known.key, age or known.age, only)
     if age is None:
         raise InvalidConfiguration(
-            f"{name!r} is none of {', '.join(KNOWN)}. Of a table of yours, say by which column "
-            "it ages: --age column."
+            f"{name!r} is not one of {', '.join(KNOWN)}. For a table of your own, name the column "
+            "with its age: --age column."
         )
     return Table(name, key or "id", age, only)
 

@@ -106,7 +106,14 @@ class TestPage:
 
     def test_has_tables_and_plots_and_loads_nothing(self) -> None:
         html = plots.page(FULL, reports.tables_of(FULL))
-        for words in ("What ended", "What died", "Campaigns", "Attempts", "Backlog", "&lt;b&gt;"):
+        for words in (
+            "Ended messages",
+            "Dead letters",
+            "Campaigns",
+            "Attempts",
+            "Backlog",
+            "&lt;b&gt;",
+        ):
             assert words in html, words
         assert html.count("<svg ") == 7
         assert "<b>" not in html
