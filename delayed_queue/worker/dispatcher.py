@@ -25,7 +25,7 @@ from delayed_queue.worker.consumers import IDLE, Consumer, Poll, PollResult
 from delayed_queue.worker.eventloop import EventLoop
 from delayed_queue.worker.executor import Executor, Pool, Work
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.refusals import CLAIM_PAUSE, Refusals
+from delayed_queue.worker.refusals import CLAIM_PAUSE, Refusals, put_aside
 from delayed_queue.worker.serving import DynamicQueues
 from delayed_queue.worker.transactions import TransactionalRun
 
@@ -142,6 +142,18 @@ class Dispatcher:
     def end_plan(self, plan: ClaimPlan) -> None:
         """Have no room kept any more for what a claim may bring: it has been made, or failed."""
         self._plans.discard(plan)
+
+    def put_aside(self, consumer: Consumer) -> bool:
+        """Put aside messages whose lease the database refuses; return whether there were any."""
+        treatment, queue = consumer.handler.treatment, consumer.queue
+        kinds = [queue.kind] if treatment is None else [queue.kind, *treatment.kinds()]
+        wait = max(*consumer.policy.delays[:1], CLAIM_PAUSE)
+        found = put_aside(kinds, wait, queue.using)
+        for key, place, error in found:
+            self._refusals.report_claim(queue.name, error, key=key, moved_to=place)
+        if found:
+            consumer.rewind()
+        return bool(found)
 
     def refuse(self, consumer: Consumer, error: BaseException) -> None:
         """Report that the database refuses a claim, and leave the queue alone for a while."""

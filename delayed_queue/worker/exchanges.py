@@ -359,8 +359,9 @@ class Exchanges:
         return None
 
     def _refuse_claim(self, plan: ClaimPlan, error: Error | ResourceUnavailable) -> None:
-        self._outage.check_refusal(error)
-        self._dispatcher.refuse(plan.consumer, error)
+        if not self._dispatcher.put_aside(plan.consumer):
+            self._outage.check_refusal(error)
+            self._dispatcher.refuse(plan.consumer, error)
 
     def _leave(self, exchange: Exchange) -> None:
         self._under_way.remove(exchange)

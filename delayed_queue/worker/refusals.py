@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
-from delayed_queue.db.resilience import sqlstate_of
-from delayed_queue.messages import Envelope
+from django.db import Error, transaction
+from django.db.models import F
+
+from delayed_queue.db.clock import database_now
+from delayed_queue.db.resilience import is_unavailable, sqlstate_of, write_by_halves
+from delayed_queue.handlers import storable
+from delayed_queue.messages import MILLISECOND, Envelope
+from delayed_queue.models import Message
 from delayed_queue.observe import signals
 from delayed_queue.observe.logs import described, first_line, log
 
@@ -17,6 +26,8 @@ from delayed_queue.observe.logs import described, first_line, log
 SHOWN_SECONDS: Final = 600.0
 # Refusals kept in memory: at most the latest N.
 _MOST_KEPT: Final = 1_000
+# Due messages that are tried after a refused claim: at most N.
+_MOST_TRIED: Final = 100
 # Pause of a queue whose claim is refused, in seconds. Each claim that is refused is one log line.
 CLAIM_PAUSE: Final = timedelta(seconds=5)
 # Retry delay where the policy has none, of a dead letter that is refused, for example.
@@ -56,10 +67,10 @@ class Refusals:
             signals.refused, self._sender, envelope=envelope, error=error, sqlstate=state_of(error)
         )
 
-    def report_claim(self, queue: str, error: BaseException) -> None:
-        """Report that the queue cannot be claimed from."""
+    def report_claim(self, queue: str, error: BaseException, **more: str) -> None:
+        """Report that the queue cannot be claimed from, or the message that ``more`` names."""
         self._keep(queue, error)
-        fields = {"queue": queue, "sqlstate": state_of(error), "error": described(error)}
+        fields = {"queue": queue, **more, "sqlstate": state_of(error), "error": described(error)}
         log(logging.ERROR, "claim_refused", **fields, worker=self._sender)
 
     def shown(self) -> dict[str, dict[str, int]]:
@@ -73,6 +84,59 @@ class Refusals:
 
     def _keep(self, queue: str, error: BaseException) -> None:
         self._recent.append((time.monotonic(), queue, state_of(error)))
+
+
+def put_aside(kinds: Sequence[str], delay: timedelta, using: str) -> list[tuple[str, str, Error]]:
+    """Postpone due messages whose lease the database refuses, so that a queue can be claimed from.
+
+    A message that it does not let be postponed either becomes a dead letter. Returns the key, the
+    new place and the refusal of each. Changes none where all are refused: that concerns the queue.
+    """
+    rows = Message.objects.using(using).filter(
+        kind__in=kinds, scheduled_at__lte=database_now(using)
+    )
+    due = {each.pk: each for each in rows.order_by("scheduled_at", "id")[:_MOST_TRIED]}
+    found: list[tuple[int, Error]] = []
+    accepted = write_by_halves(
+        list(due), partial(_try_lease, using=using), lambda *each: found.append(each)
+    )
+    if not any(accepted):
+        return []
+    aside = [(due[each], _move(due[each], error, delay, using), error) for each, error in found]
+    return [(message.key, place, error) for message, place, error in aside if place]
+
+
+def _try_lease(ids: Sequence[int], *, using: str) -> int:
+    """Lease messages that no other transaction holds, as a claim does, and roll that back.
+
+    Returns how many the database let be leased.
+    """
+    with transaction.atomic(using=using, durable=True):
+        rows = Message.objects.using(using).filter(id__in=ids)
+        free = list(rows.select_for_update(skip_locked=True).values_list("id", flat=True))
+        later = database_now(using) + timedelta(minutes=1)
+        leased = (
+            Message.objects.using(using)
+            .filter(id__in=free)
+            .update(lease_id=str(uuid.uuid4()), scheduled_at=later, attempts=F("attempts") + 1)
+        )
+        transaction.set_rollback(True, using=using)
+    return leased
+
+
+def _move(message: Message, error: Error, delay: timedelta, using: str) -> str:
+    """Postpone the message, or move it to the dead letters; return its place, empty if neither."""
+    held, text = (message.lease_id, [message.pk]), storable(str(WriteRefused(error)))
+    release = partial(Message.objects.release, *held, delay=delay // MILLISECOND, error=text)
+    reason = f"claim refused: {state_of(error)}"
+    dead_letter = partial(Message.objects.dead_letter, *held, reason, error=text)
+    for place, move in (("queue", release), ("dead_letter", dead_letter)):
+        try:
+            return place if move(using=using) else ""
+        except Error as refusal:
+            if is_unavailable(refusal):
+                raise
+    return ""
 
 
 def state_of(error: BaseException) -> str:

@@ -296,8 +296,9 @@ class Worker:
         """Leave a queue alone whose claim is refused; raise anything else."""
         if not isinstance(error, Error) or is_unavailable(error):
             raise error
-        self._outage.check_refusal(error)
-        self.dispatcher.refuse(consumer, error)
+        if not self.dispatcher.put_aside(consumer):
+            self._outage.check_refusal(error)
+            self.dispatcher.refuse(consumer, error)
 
     # Sleeping and stopping
 

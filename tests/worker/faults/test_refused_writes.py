@@ -16,7 +16,15 @@ from django.core.management import call_command
 from django.db import connection
 from prometheus_client import CollectorRegistry
 
-from delayed_queue import DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage, Snooze
+from delayed_queue import (
+    DelayedQueue,
+    Envelope,
+    Groups,
+    Reject,
+    RetryPolicy,
+    ScheduledMessage,
+    Snooze,
+)
 from delayed_queue.exceptions import DatabaseRefused
 from delayed_queue.http.callbacks.delivery import AttemptLog
 from delayed_queue.http.models import CallbackAttempt
@@ -249,6 +257,53 @@ def test_a_claim_without_the_right_is_reported_and_does_not_spin(
     assert (lines[0]["queue"], lines[0]["sqlstate"]) == ("refused", "42501")
     assert len(lines) <= 3
     assert "database_unavailable" not in caplog.text
+
+
+# What a claim writes, and what any update of the message writes.
+NO_LEASE: Final = ("UPDATE", f"""OLD."pKey" = '{BAD}' AND NEW."lockUuid" IS NOT NULL""")
+NO_UPDATE: Final = ("UPDATE", f"""OLD."pKey" = '{BAD}'""")
+
+
+@pytest.mark.parametrize("groups", [None, Groups(concurrency=3)])
+@pytest.mark.parametrize("is_burst", [False, True])
+@pytest.mark.parametrize(("trigger", "place"), [(NO_LEASE, "queue"), (NO_UPDATE, "dead_letter")])
+def test_a_message_that_cannot_be_leased_holds_up_no_other(
+    calls: Calls, caplog: pytest.LogCaptureFixture, trigger: tuple[str, str], place: str,
+    is_burst: bool, groups: Groups | None,
+) -> None:  # fmt: skip
+    """W19: it comes back after its retry wait, or becomes a dead letter, unattempted."""
+    offer(DelayedQueue("refused"))
+    worker = worker_with(handler_of("refused", calls, retry=LATER, groups=groups), burst=is_burst)
+    with refusing(*trigger):
+        if is_burst:
+            worker.run()
+        else:
+            with running(worker):
+                wait_until(lambda: worker.counts.done == 40)
+                wait_until(lambda: worker.in_flight == 0)
+    assert set(calls.by_key.values()) == {1}
+    assert BAD not in calls.by_key
+    (line,) = logged(caplog, "claim_refused")
+    assert (line["key"], line["sqlstate"], line["moved_to"]) == (BAD, "23514", place)
+    found: Message | DeadLetter = (Message if place == "queue" else DeadLetter).objects.get()
+    assert (found.key, found.attempts) == (BAD, 0)
+    assert "refused by a test" in (found.last_error or "")
+
+
+def test_a_queue_of_which_every_lease_is_refused_is_left_as_it_is(
+    calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    """W19: also while another transaction holds one of its messages."""
+    offer(DelayedQueue("refused"), good=4)
+    before = list(Message.objects.order_by("id").values())
+    worker = worker_with(handler_of("refused", calls, retry=LATER))
+    with refusing("UPDATE", "true"), raw_connection() as other, other.transaction():
+        other.execute("SELECT FROM delayed_queue WHERE \"pKey\" = 'good0' FOR UPDATE")
+        with running(worker):
+            wait_until(lambda: logged(caplog, "claim_refused"))
+    assert "key" not in logged(caplog, "claim_refused")[0]
+    assert list(Message.objects.order_by("id").values()) == before
+    assert not DeadLetter.objects.exists()
 
 
 def test_a_burst_whose_claim_is_refused_ends_with_an_error(calls: Calls) -> None:
