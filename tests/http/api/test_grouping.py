@@ -71,6 +71,7 @@ def job(job_id: str, **fields: Any) -> dict[str, Any]:
     return {"jobId": job_id, "topic": "orders", **fields}
 
 
+@pytest.mark.parametrize("shared", ["application", "direct"], indirect=True)
 def test_what_comes_while_another_writes_shares_a_transaction(
     server: Server, token: str, other: psycopg.Connection[Any]
 ):
