@@ -99,7 +99,7 @@ def judge(error: BaseException, attempt: int, policy: RetryPolicy) -> Verdict:
 def attempts_used_up(envelope: Envelope) -> Reject:
     """Return the failure of a message that has no attempt left before it is handled.
 
-    Its last attempt crashed, or the database refused the dead letter: then the last error says so.
+    Its last attempt crashed, or the database refused its dead letter, as the last error says.
     """
     crashed = "crashed: attempts used up without an answer"
     return Reject(crashed if envelope.is_retaken else "attempts exhausted")

@@ -147,7 +147,7 @@ class Dispatcher:
         """Put aside messages whose lease the database refuses; return whether there were any."""
         treatment, queue = consumer.handler.treatment, consumer.queue
         kinds = [queue.kind] if treatment is None else [queue.kind, *treatment.kinds()]
-        wait = max(*consumer.policy.delays[:1], CLAIM_PAUSE)
+        wait = max([*consumer.policy.delays[:1], CLAIM_PAUSE])
         found = put_aside(kinds, wait, queue.using)
         for key, place, error in found:
             self._refusals.report_claim(queue.name, error, key=key, moved_to=place)

@@ -35,11 +35,11 @@ _DEFAULT_WAIT: Final = timedelta(minutes=1)
 
 
 class WriteRefused(Exception):
-    """The failure of a message whose result the database refuses."""
+    """The failure of a message of which the database refuses a write."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
-            f"The database refused to write the result (SQLSTATE {state_of(error)}): "
+            f"The database refused a write about this message (SQLSTATE {state_of(error)}): "
             f"{first_line(error)}"
         )
 
@@ -87,10 +87,10 @@ class Refusals:
 
 
 def put_aside(kinds: Sequence[str], delay: timedelta, using: str) -> list[tuple[str, str, Error]]:
-    """Postpone due messages whose lease the database refuses, so that a queue can be claimed from.
+    """Postpone due messages whose lease the database refuses.
 
-    A message that it does not let be postponed either becomes a dead letter. Returns the key, the
-    new place and the refusal of each. Changes none where all are refused: that concerns the queue.
+    A message whose postponement it refuses too becomes a dead letter. Returns the key, the new
+    place and the refusal of each. If all are refused, that concerns the queue: none is changed.
     """
     rows = Message.objects.using(using).filter(
         kind__in=kinds, scheduled_at__lte=database_now(using)
@@ -107,10 +107,7 @@ def put_aside(kinds: Sequence[str], delay: timedelta, using: str) -> list[tuple[
 
 
 def _try_lease(ids: Sequence[int], *, using: str) -> int:
-    """Lease messages that no other transaction holds, as a claim does, and roll that back.
-
-    Returns how many the database let be leased.
-    """
+    """Return how many messages a claim could lease; roll its writes back."""
     with transaction.atomic(using=using, durable=True):
         rows = Message.objects.using(using).filter(id__in=ids)
         free = list(rows.select_for_update(skip_locked=True).values_list("id", flat=True))
@@ -125,7 +122,7 @@ def _try_lease(ids: Sequence[int], *, using: str) -> int:
 
 
 def _move(message: Message, error: Error, delay: timedelta, using: str) -> str:
-    """Postpone the message, or move it to the dead letters; return its place, empty if neither."""
+    """Postpone or dead-letter the message; return its new place, empty if both are refused."""
     held, text = (message.lease_id, [message.pk]), storable(str(WriteRefused(error)))
     release = partial(Message.objects.release, *held, delay=delay // MILLISECOND, error=text)
     reason = f"claim refused: {state_of(error)}"

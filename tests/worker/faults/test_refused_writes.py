@@ -265,15 +265,15 @@ NO_UPDATE: Final = ("UPDATE", f"""OLD."pKey" = '{BAD}'""")
 
 
 @pytest.mark.parametrize("groups", [None, Groups(concurrency=3)])
-@pytest.mark.parametrize("is_burst", [False, True])
+@pytest.mark.parametrize(("is_burst", "retry"), [(False, LATER), (True, RetryPolicy.never())])
 @pytest.mark.parametrize(("trigger", "place"), [(NO_LEASE, "queue"), (NO_UPDATE, "dead_letter")])
 def test_a_message_that_cannot_be_leased_holds_up_no_other(
     calls: Calls, caplog: pytest.LogCaptureFixture, trigger: tuple[str, str], place: str,
-    is_burst: bool, groups: Groups | None,
+    is_burst: bool, retry: RetryPolicy, groups: Groups | None,
 ) -> None:  # fmt: skip
     """W19: it comes back after its retry wait, or becomes a dead letter, unattempted."""
     offer(DelayedQueue("refused"))
-    worker = worker_with(handler_of("refused", calls, retry=LATER, groups=groups), burst=is_burst)
+    worker = worker_with(handler_of("refused", calls, retry=retry, groups=groups), burst=is_burst)
     with refusing(*trigger):
         if is_burst:
             worker.run()
