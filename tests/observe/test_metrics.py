@@ -406,7 +406,7 @@ def test_without_the_library_the_extra_is_named(
 class TestDocumentation:
     """The page names the metrics there are, and its rules use no others."""
 
-    page = documents.DOCS / "guides/monitoring.md"
+    page = documents.DOCS / "guides/metrics.md"
 
     @pytest.fixture
     def families(self, db: None) -> dict[str, tuple[str, str]]:

@@ -68,6 +68,7 @@ API = DOCS / "reference/api.md"
 SETTINGS = DOCS / "reference/settings.md"
 EXCEPTIONS = DOCS / "reference/exceptions.md"
 WORKERS = DOCS / "guides/workers.md"
+WATCHING = DOCS / "guides/watching-workers.md"
 CRON = DOCS / "guides/cron.md"
 SCHEMA = DOCS / "internals/schema.md"
 CONCURRENCY = DOCS / "internals/concurrency.md"
@@ -306,14 +307,14 @@ class TestWorkers:
         assert {"CONCURRENCY", "BATCH_SIZE"} <= named <= defaults_of(QueueSettings).keys()
 
     def test_log_events_are_those_of_the_code(self) -> None:
-        rows = documents.table(WORKERS, "event", "level", "when")
+        rows = documents.table(WATCHING, "event", "level", "when")
         documented = {
             (name, row[1]) for row in rows for name in documents.INLINE_CODE.findall(row[0])
         }
         assert documented == logged_events()
 
     def test_signals_are_those_of_the_code(self) -> None:
-        rows = documents.table(WORKERS, "signal", "arguments", "sent")
+        rows = documents.table(WATCHING, "signal", "arguments", "sent")
         documented = {name for row in rows for name in documents.INLINE_CODE.findall(row[0])}
         assert documented == {name for name, value in vars(signals).items() if _is_signal(value)}
 

@@ -23,7 +23,8 @@ OF_HTTP = {
     DOCS / "operations/callbacks.md", DOCS / "operations/security.md", DOCS / "benchmarks.md",
     ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md",
     DOCS / "internals/concurrency.md", DOCS / "comparison.md", DESIGNS, GLOSSARY,
-    DOCS / "how-do-i.md", DOCS / "operations/rights.md",
+    DOCS / "how-do-i.md", DOCS / "operations/rights.md", DOCS / "guides/rest-topics.md",
+    DOCS / "guides/rest-client.md",
 }  # fmt: skip
 # Where tasks may be spoken of, as Django calls them.
 OF_TASKS = {
@@ -33,11 +34,25 @@ OF_TASKS = {
     ROOT / "CHANGELOG.md", ROOT / "README.md", DOCS / "guides/demo.md",
     DOCS / "guides/rest-api.md", DOCS / "benchmarks-growth.md", DOCS / "how-do-i.md",
     DOCS / "guides/testing.md", DOCS / "operations/rights.md", DOCS / "reference/api.md",
-    DOCS / "guides/cron.md",
+    DOCS / "guides/cron.md", DOCS / "guides/stopping.md", DOCS / "guides/watching-workers.md",
+    DOCS / "guides/rest-topics.md", DOCS / "guides/rest-client.md",
 }  # fmt: skip
 # How the tables of the comparison begin.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
 WORDS_OF_OTHERS = r"(?<!django-)(?<!`)\b(?:jobs?|tasks?)\b"
+# What people type into the search, and a page with the answer.
+FOUND = {
+    "debounce": "how-do-i.md",
+    "unique": "guides/tasks.md",
+    "retry": "guides/retries.md",
+    "rate limit": "guides/groups.md",
+    "webhook": "guides/callbacks.md",
+    "cancel": "how-do-i.md",
+    "crontab": "guides/cron.md",
+    "dead letter queue": "guides/retries.md",
+    "visibility timeout": "guides/polling.md",
+    "chord": "how-do-i.md",
+}
 PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
 
 
@@ -66,7 +81,9 @@ class TestPages:
     @pytest.mark.parametrize("page", PAGES)
     def test_the_glossarys_words_are_used(self, page: Path) -> None:
         # There they are words of Spark's, and of schedulers.
-        if page.name in {"spark.md", "pipeline.md", "clusters.md"}:
+        if page.name in {
+            "spark.md", "pipeline.md", "archives.md", "running-pipelines.md", "clusters.md",
+        }:  # fmt: skip
             return
         words = r"(?<!django-)\b(?:tasks?)\b" if page in OF_HTTP else WORDS_OF_OTHERS
         if page in OF_TASKS:
@@ -93,6 +110,17 @@ class TestPages:
             p.relative_to(DOCS).as_posix() for p in documents.pages() if p.is_relative_to(DOCS)
         ]
         assert sorted(named) == sorted(pages)
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_guides_are_short(self, page: Path) -> None:
+        if page.parent.name == "guides":
+            assert len(documents.read(page).splitlines()) <= 300
+
+    @pytest.mark.parametrize(("term", "name"), FOUND.items())
+    def test_the_search_finds_what_people_type(self, term: str, name: str) -> None:
+        """Sphinx searches for pages that have all the words."""
+        words = re.findall(r"\w+", documents.read(DOCS / name).lower())
+        assert set(term.split()) <= set(words)
 
     def test_recipes_are_short(self) -> None:
         page = DOCS / "how-do-i.md"

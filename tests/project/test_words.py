@@ -30,7 +30,14 @@ RETIRED: Final = {
     r"(for|of|by|to|from|with) who (is|are|was|has|[a-z]+s)": "whoever, those who",
 }
 # A verb of the HTTP API, as its contract has it, and what else names it.
-BURY: Final = ("http/", "rest-api.md", "glossary.md", "concurrency.md", "lost-connections.md")
+BURY: Final = (
+    "http/",
+    "rest-api.md",
+    "rest-topics.md",
+    "glossary.md",
+    "concurrency.md",
+    "lost-connections.md",
+)
 
 
 def texts() -> list[Path]:

@@ -15,7 +15,7 @@ from tests.support import documents
 from tests.support.documents import DOCS
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-GUIDE = DOCS / "guides/rest-api.md"
+GUIDES = [DOCS / f"guides/rest-{name}.md" for name in ("api", "topics", "client")]
 
 # Fail at the first answer that is an error, and show it.
 PRELUDE = """
@@ -27,7 +27,7 @@ JSON="Content-Type: application/json"
 
 
 def test_every_command_of_the_guide_works() -> None:
-    blocks = [block.text for block in documents.blocks(GUIDE, "shell")]
+    blocks = [block.text for page in GUIDES for block in documents.blocks(page, "shell")]
     assert sum(text.count("curl ") for text in blocks) > 20
     token = create_token("guide", verbs=VERBS, topics=["*"])
     with uvicorn() as server:
@@ -42,7 +42,7 @@ def test_every_command_of_the_guide_works() -> None:
 
 
 def test_the_client_of_the_guide_adds_consumes_gives_back_and_deletes() -> None:
-    blocks = documents.blocks(GUIDE, "python")
+    blocks = [block for page in GUIDES for block in documents.blocks(page, "python")]
     (block,) = [each for each in blocks if "class Jobs" in each.text]
     for each in blocks:
         exec(each.text, {})  # noqa: S102 - how topics are configured, among them
