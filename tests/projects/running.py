@@ -125,8 +125,9 @@ def main() -> int:
     for each in wrong:
         sys.stderr.write(f"{each.module}:\n{outcomes[each].said}\n")
     if not wrong:
-        before, _, _ = PAGE.read_text().partition(MARK)
-        PAGE.write_text(f"{before}{MARK}\n{table(outcomes)}")
+        before, _, written = PAGE.read_text().partition(MARK)
+        _, *behind = written.partition("\n## ")
+        PAGE.write_text(f"{before}{MARK}\n{table(outcomes)}{''.join(behind)}")
     return len(wrong)
 
 
