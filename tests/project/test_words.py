@@ -109,8 +109,7 @@ def test_what_users_read_is_plain_english(rule: str) -> None:
 
 # Pages that are still to be rewritten.
 TO_DO: Final = {
-    "archives", "demo", "deploying", "dispatching", "notifications", "pipeline",
-    "running-pipelines", "serving-http", "spark",
+    "demo", "dispatching", "notifications", "pipeline", "running-pipelines",
 }  # fmt: skip
 
 
