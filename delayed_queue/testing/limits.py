@@ -42,9 +42,13 @@ class InMemoryGroups(_Groups):
             return self._ahead(kind, "", limit, instant(now))
 
     def _ahead(self, kind: str, since: str, limit: int, now: int) -> list[GroupRow]:
-        names = sorted({row.group for row in self._store.of_kind(kind) if row.group})
-        order = sorted(names, key=lambda name: (name < since, name))
-        return [self._group(kind, name, now) for name in order[:limit]]
+        """Return groups up to the last of ``limit`` that have a message without a lease."""
+        rows = [row for row in self._store.of_kind(kind) if row.group]
+        waiting = {row.group for row in rows if row.lease_id is None}
+        order = sorted({str(row.group) for row in rows}, key=lambda name: (name < since, name))
+        ends = [place for place, name in enumerate(order, 1) if name in waiting]
+        end = ends[limit - 1] if limit <= len(ends) else None
+        return [self._group(kind, name, now) for name in order[:end]]
 
     def _group(self, kind: str, name: str, now: int) -> GroupRow:
         rule, own = self._store.limit_of(kind), self._store.limit_of(kind, name)

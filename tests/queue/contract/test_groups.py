@@ -178,6 +178,14 @@ def test_messages_without_a_group_have_no_limit(queue: DelayedQueue):
     assert sorted(polled_keys(queue)) == ["1", "2", "3", "a1"]
 
 
+def test_a_group_is_found_among_many_that_have_nothing_but_leases(queue: DelayedQueue):
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, *(f"{chr(97 + n // 26)}{chr(97 + n % 26)}1" for n in range(60)))
+    assert len(queue.try_poll_many(60)) == 60
+    offer(queue, "cgz1")  # the last on the way round from "ch"
+    assert polled_keys(queue, 1) == ["cgz1"]
+
+
 def test_messages_without_a_group_are_found_behind_many_that_are_held_back(
     queue: DelayedQueue, clock: ManualClock
 ):
