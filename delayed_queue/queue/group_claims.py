@@ -29,6 +29,9 @@ RESCAN_MS_EACH: Final = 1
 # How far below its end the next scan begins: offers commit in another order than that of their
 # due times, usually by less than this.
 MARGIN_MS: Final = 2_000
+# Maximum time between the statements of a claim, in milliseconds. They are some milliseconds apart;
+# a process that is suspended in between would keep all others from the queue.
+IDLE_MS: Final = 5_000
 _START: Final = (NO_FLOOR, 0)
 
 
@@ -73,6 +76,7 @@ class GroupWalk:
         lease: GroupLease,
         *,
         wait: int | None,
+        idle: int | None,
         now: int | None,
         using: str,
     ) -> GroupClaim:
@@ -80,7 +84,7 @@ class GroupWalk:
 
         Raises InvalidConfiguration where the transaction is not at READ COMMITTED.
         """
-        ahead = self._ahead(kind, limit, wait, now)
+        ahead = self._ahead(kind, limit, wait, idle, now)
         look = messages.look(ahead, using=using)
         if look.isolation != "read committed":
             raise InvalidConfiguration(
@@ -106,10 +110,14 @@ class GroupWalk:
         """Scan from the start again, once the end is reached: something may be due there again."""
         self.rescan_at = 1
 
-    def _ahead(self, kind: str, limit: int, wait: int | None, now: int | None) -> Ahead:
+    def _ahead(
+        self, kind: str, limit: int, wait: int | None, idle: int | None, now: int | None
+    ) -> Ahead:
         groups = min(max(math.ceil(limit / self.each), FEWEST_GROUPS), self.most)
         rows = SCANNED if self.origin is None else SCANNED_IDLE
-        return Ahead(kind, limit, self.since, self.rest, groups, *self.position, rows, wait, now)
+        return Ahead(
+            kind, limit, self.since, self.rest, groups, *self.position, rows, wait, idle, now
+        )
 
     def _note(
         self, ahead: Ahead, scan: UngroupedRow, dealt: Dealt, rows: list[LeasedRow], now: int

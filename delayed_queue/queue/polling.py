@@ -17,14 +17,14 @@ from django.db import Error, OperationalError
 
 from delayed_queue.codecs import decode
 from delayed_queue.conf import check_lease
-from delayed_queue.db.resilience import is_unavailable, never, sqlstate_of
+from delayed_queue.db.resilience import is_in_transaction, is_unavailable, never, sqlstate_of
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
 from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
 from delayed_queue.observe.logs import log_poll
 from delayed_queue.queue.base import QueueBase, T, nothing
-from delayed_queue.queue.group_claims import GroupClaim, GroupWalk
+from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow, RankedRow
 from delayed_queue.queue.store.groups import GroupLease
 from delayed_queue.retries import RetryPolicy
@@ -263,11 +263,13 @@ class Polling(Leasing):
         for, ``wait`` milliseconds at most.
         """
         lease = GroupLease(lease_id, retaken_id, self.lease_duration // MILLISECOND)
+        # Otherwise the caller's transaction may well be idle for longer.
+        idle = None if is_in_transaction(self.using) else IDLE_MS
         for _ in range(looks):
             with self._transaction():
                 claim = walk.claim(
                     self._messages, self.kind, limit, lease,
-                    wait=wait, now=self._now(), using=self.using,
+                    wait=wait, idle=idle, now=self._now(), using=self.using,
                 )  # fmt: skip
             if claim.rows or not claim.has_more:
                 break

@@ -16,7 +16,7 @@ ORDERED: Final = {"kind": "ordered|json"}
 def looks() -> list[Case]:
     """Of a group the first message, its leases, and the last that waits: however many wait."""
     return [
-        Case("TAKE_TURN", KIND, set(), rows=0),
+        Case("TAKE_TURN", {**KIND, "idle": 5_000}, set(), rows=0),
         *(
             Case("RULES", {**kind, "now": NOW}, {PAUSES})
             for kind in (KIND, {"kind": "bulk|json"}, {"kind": "paused-1000|json"})

@@ -207,7 +207,7 @@ def test_a_worker_that_waits_for_its_turn_goes_on_with_its_other_queues(
         poll_interval=HOUR,
     )  # fmt: skip
     with other.transaction():
-        other.execute(TAKE_TURN, {"kind": queue.kind})
+        other.execute(TAKE_TURN, {"kind": queue.kind, "idle": None})
         with running(worker):
             DelayedQueue("aside").offer_or_update("key", None)
             wait_until(lambda: aside.done == ["key"])
@@ -231,7 +231,7 @@ def test_what_was_handled_is_written_while_somebody_keeps_the_turn(
     with running(worker):
         assert begun.wait(10)
         with other.transaction():
-            other.execute(TAKE_TURN, {"kind": queue.kind})
+            other.execute(TAKE_TURN, {"kind": queue.kind, "idle": None})
             goes_on.set()
             wait_until(lambda: Message.objects.count() == 1)
             assert worker.counts.done == 1

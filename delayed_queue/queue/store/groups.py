@@ -15,13 +15,18 @@ from delayed_queue.queue.store.claim import LeasedRow, earliest_first, limiting_
 from delayed_queue.queue.store.fragments import KIND_LOCK, LEASED, LEASING
 from delayed_queue.queue.store.limits import RulesRow, reading_rules
 
-# Be the only one who claims of the kind by group, until the end of the transaction. A statement of
-# its own: those that follow have a snapshot of their own, so they see every lease that the holder
-# before has committed. That is so at READ COMMITTED alone, which the caller checks.
+# Lock the claims by group of a kind, until the end of the transaction. In a statement of its own:
+# those that follow have later snapshots, so they see every lease that the holder before committed.
+# That is so at READ COMMITTED alone, which the caller checks. PostgreSQL ends the session if the
+# client sends nothing for "idle" milliseconds: a suspended process must not keep the lock.
 # Reads: nothing.
 TAKE_TURN: Final[LiteralString] = (
     """
-SELECT current_setting('transaction_isolation')
+SELECT
+    current_setting('transaction_isolation'),
+    CASE WHEN %(idle)s::integer IS NOT NULL
+        THEN set_config('idle_in_transaction_session_timeout', %(idle)s::integer::text, true)
+    END
 WHERE pg_advisory_xact_lock("""
     + KIND_LOCK
     + """) IS NOT NULL
@@ -418,8 +423,8 @@ class Ahead(NamedTuple):
     """Where a claim of so many looks: at some groups, from the name ``since`` on and round to it.
 
     That group has so much left (``rest``) of a turn that was cut short. And, among so many
-    messages behind (``at``, ``id``), for those without a group. ``wait``: for how many milliseconds
-    at most, for the turn and for whatever the transaction locks later.
+    messages behind (``at``, ``id``), for those without a group. ``wait`` limits, in milliseconds,
+    the wait for each lock of the transaction, and ``idle`` the time between its statements.
     """
 
     kind: str
@@ -431,6 +436,7 @@ class Ahead(NamedTuple):
     id: int
     rows: int
     wait: int | None = None
+    idle: int | None = None
     now: int | None = None
 
 

@@ -229,7 +229,7 @@ class TestRaces:
         configure_topic("orders", groups=Groups(concurrency=2))
         add(group="a")
         other.execute("BEGIN")
-        other.execute(TAKE_TURN, {"kind": "orders|json"})
+        other.execute(TAKE_TURN, {"kind": "orders|json", "idle": None})
         assert groups() == []
         other.execute("COMMIT")
         assert groups() == ["a"]

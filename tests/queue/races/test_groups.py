@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,19 @@ UPDATE delayed_queue SET "scheduledAt" = "scheduledAtInitially" WHERE "lockUuid"
 """
 
 
+IDLE_TIMEOUT = "idle_in_transaction_session_timeout"
+RECORD_TIMEOUT = """
+CREATE TABLE timeouts (value text);
+CREATE FUNCTION record_timeout() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO timeouts VALUES (current_setting('idle_in_transaction_session_timeout'));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER record_timeout AFTER UPDATE ON delayed_queue
+FOR EACH ROW EXECUTE FUNCTION record_timeout();
+"""
+
+
 def offer(queue: DelayedQueue, *keys: str) -> None:
     queue.offer_batch([ScheduledMessage(key, None, group=key[0]) for key in keys])
 
@@ -30,8 +44,8 @@ def keys(queue: DelayedQueue, limit: int = 10) -> list[str]:
     return [each.key for each in queue.try_poll_many(limit)]
 
 
-def take_turn(other: psycopg.Connection[Any], queue: DelayedQueue) -> None:
-    other.execute(TAKE_TURN, {"kind": queue.kind})
+def take_turn(other: psycopg.Connection[Any], queue: DelayedQueue, idle: int | None = None) -> None:
+    other.execute(TAKE_TURN, {"kind": queue.kind, "idle": idle})
 
 
 @pytest.mark.parametrize(
@@ -211,6 +225,32 @@ def test_a_killed_holder_gives_up_its_turn(queue: DelayedQueue, admin: psycopg.C
             wait_until_blocked(admin, polling)
             admin.execute("SELECT pg_terminate_backend(%s)", [holder.info.backend_pid])
             assert polling.answer() == ["a1"]
+
+
+def test_a_suspended_holder_loses_its_turn(queue: DelayedQueue):
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1")
+    with raw_connection() as holder:
+        holder.execute("BEGIN")
+        take_turn(holder, queue, idle=50)
+        assert keys(queue) == ["a1"]
+
+
+@pytest.mark.parametrize(("is_callers", "timeout"), [(False, "5s"), (True, "0")])
+def test_a_claim_limits_how_long_its_own_transaction_is_idle(
+    queue: DelayedQueue, is_callers: bool, timeout: str
+):
+    queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1")
+    cursor = connection.cursor()
+    cursor.execute(RECORD_TIMEOUT)
+    try:
+        with transaction.atomic() if is_callers else nullcontext():
+            assert keys(queue) == ["a1"]
+        cursor.execute("SELECT value, current_setting(%s) FROM timeouts", [IDLE_TIMEOUT])
+        assert cursor.fetchall() == [(timeout, "0")]
+    finally:
+        cursor.execute("DROP TABLE timeouts; DROP FUNCTION record_timeout CASCADE")
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
