@@ -106,7 +106,8 @@ class Dealt(NamedTuple):
 def deal_out(ahead: Ahead, look: Look, rules: RulesRow) -> Dealt:
     """Deal out what was asked for, as far as the queue has permits, to what was found."""
     most = min(ahead.limit, permits(rules.interval, rules.burst, rules.spent_until, rules.now))
-    found = [candidate(row) for row in look.groups]
+    # The leases bear this instant: the look at the groups may have a later one.
+    found = [candidate(row, rules.now) for row in look.groups]
     room = sum(min(each.room, 2) for each in found)
     # Those without a group have their turn where the way round the names begins anew.
     place = sum(row.name >= ahead.since for row in look.groups)
@@ -152,19 +153,19 @@ def _permit_at(look: Look, rules: RulesRow) -> float | None:
     return None
 
 
-def candidate(row: GroupRow) -> Candidate:
+def candidate(row: GroupRow, now: int) -> Candidate:
     """Return what may be leased of a group now."""
     retaken = fresh = 0
     if not row.is_due or row.is_paused or row.is_blocked:
         pass
     elif row.is_ordered:
-        is_free = row.live == 0 and (row.waits_until is None or row.waits_until <= row.now)
+        is_free = row.live == 0 and (row.waits_until is None or row.waits_until <= now)
         fresh = int(is_free and row.head is not None)
     else:
         free = UNLIMITED if row.concurrency is None else row.concurrency
         retaken = min(row.held - row.live, max(free - row.live, 0))
         fresh = min(max(free - row.held, 0), UNLIMITED if row.due > 1 else row.due)
-    room = min(retaken + fresh, permits(row.interval, row.burst, row.spent_until, row.now))
+    room = min(retaken + fresh, permits(row.interval, row.burst, row.spent_until, now))
     head = row.head if row.is_ordered else None
     return Candidate(row.name, room, row.weight, row.earliest, retaken, fresh, head)
 

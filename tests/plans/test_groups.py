@@ -127,4 +127,4 @@ def test_g7_a_million_held_back_of_ten_thousand_groups_cost_a_claim_no_more(
         rows = [GroupRow(*each) for each in filled.execute(GROUPS_AHEAD, look)]
         print(f"{(time.perf_counter() - started) / MOST_GROUPS * 1e6:.0f} µs a group")  # noqa: T201
     assert (len(rows), rows[-1].name) == (MOST_GROUPS, "tenant-09511")
-    assert not any(candidate(row).room for row in rows)
+    assert not any(candidate(row, NOW).room for row in rows)

@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
-from delayed_queue.queue.dealing import deal, hand_out, next_permit, permits
+from delayed_queue.queue.dealing import deal, deal_out, hand_out, next_permit, permits
+from delayed_queue.queue.store.groups import Ahead, GroupRow, Look, UngroupedRow
+from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.testing import InMemoryQueue, ManualClock
 
 pytestmark = pytest.mark.django_db
@@ -230,3 +232,15 @@ def started_now(queues: tuple[DelayedQueue, DelayedQueue]) -> int:
     for batch in (real, memory):
         batch.acknowledge()
     return len(real)
+
+
+def test_g5_permits_are_counted_at_the_instant_that_the_leases_bear():
+    """The look at the groups reads the clock later: a permit that is free by then is not taken."""
+    rules = RulesRow(1_000, False, False, True, None, 1, None)
+    group = GroupRow(
+        "a", 0, True, False, None, 1, 50.0, 1, 1_001.0, False, False, 0, 0, True, 1, None, None,
+        1_001,
+    )  # fmt: skip
+    look = Look("read committed", rules, [group], UngroupedRow([], 0, 0, 0))
+    dealt = deal_out(Ahead("sync|json", 1, "", 0, 32, 0, 0, 100), look, rules)
+    assert (dealt.shares, dealt.permit_at) == ([], 1_001.0)
