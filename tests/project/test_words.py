@@ -109,7 +109,7 @@ def test_what_users_read_is_plain_english(rule: str) -> None:
 
 # Pages that are still to be rewritten.
 TO_DO: Final = {
-    "demo", "notifications",
+    "demo",
 }  # fmt: skip
 
 
