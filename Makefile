@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo demo-all serve test test-all check lint types layers migrations house docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures projects
+.PHONY: help demo demo-all serve test test-all check lint types layers migrations metrics docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures projects
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -78,8 +78,8 @@ types: $(VENV)/checkers ## mypy --strict
 layers: $(VENV)/checkers ## import-linter
 	$(BIN)/lint-imports
 
-house: $(VENV)/installed ## the figures of docs/architecture.md
-	$(BIN)/python -m tests.support.house
+metrics: $(VENV)/installed ## lines of each package, and the figures of docs/architecture.md
+	$(BIN)/python -m tests.support.metrics
 
 migrations: $(VENV)/installed ## no model change without its migration
 	$(BIN)/python manage.py makemigrations --check --dry-run

@@ -22,7 +22,7 @@ from delayed_queue.worker.worker import Worker
 from tests.http.callbacks.delivering import add, callback_worker
 from tests.http.callbacks.servers import Receiver
 from tests.spark.support import job, offer, rows
-from tests.support import documents, house
+from tests.support import documents, metrics
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
@@ -80,7 +80,7 @@ class Tracer:
             sys.setprofile(None)
 
 
-PACKAGE = str(house.PACKAGE)
+PACKAGE = str(metrics.PACKAGE)
 
 
 @pytest.fixture

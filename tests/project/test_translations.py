@@ -25,9 +25,9 @@ from tests.admin.support import told
 from tests.support.factories import MessageFactory
 
 ROOM = Path(delayed_queue.__file__).parent
-WINGS = ("http", "notifications", "spark", "tasks")
-# By the folder whose texts they have: of a wing those that the core has not.
-CATALOGUES = ("", *WINGS)
+APPS = ("http", "notifications", "spark", "tasks")
+# By the folder whose texts they have: of an app those that the core has not.
+CATALOGUES = ("", *APPS)
 PLURALS = {"ngettext", "ngettext_lazy"}
 MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", *PLURALS}
 _TRANSLATE = re.compile(r"""{% translate (["'])(.*?)\1 %}""")
@@ -38,8 +38,8 @@ _PLACE = re.compile(r"%(?:\(\w+\))?[srd]")
 
 
 def wanted(room: str) -> set[str]:
-    """Return what the modules and templates of the core, or of a wing, have translated."""
-    found = set(_wanted(ROOM / room, () if room else WINGS))
+    """Return what the modules and templates of the core, or of an app, have translated."""
+    found = set(_wanted(ROOM / room, () if room else APPS))
     return found - wanted("") if room else found
 
 

@@ -1,1 +1,1 @@
-"""A project that installs the queue and none of its wings."""
+"""A project that installs the queue and none of the apps on top of it."""

@@ -1,7 +1,6 @@
-"""Figures of the house: ``make house`` prints them, docs/architecture.md states them.
+"""Metrics of the code: ``make metrics`` prints them, docs/architecture.md states them.
 
-Rooms are what stands at the package's top; the chain is the longest one of imports that happen
-when modules are loaded; a queue-only project has ``delayed_queue`` alone in INSTALLED_APPS.
+Lines are all lines of a package's ``*.py`` files, migrations included.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "delayed_queue"
-WINGS: Final = ("http", "notifications", "spark", "tasks")
+# What stands at the top of the package as single files.
+VALUES: Final = "values, settings, models, migrations"
 # Fewer equal lines than these are a manner of speaking.
 REPEATED: Final = 6
-# No rooms of code: what Django looks for beside it.
+# What Django looks for beside the code.
 _DATA: Final = {"locale", "static", "templates", "__pycache__"}
 
 _QUEUE_ONLY: Final = """
@@ -37,7 +38,7 @@ print(len({each._meta.db_table for each in apps.get_models()}), len(names))
 
 
 def modules() -> dict[str, Path]:
-    """Return the package's modules by name, without migrations."""
+    """Return the modules by name, without migrations."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
         if "migrations" not in path.parts:
@@ -46,16 +47,25 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def rooms() -> list[str]:
+def packages() -> list[str]:
+    """Return the names of the packages and modules at the top."""
     return sorted(
         path.stem
         for path in PACKAGE.iterdir()
-        if path.name not in _DATA and path.stem != "__init__" and (path.is_dir() or _is_code(path))
+        if path.name not in _DATA
+        and path.stem != "__init__"
+        and (path.is_dir() or path.suffix == ".py")
     )
 
 
-def _is_code(path: Path) -> bool:
-    return path.suffix == ".py"
+def lines() -> dict[str, int]:
+    """Return the number of lines of each package."""
+    found: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        top, *below = path.relative_to(PACKAGE).parts
+        package = top if below and top != "migrations" else VALUES
+        found[package] += len(path.read_text(encoding="utf-8").splitlines())
+    return dict(sorted(found.items()))
 
 
 def loaded_by(path: Path) -> set[str]:
@@ -110,10 +120,10 @@ def repeats() -> int:
     first: dict[tuple[str, ...], tuple[str, int]] = {}
     found = 0
     for name, path in sorted(modules().items()):
-        lines = list(_code(path.read_text(encoding="utf-8")))
+        text = list(_code(path.read_text(encoding="utf-8")))
         was_repeat = False
-        for at in range(len(lines) - REPEATED + 1):
-            window = tuple(lines[at : at + REPEATED])
+        for at in range(len(text) - REPEATED + 1):
+            window = tuple(text[at : at + REPEATED])
             is_repeat = first.setdefault(window, (name, at)) != (name, at)
             found += is_repeat and not was_repeat
             was_repeat = is_repeat
@@ -127,20 +137,63 @@ def _code(text: str) -> Iterator[str]:
             yield line
 
 
+def nodes() -> Iterator[ast.AST]:
+    for path in modules().values():
+        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def broad_excepts() -> int:
+    """Return how many handlers catch Exception or BaseException."""
+    broad = {"Exception", "BaseException"}
+    return sum(
+        isinstance(node, ast.ExceptHandler)
+        and isinstance(node.type, ast.Name)
+        and node.type.id in broad
+        for node in nodes()
+    )
+
+
+def crowded_classes(most: int = 8) -> dict[str, int]:
+    """Return the classes that assign more attributes of self outside of __init__ than so many."""
+    found = {}
+    for node in nodes():
+        if isinstance(node, ast.ClassDef) and (count := len(_assigned(node))) > most:
+            found[node.name] = count
+    return found
+
+
+def _assigned(class_: ast.ClassDef) -> set[str]:
+    return {
+        target.attr
+        for method in class_.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        and method.name not in ("__init__", "__post_init__")
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        for target in (node,)
+        if isinstance(target.value, ast.Name) and target.value.id == "self"
+    }
+
+
 def figures() -> dict[str, int]:
     """Return each figure by the words of docs/architecture.md."""
     tables, loaded = queue_only()
     return {
-        "rooms at the package's top": len(rooms()),
-        "modules": len(modules()),
         "longest chain of imports": len(longest_chain()),
         "tables of a queue-only project": tables,
         'modules it loads for `DelayedQueue("a")`': loaded,
         f"runs of {REPEATED} equal lines written twice": repeats(),
+        "handlers of every `Exception`": broad_excepts(),
+        "classes that change more than eight attributes": len(crowded_classes()),
     }
 
 
-if __name__ == "__main__":
-    for figure, value in figures().items():
-        print(f"{figure:45} {value:4}")  # noqa: T201 - it is the command's output
+def main() -> None:
+    for name, value in [*lines().items(), ("all lines", sum(lines().values())), *figures().items()]:
+        print(f"{name:50} {value:7,}")  # noqa: T201 - it is the command's output
     print("\n".join(longest_chain()))  # noqa: T201
+    print(crowded_classes())  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
