@@ -64,7 +64,7 @@ def is_meant(path: Path, retired: str) -> bool:
     return retired.startswith("bury") and any(each in name for each in BURY)
 
 
-# In what users read: texts of code, pages of the admin. What the guides do is below.
+# In what users read: texts of code, pages of the admin. The test of the guides is below.
 PLAIN: Final = {
     "start": r"(?:^|[.:;!] |\n\s*)(?:Of|Who|What|How many|So many) [^.?!:]*(?:[.!:]|$)",
     "actor": r"(?i)\b(?:told of|asked of|is told|are told|nobody|somebody|whoever)\b",
@@ -107,16 +107,10 @@ def test_what_users_read_is_plain_english(rule: str) -> None:
     assert found == []
 
 
-# Pages that are still to be rewritten.
-TO_DO: Final = {
-    "demo",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("page", documents.pages(), ids=documents.name_of)
 def test_a_guide_is_in_plain_english(page: Path) -> None:
     is_first = page.stem in {"README", "index", "quickstart", "how-do-i"}
-    if not is_first and (page.parent.name != "guides" or page.stem in TO_DO):
+    if not is_first and page.parent.name != "guides":
         return
     text = documents.INLINE_CODE.sub("`x`", documents.prose(page))
     paragraphs = re.split(r"\n\s*\n|\n(?=[-|#*]|\d\. )", text)
