@@ -85,6 +85,8 @@ class Candidate(NamedTuple):
 class Dealt(NamedTuple):
     """What a claim leases: shares of groups, and so many (``ungrouped``) of those of no group.
 
+    In this order, and ``limit`` in all: the free permits of the queue, at most what is asked for.
+
     ``since`` had the last turn, with its ``rest``: None without turns, and empty where the names
     begin anew. ``groups`` with a message that waits were looked at, to ``last``. ``room``: how many
     messages could have been leased, of no group more than two. ``permit_at``: the next permit of
@@ -100,7 +102,7 @@ class Dealt(NamedTuple):
     room: int
     is_rated: bool
     permit_at: float | None
-    is_queue_throttled: bool
+    limit: int
 
 
 def deal_out(ahead: Ahead, look: Look, rules: RulesRow) -> Dealt:
@@ -119,7 +121,8 @@ def deal_out(ahead: Ahead, look: Look, rules: RulesRow) -> Dealt:
         since = _last_turn(ahead, look, found[last].name) if any(numbers) else None
     else:
         found.sort(key=lambda each: (each.earliest, each.name or ""))
-        numbers = hand_out(most, [each.room for each in found])
+        # More than is asked for: how many are due of each is not known. The lease counts them.
+        numbers = [min(each.room, most) for each in found]
     given = [(each, number) for each, number in zip(found, numbers, strict=True) if number]
     waiting = [row.name for row in look.groups if row.has_waiting]
     return Dealt(
@@ -127,7 +130,7 @@ def deal_out(ahead: Ahead, look: Look, rules: RulesRow) -> Dealt:
         sum(number for each, number in given if each.name is None),
         since, rest, len(waiting), waiting[-1] if waiting else None, room,
         rules.interval is not None or any(row.interval is not None for row in look.groups),
-        _permit_at(look, rules), most == 0,
+        _permit_at(look, rules), most,
     )  # fmt: skip
 
 
@@ -197,12 +200,3 @@ def deal(
                 break
         first = 0
     return given, last, rest
-
-
-def hand_out(limit: int, rooms: Sequence[int]) -> list[int]:
-    """Give the first all it may have, then the next."""
-    given = []
-    for room in rooms:
-        given.append(min(room, limit))
-        limit -= given[-1]
-    return given

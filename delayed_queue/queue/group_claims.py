@@ -100,7 +100,7 @@ class GroupWalk:
         if dealt.shares or dealt.ungrouped:
             rows = messages.lease_groups(
                 kind, lease, dealt.shares, look.ungrouped.ids, dealt.ungrouped,
-                now=rules.now, using=using,
+                limit=dealt.limit, now=rules.now, using=using,
             )  # fmt: skip
         if spent := spent_by(rules, look.groups, rows):
             messages.spend(kind, spent, using=using)
@@ -123,7 +123,7 @@ class GroupWalk:
         self, ahead: Ahead, scan: UngroupedRow, dealt: Dealt, rows: list[LeasedRow], now: int
     ) -> GroupClaim:
         """Go on behind what was found; return the claim."""
-        if dealt.is_queue_throttled:
+        if dealt.limit == 0:
             return GroupClaim([], permit_in=_until(dealt.permit_at, now), is_rated=True)
         self._note_scan(ahead, scan, dealt.ungrouped, sum(row.group is None for row in rows), now)
         if len(rows) < ahead.limit and dealt.groups == self.most:

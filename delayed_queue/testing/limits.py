@@ -97,6 +97,7 @@ class InMemoryGroups(_Groups):
         ungrouped: Sequence[int],
         number: int,
         *,
+        limit: int,
         now: int,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[LeasedRow]:
@@ -104,7 +105,7 @@ class InMemoryGroups(_Groups):
             taken = [self._store.rows[row_id] for row_id in ungrouped[:number]]
             for share in shares:
                 taken += self._of_share(kind, share, now)
-            rows = [self._lease(row, lease.lease_id, now + lease.lease) for row in taken]
+            rows = [self._lease(row, lease.lease_id, now + lease.lease) for row in taken[:limit]]
         return earliest_first(rows)
 
     def _of_share(self, kind: str, share: Share, now: int) -> list[Row]:

@@ -48,7 +48,7 @@ def leases() -> list[Case]:
     """As many messages as are leased, and a few; no more are read or sorted for it."""
     lease: dict[str, Any] = {
         **KIND, "lease_id": "mine", "retaken_id": "again", "lease": LEASE, "now": NOW,
-        "ungrouped": [1], "number": 1, "heads": [1], "head_groups": ["group-000"],
+        "ungrouped": [1], "number": 1, "limit": 1000, "heads": [1], "head_groups": ["group-000"],
     }  # fmt: skip
 
     def shares(groups: list[str]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_g7_the_messages_of_a_large_group_cost_a_small_one_nothing(
         tables.execute(_ONE_GROUP, {"group": "few", "first": 100_000})
         lease = {
             "kind": "large|json", "now": NOW, "lease_id": "x", "retaken_id": "y", "lease": LEASE,
-            "ungrouped": [], "number": 0, "heads": [], "head_groups": [],
+            "ungrouped": [], "number": 0, "limit": 1000, "heads": [], "head_groups": [],
             "groups": ["few", "a group of many"], "numbers": [1, 9], "retaken": [1, 9],
             "fresh": [1, 9],
         }  # fmt: skip

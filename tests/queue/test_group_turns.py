@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
-from delayed_queue.queue.dealing import deal, deal_out, hand_out, next_permit, permits
+from delayed_queue.queue.dealing import deal, deal_out, next_permit, permits
 from delayed_queue.queue.store.groups import Ahead, GroupRow, Look, UngroupedRow
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.testing import InMemoryQueue, ManualClock
@@ -143,13 +143,6 @@ def test_turns_are_dealt_out_one_after_the_other(
             last, rest = at, number - min(number, limit)
             limit -= min(number, limit)
     assert deal(sum(given) + limit, asked, first) == (given, last, rest)
-
-
-@given(limit=st.integers(0, 100), rooms=st.lists(st.integers(0, 50)))
-def test_without_turns_the_first_gets_all_it_may_have(limit: int, rooms: list[int]):
-    given = hand_out(limit, rooms)
-    assert sum(given) == min(limit, sum(rooms))
-    assert given == [min(room, max(limit - sum(rooms[:at]), 0)) for at, room in enumerate(rooms)]
 
 
 @given(

@@ -294,13 +294,13 @@ _OF_GROUP: Final[LiteralString] = """
                         AND ("group", "scheduledAt") <= (asked.name, (SELECT now FROM clock))
                         AND "lockUuid" """
 
-# Lease of each group so many: of those whose lease ran out at most "retaken", of others at most
-# "fresh". Of a queue in order the "heads", and of messages without a group the first so many of
-# those named. What somebody holds is passed over, and in order nothing is taken in its place. All
-# are looked at again in their newest version: a message that was moved to another group counts
-# there, so it is left out. Due times are compared together with the group: alone they would let the
-# planner go through all that is due of the queue for the few messages of one group.
-# Only under the turn of the kind: what is leased meanwhile is nobody's.
+# Lease messages without a group, at most "number" of those named; of a queue in order the "heads";
+# else of each group at most "retaken" whose lease ran out and "fresh" others. In this order, and at
+# most "limit" in all. Rows that another session has locked are skipped, and in order nothing is
+# leased in their place. Each row is checked again in its newest version: one that was moved to
+# another group counts there, so it is left out. Due times are compared together with the group:
+# alone they would let the planner read all due messages of the queue for the few of a group.
+# Only under the lock of TAKE_TURN: no other claim leases in between.
 # Reads: the primary key, delayed_queue__GroupPlusLeasedUntilIndex,
 # delayed_queue__GroupPlusScheduledAtIndex.
 LEASE_GROUPS: Final[LiteralString] = (
@@ -358,7 +358,8 @@ LEASE_GROUPS: Final[LiteralString] = (
                 ) AS due
             ) AS either
             LIMIT asked.number
-        ) AS taken"""
+        ) AS taken
+        LIMIT %(limit)s::integer"""
     + LEASED
 )
 
@@ -489,10 +490,14 @@ class GroupStore:
         ungrouped: Sequence[int],
         number: int,
         *,
+        limit: int,
         now: int,
         using: str = db.DEFAULT_ALIAS,
     ) -> list[LeasedRow]:
-        """Lease the shares, and ``number`` of the ungrouped; return them earliest due first."""
+        """Lease ``number`` of the ungrouped, then the shares, ``limit`` in all.
+
+        Returns them earliest due first.
+        """
         heads = [each for each in shares if each.head is not None]
         others = [each for each in shares if each.head is None]
         params: dict[str, Any] = {
@@ -501,6 +506,7 @@ class GroupStore:
             "now": now,
             "ungrouped": list(ungrouped),
             "number": number,
+            "limit": limit,
             "heads": [each.head for each in heads],
             "head_groups": [each.name for each in heads],
             "groups": [each.name for each in others],

@@ -487,6 +487,12 @@ def test_unfair_groups_go_by_what_is_most_overdue(queue: DelayedQueue, clock: Ma
     assert polled_keys(queue, 3) == ["b1", "b2", "b3"]
 
 
+def test_an_unfair_claim_is_filled_by_the_next_groups(queue: DelayedQueue):
+    queue.groups.set(Groups(fair=False))
+    offer(queue, "a1", "a2", "b1", "b2", "c1", "c2")
+    assert polled_keys(queue, 5) == ["a1", "a2", "b1", "b2", "c1"]
+
+
 # G5
 
 
