@@ -59,10 +59,10 @@ def task_of_stream() -> tuple[TaskContext, JobKey]:
 
     context = TaskContext.get()
     if context is None:
-        raise InvalidConfiguration("This is done by tasks of Spark only.")
+        raise InvalidConfiguration("Only tasks of Spark can do this.")
     query_id, batch = (context.getLocalProperty(name) for name in _OF_BATCH)
     if query_id is None or batch is None:
-        raise InvalidConfiguration("Spark does not say which batch of which query this is.")
+        raise InvalidConfiguration("Spark does not report the query and the batch of this task.")
     return context, JobKey(query_id, int(batch))
 
 

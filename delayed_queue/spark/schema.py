@@ -120,7 +120,7 @@ def check_written(schema: StructType, kind: str | None = None) -> None:
     said += [] if kind is None else ["an option"]
     if len(said) > 1:
         raise InvalidConfiguration(
-            f"Say once which queue the rows are for: there are {' and '.join(said)}."
+            f"Name the queue of the rows only once: there are {' and '.join(said)}."
         )
     for field in schema.fields:
         if field.name not in _WRITTEN:
@@ -216,7 +216,7 @@ def _check_zone(name: str, field: StructField, checker: Checker) -> None:
     if name == "schedule_at" and is_local and checker.rules.time_zone is None:
         raise InvalidConfiguration(
             f"The column {field.name!r} is {field.dataType.simpleString()}, which names no time "
-            "zone: give --time-zone, as in Europe/Berlin."
+            "zone: pass --time-zone, as in Europe/Berlin."
         )
 
 

@@ -155,9 +155,9 @@ def test_a_table_takes_a_batch_once_that_is_written_twice(spark: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("form", "kind", "words"),
     [
-        ("iceberg", "notes|text", "a table of 'iceberg' is not"),
-        ("csv", None, "'csv' has texts alone"),
-        ("json", "raw|bytes", "'json' has texts alone"),
+        ("iceberg", "notes|text", "a table of 'iceberg' cannot be"),
+        ("csv", None, "'csv' holds only texts"),
+        ("json", "raw|bytes", "'json' holds only texts"),
     ],
 )
 def test_forms_that_would_not_come_back(form: str, kind: str | None, words: str):

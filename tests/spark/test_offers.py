@@ -211,7 +211,7 @@ SCHEMAS: list[tuple[Any, dict[str, DataType], str]] = [
     (
         check_written,
         {"key": TEXT, "queue": TEXT, "kind": TEXT},
-        "Say once which queue the rows are for: there are the column 'queue' and the column 'kind'",
+        "Name the queue of the rows only once: there are the column 'queue' and the column 'kind'",
     ),
     (check_read, {"keys": TEXT}, "no column 'keys': did you mean 'key'"),
     (check_read, {"attempts": TEXT}, "'attempts' is string; it must be int"),
@@ -248,8 +248,8 @@ INPUTS: list[tuple[dict[str, DataType], dict[str, str], str]] = [
     ),
     ({"key": TEXT, "all": StructType([StructField("photo", BLOB)])}, {}, "has the type binary"),
     ({"key": TEXT, "payload": VariantType()}, {}, "write the files with to_json(payload)"),
-    ({"key": TEXT, "schedule_at": TimestampNTZType()}, {}, "give --time-zone"),
-    ({"key": TEXT, "schedule_at": DateType()}, {}, "give --time-zone"),
+    ({"key": TEXT, "schedule_at": TimestampNTZType()}, {}, "pass --time-zone"),
+    ({"key": TEXT, "schedule_at": DateType()}, {}, "pass --time-zone"),
     ({"key": TEXT, "schedule_at": BLOB}, {}, "'schedule_at' is binary"),
 ]
 

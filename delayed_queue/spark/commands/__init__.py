@@ -134,7 +134,7 @@ def add_offering(parser: ArgumentParser, what: str, *, dry_run: str) -> None:
     add("--start", type=instant, metavar="AT",
         help="when the first falls due, in UTC without an offset; default: now")  # fmt: skip
     add("--over", type=duration, metavar="TIME", help="spread over so long, as in 2h")
-    add("--rate", type=number, metavar="N", help="spread to so many a second, on average")
+    add("--rate", type=number, metavar="N", help="spread to N a second, on average")
     add("--id", metavar="ID", help=f"of this {what}; default: from files and options")
     add("--dry-run", action="store_true", help=dry_run)
     add_partitions(parser)
@@ -181,7 +181,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "replay": ("replays", "Offer archived messages again."),
     "snapshot": ("snapshots", "Write a queue as it stands to Parquet."),
     "report": ("reports", "Measure latency, failures, throughput and backlog."),
-    "doctor": ("doctor", "Say what is wrong with the environment."),
+    "doctor": ("doctor", "Check the environment."),
     "bundle": ("doctor", "Print the path of the package for --py-files."),
     "main": ("doctor", "Print the path of the program for spark-submit."),
 }

@@ -76,11 +76,9 @@ class DrainOptions:
 
     def __post_init__(self) -> None:
         if (self.to is None) == (self.handling is None):
-            raise InvalidConfiguration("Say either --to or --handler: where the messages go.")
+            raise InvalidConfiguration("Pass either --to or --handler.")
         if self.to is None and self.checkpoint is None:
-            raise InvalidConfiguration(
-                "--handler needs --checkpoint: where Spark notes its progress."
-            )
+            raise InvalidConfiguration("--handler needs --checkpoint, Spark's record of progress.")
         if self.sink == "iceberg" and self.checkpoint is None:
             raise InvalidConfiguration(
                 "--sink iceberg needs --checkpoint: --to is the name of a table, not a directory."
@@ -341,7 +339,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--sink-option", type=pair, action="append", default=[], metavar="NAME=VALUE")
     add("--handler", metavar="PKG:FUNC", help="call this for each message, in the executors")
     add("--concurrency", type=whole, metavar="N", help="calls at once in a task")
-    add("--rate", type=number, metavar="N", help="calls a second in all, at most")
+    add("--rate", type=number, metavar="N", help="maximum calls a second in all")
     add("--retry", metavar="LADDER", help="waits after failures, as in '15s 3m 10m'")
     add("--checkpoint", metavar="PATH", help="default: the queue's own, in --to")
     add("--continuous", action="store_true", help="until it is stopped, not until it is empty")
@@ -349,7 +347,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--max-messages", type=whole, default=100_000, metavar="N", help="of a batch")
     add("--lease", default="10m", metavar="TIME", help="how long a batch stays exclusive")
     add("--orphans", choices=["name", "remove"],
-        help="instead: files in --to that dead writers have left beside what counts")  # fmt: skip
+        help="instead of draining: list or delete orphaned files in --to")  # fmt: skip
     add_partitions(parser)
 
 
@@ -359,7 +357,7 @@ def execute(
     if options.orphans is not None:
         return _execute_sweep(options, settings, console)
     if options.queue is None:
-        raise InvalidConfiguration("Say --queue: which queue is drained.")
+        raise InvalidConfiguration("Pass --queue, the queue to drain.")
     kind = asked_kind(options)
     handling = _handling(options, kind)
     interval = options.interval

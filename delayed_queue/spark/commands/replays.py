@@ -191,7 +191,7 @@ def _keyed(frame: DataFrame, options: ReplayOptions, job: str) -> DataFrame:
     if too_long:
         raise InvalidConfiguration(
             f"{too_long:,} keys would have more than {MAX_KEY_LENGTH} characters with the suffix "
-            f"{suffix!r}: give a shorter --id, or keep the keys."
+            f"{suffix!r}: pass a shorter --id, or keep the keys."
         )
     return found
 
@@ -214,7 +214,7 @@ def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
     if not files:
         raise InvalidConfiguration(
             f"Spark does not list the files of {options.form!r}, and a replay is identified by "
-            "them: give it an --id."
+            "them: pass an --id."
         )
     stamps = [(name.rpartition("/")[2], size) for name, size, _ in files_on(spark).stamps(files)]
     return id_of(sorted(stamps), asked)

@@ -77,13 +77,13 @@ def check_form(form: str, kind: str | None) -> None:
     """Raise InvalidConfiguration where the messages would not come back as they were."""
     if form not in {*FILES, "delta"}:
         raise InvalidConfiguration(
-            f"A snapshot is a directory that gets its name when it is counted, which a table of "
-            f"{form!r} is not: take {', '.join(sorted(FILES))} or delta."
+            f"A snapshot is a directory that is renamed when it is complete; a table of {form!r} "
+            f"cannot be: use {', '.join(sorted(FILES))} or delta."
         )
     if form in TEXTS and not (kind or "").endswith(TEXT_CODECS):
         raise InvalidConfiguration(
-            f"{form!r} has texts alone, and payloads may be bytes: say a --queue of the codec "
-            "json or text, or take parquet, orc or avro."
+            f"{form!r} holds only texts, and payloads may be bytes: pass a --queue of the codec "
+            "json or text, or use parquet, orc or avro."
         )
 
 

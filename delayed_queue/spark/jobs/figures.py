@@ -144,7 +144,7 @@ def others(frame: DataFrame, path: str, mapping: Mapping[str, str]) -> DataFrame
         if mapping.get(name, name) not in frame.columns:
             raise InvalidConfiguration(
                 f"{path} has no column {mapping.get(name, name)!r} for {name}; it has "
-                f"{', '.join(frame.columns)}. Say which is what: --map column=field."
+                f"{', '.join(frame.columns)}. Use --map column=field."
             )
     columns = [_expression(frame, mapping.get(name, name), name) for name in FIELDS]
     return frame.selectExpr(*columns, *_as_nulls(_OF_LETTERS))

@@ -68,7 +68,7 @@ def setup_django() -> None:
     """Make Django's models usable in this process: an executor's worker has not booted it."""
     if _SETTINGS not in os.environ:
         raise InvalidConfiguration(
-            "DJANGO_SETTINGS_MODULE is not set in the executors; say it with "
+            "DJANGO_SETTINGS_MODULE is not set in the executors; pass "
             "--conf spark.executorEnv.DJANGO_SETTINGS_MODULE=…"
         )
     # By name, because this side of the package imports no Django where none is wanted.

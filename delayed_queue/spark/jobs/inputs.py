@@ -104,7 +104,7 @@ def format_of(names: Sequence[str]) -> str:
     found = {_ENDINGS.get(name[name.rfind(".") :]) for name in plain_names}
     if len(found) != 1 or None in found:
         raise InvalidConfiguration(
-            "The names do not say what the files are: give --input-format parquet, csv or jsonl."
+            "The file names have no common format: pass --input-format parquet, csv or jsonl."
         )
     return str(found.pop())
 
@@ -213,7 +213,7 @@ def check_columns(columns: Sequence[str], rules: Rules) -> None:
         if each not in columns:
             raise InvalidConfiguration(
                 f"The input has no column {each!r}; it has {', '.join(columns)}. "
-                "Say with --map column=field which one is what."
+                "Use --map column=field."
             )
 
 

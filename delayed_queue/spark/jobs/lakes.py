@@ -154,7 +154,7 @@ def claim_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
     def refused(other: str) -> InvalidConfiguration:
         return InvalidConfiguration(
             f"{lake} belongs to another checkpoint, which has the file {other} too; nothing "
-            "was leased. Give that checkpoint, or another directory; or, if it is lost and "
+            "was leased. Pass that checkpoint, or another directory; or, if it is lost and "
             "nothing was written yet, delete the file."
         )
 
@@ -171,7 +171,7 @@ def check_numbers(spark: SparkSession, lake: str, checkpoint: str) -> None:
         raise InvalidConfiguration(
             f"{lake} was written under another checkpoint than {checkpoint}, or that was deleted: "
             f"Spark would skip the batches that it takes for written, up to number {written}. "
-            "Nothing was leased. Give the checkpoint it was written with, or another directory."
+            "Nothing was leased. Pass the checkpoint it was written with, or another directory."
         )
 
 
@@ -183,7 +183,7 @@ def check_root(spark: SparkSession, lake: str) -> None:
     if files_on(spark).exists(f"{lake.rstrip('/')}/{_LOG}"):
         raise InvalidConfiguration(
             f"{lake} was written by another stream, and its readers would not see what is written "
-            "by queue below it. Nothing was leased. Give another directory."
+            "by queue below it. Nothing was leased. Pass another directory."
         )
 
 

@@ -56,11 +56,11 @@ class Spread:
         over: timedelta | None = None,
         per_second: float | None = None,
     ) -> Spread | None:
-        """Check what the options say; None where they say nothing."""
+        """Check the options; return None if none is set."""
         if start is None and over is None and per_second is None:
             return None
         if over is not None and per_second is not None:
-            raise InvalidConfiguration("--over and --rate say the same: give one of them.")
+            raise InvalidConfiguration("--over and --rate exclude each other: pass one of them.")
         if per_second is not None and not 0 < per_second <= 1_000_000:
             raise InvalidConfiguration("--rate is from above 0 to 1,000,000 messages a second.")
         return cls(check_schedule(start), None if over is None else over // MILLISECOND, per_second)
@@ -165,7 +165,7 @@ def earlier_answer(job: str, of: str) -> dict[str, Any] | None:
     found = json.loads(text)
     if found["of"] != of:
         raise InvalidConfiguration(
-            f"The id {job!r} is that of a run of other files or options: give another --id."
+            f"The id {job!r} is that of a run of other files or options: pass another --id."
         )
     return dict(found["answer"])
 

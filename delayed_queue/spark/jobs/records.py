@@ -35,12 +35,12 @@ TIME_UNITS: Final[Mapping[str, int]] = {"s": 1000, "ms": 1}
 # Seconds since 1970, taken for milliseconds, are instants before this until the year 22000.
 _SUSPECT: Final = to_milliseconds(datetime(1990, 1, 1, tzinfo=UTC))
 _UNIT_UNSAID: Final = (
-    "schedule_at is a number that would lie before 1990 in milliseconds, and was not offered, as "
-    "it would be due at once: seconds, it seems. Say --time-unit s, or ms if that is what it is."
+    "schedule_at is a number before 1990 in milliseconds, so it may be in seconds. It was not "
+    "offered. Pass --time-unit s, or ms if it is in milliseconds."
 )
 _NO_ZONE: Final = (
     "schedule_at has no time zone: write it with an offset, as in 2026-11-22T09:00:00+01:00, or "
-    "say for all of them --time-zone, as in Europe/Berlin."
+    "pass --time-zone for all of them, as in Europe/Berlin."
 )
 _BOTH: Final = "It has both a schedule_at and a delay."
 

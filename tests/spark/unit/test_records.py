@@ -85,7 +85,7 @@ class TestRecords:
         record = {"key": "a", "payload": "1", "schedule_at": "2026-03-29T02:30"}
         rules = replace(JSON_TEXTS, time_zone="Europe/Berlin")
         assert "an hour that Europe/Berlin skips" in reasons(record, rules)
-        assert "say for all of them --time-zone" in reasons(record)
+        assert "pass --time-zone for all of them" in reasons(record)
 
     def test_cells_have_the_types_of_the_schema(self) -> None:
         types = {
