@@ -34,18 +34,18 @@ from delayed_queue.worker.heartbeat import TELLING, ProgressLine, Totals
 
 Exposition = Callable[..., tuple[bytes, str]]
 _JSON: Final = "application/json"
-# Where processes that share metrics keep them; prometheus-client reads it.
+# The directory in which prometheus-client shares metrics between processes.
 _MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 TELL_SECONDS: Final = 1.0
-# As TELLING, of those who may wait for the database: nobody who tells of the health waits for them.
+# Like TELLING, for threads that may wait for the database, so that health reports do not wait.
 SCRAPING: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessHealth:
-    """One process of a worker; ``turned_seconds_ago`` is the age of its loop's last turn."""
+    """One process; ``turned_seconds_ago`` is the age of its last loop iteration."""
 
     process: int
     pid: int
@@ -57,7 +57,7 @@ class ProcessHealth:
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """A worker's health: of its claim loops, since a process may live and do nothing."""
+    """A worker's health, judged by the progress of its claim loops."""
 
     worker: str
     healthy: bool
@@ -70,8 +70,8 @@ class HealthReport:
 class HealthFile:
     """A file with the last report, for probes that run a command.
 
-    It is replaced as a whole, so a reader never sees half of one, and at most once per
-    ``interval`` seconds unless the health has changed. Its age is that of the news.
+    It is replaced atomically, at most once per ``interval`` seconds unless the health has changed.
+    Its age is the age of the report.
     """
 
     def __init__(self, path: str | Path, *, interval: float = 1.0) -> None:
@@ -81,7 +81,7 @@ class HealthFile:
         self._was_healthy: bool | None = None
 
     def write(self, report: HealthReport) -> None:
-        """Replace the file, if it is time. Raises OSError where it cannot be written."""
+        """Replace the file if it is due; raise OSError if that fails."""
         now = time.monotonic()
         if report.healthy is self._was_healthy and now - self._written_at < self._interval:
             return
@@ -105,7 +105,7 @@ class HealthFile:
 
 
 def problems_of_file(path: str | Path, max_age: timedelta) -> list[str]:
-    """Return what is wrong by a worker's health file; an empty list when it is healthy."""
+    """Return the problems in a worker's health file; empty if healthy."""
     try:
         age = time.time() - Path(path).stat().st_mtime
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -125,9 +125,9 @@ def problems_of_file(path: str | Path, max_age: timedelta) -> list[str]:
 class HealthServer:
     """Serves ``GET /healthz`` and, with prometheus-client, ``GET /metrics``, from threads.
 
-    200 says that the worker is healthy, 503 that it is not. It listens from its making on, so
-    that an address in use is an error at start-up; port 0 takes a free one. No connection may
-    last longer than ``time_limit`` seconds.
+    200 means healthy, 503 unhealthy. The constructor binds the address, so an address in use is
+    an error at start-up; port 0 selects a free one. A connection lasts at most ``time_limit``
+    seconds.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class HealthServer:
         return host, port
 
     def start(self) -> None:
-        # Else a worker process would keep the address when its supervisor is gone.
+        # Otherwise a worker process would keep the address after its supervisor ends.
         os.register_at_fork(after_in_child=self._server.server_close)
         self._thread.start()
 
@@ -157,7 +157,7 @@ class HealthServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """An HTTP server that knows how long each connection has been open."""
+    """An HTTP server that limits the duration of each connection."""
 
     daemon_threads = True
     block_on_close = False
@@ -176,7 +176,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((str(address[0]), int(address[1])), _Request)
 
     def server_bind(self) -> None:
-        # HTTPServer would ask the name service for the host's name, and may wait for it long.
+        # HTTPServer would resolve the host's name, which may block.
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -188,7 +188,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End connections that are open too long; a time-out of each read would admit drips."""
+        """Close expired connections; a timeout per read would not stop slow clients."""
         latest = time.monotonic() - self.time_limit
         for request, opened_at in list(self._opened.items()):
             if opened_at < latest:
@@ -196,7 +196,7 @@ class _Server(ThreadingHTTPServer):
                 _end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Close without an answer; say so when that is not the client's doing."""
+        """Close without a reply; log errors that the client did not cause."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             log(logging.ERROR, "health_request_failed", error)
@@ -241,7 +241,7 @@ class _Request(BaseHTTPRequestHandler):
             try:
                 body, content_type = exposition(accept=self.headers.get("Accept", ""))
             finally:
-                # A collector may have asked the database from this thread, which ends here.
+                # A collector may have connected to the database in this thread, which ends now.
                 connections.close_all()
         self._answer(HTTPStatus.OK, body, content_type)
 
@@ -258,7 +258,7 @@ class _Request(BaseHTTPRequestHandler):
         return "delayed_queue"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 # the name it has
-        """Write nothing: a probe every few seconds is no news."""
+        """Write nothing: probes come every few seconds."""
 
 
 def _exposition() -> Exposition | None:
@@ -270,7 +270,7 @@ def _exposition() -> Exposition | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One process as its health is judged: ``pid`` is 0 while none runs there."""
+    """A process slot of a worker; ``pid`` is 0 while no process runs."""
 
     index: int
     pid: int
@@ -284,7 +284,7 @@ class Place:
 
     @property
     def is_healthy(self) -> bool:
-        # A loop that sleeps turns at least each quarter of the watchdog's timeout.
+        # An idle loop iterates at least every quarter of the watchdog's timeout.
         limit = limit_of(self.board) / 2
         return self.is_finished or (self.pid != 0 and self.turned_seconds_ago < limit)
 
@@ -297,7 +297,7 @@ class Place:
 
 
 def report_on(worker: Any, places: Sequence[Place]) -> HealthReport:
-    """Return the health of a worker: it is as healthy as its worst process."""
+    """Return a worker's health: healthy if all its processes are."""
     return HealthReport(
         str(worker),
         all(each.is_healthy for each in places),
@@ -310,7 +310,7 @@ def totals_of(counters: Sequence[dict[str, int]]) -> Totals:
 
 
 class HealthReporter(AbstractContextManager[None]):
-    """Tells the health from a thread, while the block runs, wherever it was asked to.
+    """Reports health to a file, an address and the terminal while the block runs.
 
     An address in use, or a file that cannot be written, is an error at the start.
     """
@@ -357,7 +357,7 @@ class HealthReporter(AbstractContextManager[None]):
                 with TELLING:
                     self._file.write(self._report())
             except OSError as error:
-                # The file grows old, which is what its reader looks at.
+                # Readers detect it by the age of the file.
                 log(logging.WARNING, "health_file_failed", error=described(error))
 
 
@@ -370,17 +370,16 @@ def _server(address: tuple[str, int], report: Callable[[], HealthReport]) -> Hea
 
 
 def measure_if_served(address: tuple[str, int] | None) -> None:
-    """Have the worker measure where it serves ``/metrics``, whatever the settings name."""
+    """Collect metrics if they are served, regardless of the settings."""
     if address is not None and find_spec("prometheus_client") is not None:
         add_instrument(import_module("delayed_queue.observe.metrics").PrometheusInstrument())
 
 
 @contextmanager
 def sharing_metrics(address: tuple[str, int] | None) -> Iterator[None]:
-    """Serve the metrics of all processes at the address, from a directory of the block's own.
+    """Share the metrics of all processes in a temporary directory.
 
-    Nothing is done without an address or prometheus-client, nor where the operator has chosen a
-    directory.
+    No action without an address or prometheus-client, or if the operator has set a directory.
     """
     if address is None or _MULTIPROCESS in os.environ or find_spec("prometheus_client") is None:
         yield
@@ -395,18 +394,18 @@ def sharing_metrics(address: tuple[str, int] | None) -> Iterator[None]:
 
 
 def number_metrics(process: int) -> None:
-    """Name a process that was forked while metrics are shared."""
+    """Number a forked process if metrics are shared."""
     if _MULTIPROCESS in os.environ and find_spec("prometheus_client") is not None:
         import_module("delayed_queue.observe.metrics").number_process(process)
 
 
 def forget_metrics(pid: int, process: int) -> None:
-    """Remove the gauges of a process that ended from the sums."""
+    """Remove the gauges of an ended process from the sums."""
     if _MULTIPROCESS in os.environ and find_spec("prometheus_client") is not None:
         import_module("delayed_queue.observe.metrics").forget_child(pid, process)
 
 
 def own_place(board: Board) -> Callable[[], Place]:
-    """Return what describes this very process, for a worker without a supervisor."""
+    """Return a function that describes this process, for a lone worker."""
     started_at = time.monotonic()
     return lambda: Place(0, os.getpid(), board, started_at)

@@ -1,4 +1,4 @@
-"""What a worker does beside its messages: its row, its progress line, bulk runs and pruning."""
+"""Background work of a worker: its row, progress line, bulk runs, pruning."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BEAT: Final = timedelta(seconds=10)
-# How long a worker may be silent before an operator is told so; nothing else follows from it.
+# A worker whose last heartbeat is older is reported as silent; nothing else depends on it.
 ALIVE: Final = 3 * BEAT
-# Of a lease's id nobody can tell its holder; so the holder says which are its own.
+# At most N lease ids in a worker's row, where operators find the holder of a lease.
 MAX_LEASES: Final = 20
 _SILENT_FOR_GOOD: Final = timedelta(days=1)
 _BEATS_PER_PRUNE: Final = 360
 _MAX_PRUNED: Final = 100
-# A worker that stops waits no longer than this for its row to go.
+# A worker that stops waits at most N seconds for the removal of its row.
 _RETIRE_TIMEOUT: Final = 1.0
 
 
-# Erase to the end of the line; then back to its start, so that a log line overwrites this one.
+# Erases to the end of the line; a carriage return follows, so that a log line overwrites this one.
 _ERASE: Final = "\x1b[K"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A worker's identity and counts so far; ``lease_ids`` are what it holds, oldest first."""
+    """A worker's identity, counts and ``lease_ids``, oldest first."""
 
     name: str
     process: int = 0
@@ -72,7 +72,7 @@ class Snapshot:
     lease_ids: Sequence[str] = ()
     tallies: Sequence[Tally] = ()
     scan: SlowestScan = NOT_SCANNED
-    # Writes that the database refused lately, by queue and SQLSTATE.
+    # Recently refused writes, by queue and SQLSTATE.
     refused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
@@ -82,7 +82,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """The amount done by a moment, on the monotonic clock."""
+    """Messages done by queue, at an instant of the monotonic clock."""
 
     at: float
     done: Mapping[str, int]
@@ -95,10 +95,10 @@ class _Measure:
 
 
 class Heartbeat:
-    """Keeps the worker's row, on a thread and a connection of its own.
+    """Updates the worker's row, in its own thread and on its own connection.
 
-    Nothing depends on it: while the database is away it says so once and goes on, and a row that
-    somebody removed is written anew. ``describe`` is called on that thread.
+    Handling does not depend on it. If the database is unavailable, it logs one warning and retries.
+    If the row was removed, it inserts a new one. The thread calls ``describe``.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Heartbeat:
         self.thread.start()
 
     def stop(self) -> None:
-        """Remove the row; give up on it rather than hold up the end of the worker."""
+        """Remove the row, within a timeout so that the worker can stop."""
         self._stopped.set()
         if self.thread.ident is not None:
             self.thread.join(_RETIRE_TIMEOUT)
@@ -145,7 +145,7 @@ class Heartbeat:
             connections.close_all()
 
     def _sleep(self) -> None:
-        """Sleep until the next beat; a bulk run that is announced meanwhile starts at once."""
+        """Sleep until the next beat; start announced bulk runs at once."""
         beats_at = time.monotonic() + self._interval
         while not self._stopped.is_set() and (left := beats_at - time.monotonic()) > 0:
             if self._is_failing:
@@ -167,7 +167,7 @@ class Heartbeat:
             self._is_failing = False
 
     def _note_failure(self, error: Error) -> None:
-        """Log a failure unless it is the last one again; the next call connects anew."""
+        """Log a failure unless it repeats the last one, and disconnect."""
         if self._failure != state_of(error):
             log(logging.WARNING, "heartbeat_failed", error=described(error))
         self._failure = state_of(error)
@@ -182,14 +182,14 @@ class Heartbeat:
         except Error as error:
             if is_unavailable(error):
                 raise
-            # Without a row the worker still has samples to write and bulk runs to carry out.
+            # Samples and bulk runs do not need the row.
             self._note_failure(error)
         self._sampler.look(snapshot.tallies)
         self._chores.look()
         self._watch.look(self.is_first)
 
     def is_first(self) -> bool:
-        """Return whether this worker is the one of the longest standing that is alive."""
+        """Return whether this worker is the oldest one alive."""
         rows = Worker.objects.using(self._using)
         own = None if self._id is None else rows.filter(pk=self._id).first()
         if own is None:
@@ -198,11 +198,11 @@ class Heartbeat:
         return alive.values_list("pk", flat=True).first() == self._id
 
     def beat(self, snapshot: Snapshot | None = None) -> None:
-        """Write the row, a new one where it was removed."""
+        """Update the row; insert a new one if it was removed."""
         snapshot = snapshot or self._describe()
         measure = _Measure(time.monotonic(), dict(snapshot.done_by_queue))
         if self._id is not None and self._queues != snapshot.queues:
-            # It serves others than when it enlisted; what a row says of that never changes.
+            # The queues have changed, and a row's queues are never updated.
             self._retire()
             self._id = None
         if self._id is None or not self._tell(self._id, snapshot, measure):
@@ -247,7 +247,7 @@ class Heartbeat:
 
 
 class Totals(NamedTuple):
-    """The counts of a worker since its start, and what it is doing."""
+    """A worker's counts since its start, and its messages in flight."""
 
     done: int
     failed: int
@@ -259,13 +259,13 @@ class Totals(NamedTuple):
         return self.done + self.failed + self.dead
 
 
-# Held by threads of a supervisor that tell how it does: it forks in between. A process that was
-# forked while one of them had a lock would wait for it for ever.
+# Held by the supervisor's reporting threads, so that it does not fork meanwhile. A process forked
+# while such a thread holds a lock would wait for that lock forever.
 TELLING: Final = threading.Lock()
 
 
 class ProgressLine:
-    """Writes the totals every second from a thread of its own; nothing where no terminal is."""
+    """A thread that writes the totals to a terminal every second."""
 
     def __init__(
         self, totals: Callable[[], Totals], stream: TextIO | None = None, interval: float = 1.0
@@ -306,7 +306,7 @@ class ProgressLine:
                 self._write("\r")
             self._write("\n")
         except OSError as error:
-            # The terminal was closed; the work goes on without it.
+            # The terminal was closed; the worker continues.
             log(logging.DEBUG, "progress_ended", error=type(error).__name__)
 
     def _write(self, end: str) -> None:
@@ -331,7 +331,7 @@ class ProgressLine:
 
 _LONGEST_WAIT: Final = 5.0
 _STOP_TIMEOUT: Final = 5.0
-# Dead letters are pruned so often, by whichever worker it is: what one deletes another passes over.
+# Seconds between prunings of dead letters. All workers prune; each skips rows that another deletes.
 _FIRST_PRUNE: Final = 60.0
 _PRUNE_INTERVAL: Final = 600.0
 _PRUNE_BATCH: Final = 1000
@@ -339,9 +339,9 @@ _MAX_KINDS: Final = 10_000
 
 
 class Chores:
-    """A thread while there is something to do; asked to look by the heartbeat, on its connection.
+    """Bulk runs and pruning, in a thread that exists only while there is work.
 
-    Several workers share the runs batch by batch; which one carries out a batch is no matter.
+    The heartbeat calls ``look`` on its connection. Workers share the runs, batch by batch.
     """
 
     def __init__(self, using: str, *, first_prune: float = _FIRST_PRUNE) -> None:
@@ -352,7 +352,7 @@ class Chores:
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Begin where a run waits to be carried out, or it is time to prune."""
+        """Start the thread if a bulk run is waiting or pruning is due."""
         if self._thread is not None and self._thread.is_alive():
             self._hurried.set()
             return
@@ -361,7 +361,7 @@ class Chores:
             self._thread.start()
 
     def stop(self) -> None:
-        """Finish the batch; another worker goes on, or this one when it is back."""
+        """Finish the batch; a later thread or another worker continues."""
         self._stopped.set()
         self._hurried.set()
         if self._thread is not None and self._thread.is_alive():
@@ -374,7 +374,7 @@ class Chores:
             while not self._stopped.is_set() and self._turn():
                 pass
         except Error as error:
-            # The next heartbeat begins anew; the batch was undone.
+            # The batch was rolled back; the next heartbeat retries.
             log(logging.WARNING, "chores_failed", error=described(error))
         finally:
             connections[self._using].close()
@@ -383,10 +383,7 @@ class Chores:
         return time.monotonic() >= self._prunes_at
 
     def _prune(self) -> None:
-        """Delete what was kept long enough: dead letters a batch at a time, samples a day.
-
-        And rows of limits that hold nothing back any more.
-        """
+        """Delete expired dead letters and samples, and unused rows of limits."""
         pause = _PRUNE_INTERVAL * random.uniform(0.8, 1.2)  # noqa: S311 - to spread a herd
         self._prunes_at = time.monotonic() + pause
         self._prune_letters(get_settings().DEAD_LETTER_RETENTION)
@@ -406,7 +403,7 @@ class Chores:
                 pass
 
     def _unless_refused(self, call: Callable[[], T], kind: str) -> T | None:
-        """Return ``call()``; log a refusal, which must not keep the other kinds from theirs."""
+        """Return ``call()``; log a refusal, so that the other kinds continue."""
         try:
             return call()
         except Error as error:
@@ -416,19 +413,19 @@ class Chores:
             return None
 
     def _prune_batch(self, kind: str, age: int) -> bool:
-        """Return whether there may be more."""
+        """Delete a batch; return whether more may remain."""
         return (
             DeadLetter.objects.prune(kind, age, limit=_PRUNE_BATCH, using=self._using)
             == _PRUNE_BATCH
         )
 
     def _turn(self) -> bool:
-        """Carry out a batch, or wait for the next; return whether there is more."""
+        """Run a batch, or wait for the next; return whether more remain."""
         if step(self._using):
             return True
         wait = BulkRun.objects.next_in(using=self._using)
         if wait is not None:
-            # Not at once, though its time has come: another worker has it under lock.
+            # At least 50 ms, even if the run is due: another worker holds its lock.
             self._hurried.wait(min(max(wait / 1000, 0.05), _LONGEST_WAIT))
             self._hurried.clear()
         return wait is not None

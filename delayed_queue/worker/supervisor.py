@@ -1,4 +1,4 @@
-"""The supervisor: forks worker processes, watches them, and forks others in their place."""
+"""The supervisor: forks worker processes, watches and replaces them."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, number_
 from delayed_queue.worker.heartbeat import TELLING, Totals
 from delayed_queue.worker.settling import Counts
 
-# How long to wait before a process that died is started again: doubled each time, and from the
-# start again for one that lived for a while.
+# Restart delay in seconds after a crash: doubled each time, reset after a run of LONG_LIFE seconds.
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
-# Where a message in flight may be to blame, and will soon be a dead letter, the others wait less.
+# Maximum restart delay, in seconds, if a message in flight may have caused the crash: it soon
+# becomes a dead letter, and the other messages should not wait longer.
 LONGEST_PAUSE_WITH_WORK: Final = 2.0
 LONG_LIFE: Final = 60.0
-# How long a process that is to be forked waits for those who tell of the others.
+# Maximum wait, in seconds, for each lock of the reporting threads before a fork.
 QUIET_SECONDS: Final = 2.0
-# What ends a process, or tells of the end of one.
+# Signals that end a process, or report the end of a child.
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 class Child:
-    """One worker process: forked, watched through its board, forked again."""
+    """A worker process and its replacements, watched through its board."""
 
     def __init__(self, index: int, slots: int) -> None:
         self.index = index
@@ -67,12 +67,12 @@ class Child:
         return self.pid != 0
 
     def start(self, work: Callable[[Child], int]) -> None:
-        """Fork a process that works, and ends with the exit code returned."""
+        """Fork a process that runs ``work`` and exits with its result."""
         self.started_at = time.monotonic()
         _let_go()
-        # None may come before we know of the child, nor be taken for ours by it.
+        # Block signals until the pid is known here and the child has reset its handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        # Who takes longer waits for the database, and has no lock meanwhile.
+        # A thread that holds its lock for longer is waiting for the database: fork anyway.
         locks = (TELLING, SCRAPING, RECOVERING)
         quiet = [each for each in locks if each.acquire(timeout=QUIET_SECONDS)]
         try:
@@ -95,7 +95,7 @@ class Child:
         return os.waitstatus_to_exitcode(status)
 
     def forget(self, *, crashed: bool) -> None:
-        """Forget the process that ended, and set when the next may start."""
+        """Reset for the next process, and set its earliest start."""
         counters = self.board.counters()
         for name in COUNTERS:
             self._past[name] += counters[name]
@@ -109,7 +109,7 @@ class Child:
         self._pause = min(2 * self._pause, longest) if crashed else FIRST_PAUSE
 
     def counters(self) -> dict[str, int]:
-        """Return what all processes in this place have done."""
+        """Return the summed counters of all processes in this slot."""
         present = self.board.counters()
         sums = {name: present[name] + self._past[name] for name in COUNTERS}
         return {**sums, "in_flight": present["in_flight"]}
@@ -121,7 +121,7 @@ class Child:
 
 
 def _let_go() -> None:
-    """Close what two processes must not share, and write what both would."""
+    """Close shared connections and flush the streams before a fork."""
     for each in connections.all(initialized_only=True):
         each.close()
         if (close_pool := getattr(each, "close_pool", None)) is not None:
@@ -132,17 +132,17 @@ def _let_go() -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # Whoever read it may be gone.
+        # The reader may have closed the stream.
         with suppress(OSError, ValueError):
             stream.flush()
 
 
 def _settle_in(signals: Iterable[int]) -> None:
-    """Be a process of its own: Ctrl-C is for the supervisor, and so is the terminal."""
+    """Detach from the supervisor's process group, signals and terminal."""
     os.setpgid(0, 0)
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_DFL)
-    # Where there was none from the start, its number may be that of another file.
+    # Without a standard input, its descriptor may belong to another file.
     if sys.__stdin__ is not None:
         with suppress(OSError, ValueError), Path(os.devnull).open() as nothing:
             os.dup2(nothing.fileno(), sys.__stdin__.fileno())
@@ -150,7 +150,7 @@ def _settle_in(signals: Iterable[int]) -> None:
 
 
 def _live(signals: Iterable[int], work: Callable[[], int]) -> NoReturn:
-    """End with what ``work`` returns, and do nothing of what our parent is to do at its end."""
+    """Exit with the result of ``work``, without the parent's exit handlers."""
     code = 1
     try:
         _settle_in(signals)
@@ -163,7 +163,7 @@ def _live(signals: Iterable[int], work: Callable[[], int]) -> NoReturn:
 
 
 def stop_when_orphaned(stop: Callable[[], Any], lifeline: int) -> None:
-    """Call ``stop`` when our parent is gone, however it ended: its end of the pipe closes."""
+    """Call ``stop`` when the parent ends, which closes its end of the pipe."""
 
     def wait() -> None:
         while os.read(lifeline, 1024):
@@ -174,26 +174,27 @@ def stop_when_orphaned(stop: Callable[[], Any], lifeline: int) -> None:
 
 
 TICK_SECONDS: Final = 0.5
-# A claim that was on its way when its process died may commit after the look at its leases.
+# Delay of the second recovery, in seconds: a claim in progress at the crash may commit after the
+# first one.
 SECOND_LOOK_SECONDS: Final = 1.0
 # A child is killed N seconds after its shutdown timeout; it should have ended itself before.
 GRACE_SECONDS: Final = 4.3
 # The supervisor waits at most N seconds for the recovery of what a dead process held; the
 # recovery then goes on in its thread.
 RECOVERY_SECONDS: Final = 1.0
-# Held by a thread that recovers: the supervisor does not fork meanwhile, as with TELLING.
+# Held during a recovery, so that the supervisor does not fork meanwhile, as with TELLING.
 RECOVERING: Final = threading.Lock()
-# For how long suspects are alone once a process has died with several messages in flight; twice as
-# long each time that this did not tell which of them it was.
+# Suspects run alone for N seconds after a crash with several messages in flight. The time doubles
+# whenever the next crash does not identify the message.
 ALONE_SECONDS: Final = 10.0
-# After so many deaths before the first turn of its loop there is no point in going on.
+# The supervisor stops after N consecutive crashes before the first iteration of the claim loop.
 MOST_EARLY_DEATHS: Final = 3
 
-# Exit codes: the configuration or the schema does not fit, so that starting again is in vain;
-# and "start me again", of a worker whose threads are used up by handlers that never return.
+# Exit codes. Configuration or schema are wrong, so a restart cannot help. And: restart the worker,
+# because handlers that never return occupy all its threads.
 EXIT_CONFIGURATION: Final = 78
 EXIT_RECYCLE: Final = 75
-# The database refuses the worker; and, of one that was to end by itself, it stayed away.
+# The database refuses the worker. And: it stayed unavailable to a worker that ends by itself.
 EXIT_REFUSED: Final = 77
 EXIT_UNAVAILABLE: Final = 69
 _FINAL: Final = frozenset({EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNAVAILABLE})
@@ -204,9 +205,9 @@ LOOK_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
-    """``slots``: as of the board of a child.
+    """Options of a supervisor; ``slots`` is the size of each child's board.
 
-    ``ends``: whether a child that exits with 0 is done (burst, max_messages), not to be replaced.
+    If ``ends`` is set (burst, max_messages), a child that exits with 0 is not replaced.
     """
 
     processes: int
@@ -218,22 +219,22 @@ class SupervisorOptions:
 
 
 class Supervisor:
-    """Keeps so many processes alive; ``run()`` returns the exit code.
+    """Keeps N processes alive; ``run()`` returns the exit code.
 
-    It has loaded the project, and its processes are forks of it, which share that memory. ``work``
-    is what each does, with the end of a pipe that closes when the supervisor is gone; it returns
-    the exit code.
+    The supervisor loads the project, and forks its processes, which share that memory. Each process
+    calls ``work`` with the end of a pipe that closes when the supervisor ends. ``work`` returns the
+    exit code.
 
-    It has no database connection but for the moment after a death: then it gives back what the
-    dead process held, and counts the delivery that may have killed it. It needs no process to
-    live: when it is killed, they finish what they have in flight and end.
+    The supervisor connects to the database only after a crash. It then releases the messages of the
+    dead process, and counts the delivery that may have killed it. If the supervisor is killed, its
+    processes finish the messages in flight and exit.
     """
 
     def __init__(self, options: SupervisorOptions, work: Callable[[Child, int], int]) -> None:
         self.options = options
         self.children = [Child(index, options.slots) for index in range(1, options.processes + 1)]
         self._work = work
-        # Of its end that only we hold they hear when we are gone.
+        # Only the supervisor holds the write end, so it closes when the supervisor ends.
         self._lifeline, self._held = os.pipe()
         self._stop = StopSignal()
         self._second_looks: list[tuple[float, CrashReport]] = []
@@ -250,7 +251,7 @@ class Supervisor:
         return Counts(**{name: sum(each[name] for each in sums) for name in COUNTERS[:-1]})
 
     def places(self) -> list[Place]:
-        """Return the processes, for a judge of their health; may be asked from another thread."""
+        """Return the processes for a health report; callable from any thread."""
         return [
             Place(each.index, each.pid, each.board, each.started_at, each.is_finished)
             for each in self.children
@@ -277,9 +278,9 @@ class Supervisor:
     # Signals
 
     def listen_to_signals(self, arm: Callable[[], None]) -> None:
-        """The first SIGTERM or SIGINT drains; the second kills the processes where they stand.
+        """Drain on the first SIGTERM or SIGINT; kill the processes on the second.
 
-        ``arm`` limits how long the first may take.
+        ``arm`` limits the duration of the drain.
         """
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -295,10 +296,10 @@ class Supervisor:
     def _exit_now(self, number: int, frame: FrameType | None) -> None:
         for child in self.children:
             child.signal(signal.SIGKILL)
-        os._exit(128 + number)  # the leases are safe with the database
+        os._exit(128 + number)  # the database keeps the leases
 
     def stop(self) -> None:
-        """Have the processes finish what they have in flight; kill those that take too long."""
+        """Drain the processes; kill those that exceed the shutdown timeout."""
         self._stop.set()
         timeout = self.options.shutdown_timeout.total_seconds() + GRACE_SECONDS
         self._kill_at = time.monotonic() + timeout
@@ -322,7 +323,7 @@ class Supervisor:
 
     @property
     def _is_killing(self) -> bool:
-        """Whether the processes took longer to stop than they may."""
+        """Whether the processes exceeded their shutdown timeout."""
         return self._kill_at is not None and time.monotonic() > self._kill_at
 
     def look_after(self, child: Child) -> None:
@@ -335,7 +336,7 @@ class Supervisor:
                 self._note_end(child, pid, code)
         elif self._may_start(child):
             child.start(self._work_as)
-            if self._stop.is_set():  # while it was being started, so that it was not told
+            if self._stop.is_set():  # stop() ran during the start, without this child
                 child.signal(signal.SIGTERM)
 
     def _work_as(self, child: Child) -> int:
@@ -348,7 +349,7 @@ class Supervisor:
         return is_wanted and time.monotonic() >= child.start_at
 
     def watch_over(self, child: Child) -> None:
-        """Kill a process whose claim loop stands still; it is then replaced like any other."""
+        """Kill a process whose claim loop is stuck, so that it is replaced."""
         stood = child.standing.seconds(child.started_at)
         if stood > limit_of(child.board):
             fields = {"process": child.index, "pid": child.pid, "seconds": f"{stood:.0f}"}
@@ -360,9 +361,9 @@ class Supervisor:
         report = CrashReport.of(child.board, cause)
         was_killed = self._is_killing and code == -signal.SIGKILL
         if was_killed or (code == EXIT_STUCK and self._stop.is_set()):
-            # By us, or by itself at the end of its time: no message did it.
+            # The shutdown timeout ended it, not a message.
             report = replace(report, is_known=False)
-        # A process that has turned drains when it is told to; until then the signal ends it.
+        # Before the first iteration of its claim loop, a process does not catch the signal.
         was_told = code in (-signal.SIGTERM, -signal.SIGINT) and not child.board.turned_at
         crashed = code not in (0, EXIT_RECYCLE) and not was_told
         child.forget(crashed=crashed)
@@ -373,7 +374,7 @@ class Supervisor:
             child.is_finished = True
 
     def _note_crash(self, child: Child, pid: int, code: int, report: CrashReport) -> None:
-        # In another thread: the database may answer nothing, and the other processes be watched.
+        # In a thread: the database may not reply, and the other processes need watching.
         _in_background(partial(self._recover, child.index, pid, code, report))
         self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, report))
         is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS
@@ -382,7 +383,7 @@ class Supervisor:
             self.stop()
 
     def _recover(self, process: int, pid: int, code: int, report: CrashReport) -> None:
-        """Give back what a dead process held, and report its death."""
+        """Release the messages of a dead process, and report the crash."""
         names = give_back(report, self.options.using).names
         fields = {"process": process, "exit_code": code, "in_flight": len(report.in_flight)}
         named = names[0]._asdict() if len(names) == 1 else {"messages": listed(names)}
@@ -392,12 +393,12 @@ class Supervisor:
         )
 
     def _isolate_suspects(self, child: Child, report: CrashReport) -> None:
-        """Have suspects run alone, so that the next death shows which message is to blame."""
+        """Run suspects alone, so that the next crash identifies the message."""
         if report.is_known or not report.in_flight:
             return
         was_alone = child.started_at > self._isolated_at > 0
         if was_alone and any(each.is_suspect for each in report.in_flight):
-            self._alone_seconds *= 2  # the others came when it had been alone for so long
+            self._alone_seconds *= 2  # the isolation had ended too early
         else:
             self._alone_seconds = max(self._alone_seconds, ALONE_SECONDS)
         self._isolated_at = time.monotonic()
@@ -416,7 +417,7 @@ class Supervisor:
 
 
 def _in_background(call: Callable[[], None]) -> None:
-    """Make a call that needs the database in a thread; wait for it only a moment."""
+    """Run ``call`` in a thread; wait at most RECOVERY_SECONDS."""
 
     def recover() -> None:
         with RECOVERING:
@@ -427,9 +428,9 @@ def _in_background(call: Callable[[], None]) -> None:
 
 
 class Reloader:
-    """Runs a command, and runs it anew whenever a source file has changed.
+    """Runs a command, and restarts it after each change of a source file.
 
-    One that fails is run anew when that may have mended it, except where no change of a file does.
+    A command that fails is restarted after the next change, unless its exit code is final.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -438,7 +439,7 @@ class Reloader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Run until stopped, or until the command has ended for good; return its exit code."""
+        """Run until stopped or until a final exit code; return the code."""
         watch = SourceWatch()
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._pass_on)
@@ -450,18 +451,18 @@ class Reloader:
             while code is not None and not self._stop.is_set() and not watch.has_changed():
                 self._sleep()
             if self._stop.is_set():
-                return max(code or 0, 0)  # one that was told before it listened has not failed
+                return max(code or 0, 0)  # a negative code: stopped before it handled signals
             log(logging.INFO, "reload")
 
     def _run_until(self, has_changed: Callable[[], bool]) -> int | None:
-        """Return the exit code, or None if it was stopped because of a change."""
+        """Return the exit code, or None if a change stopped the command."""
         self._process = process = subprocess.Popen(  # noqa: S603 # our own command line
             self._command,
-            stdin=subprocess.PIPE,  # its end says that we are gone
-            process_group=0,  # Ctrl-C is for us, who pass it on
+            stdin=subprocess.PIPE,  # closes when this process ends
+            process_group=0,  # this process forwards Ctrl-C
         )
         with process:
-            if self._stop.is_set():  # while it was being started, so that it was not told
+            if self._stop.is_set():  # the signal came during the start
                 process.terminate()
             while process.poll() is None:
                 if has_changed():
@@ -503,6 +504,6 @@ def _modification_times() -> dict[Path, float]:
     for path in iter_all_python_module_files():
         try:
             found[path] = path.stat().st_mtime
-        except OSError:  # removed: then it is missing here, which is a change
+        except OSError:  # removed, which counts as a change
             continue
     return found
