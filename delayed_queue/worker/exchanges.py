@@ -387,12 +387,12 @@ class Exchanges:
         try:
             brought = self._dispatcher.accept(plan, answers)
         except FAILURES as error:
-            # The claim of a queue with limits is made there.
-            if not is_unavailable(error):
-                self._refuse_claim(plan, error)
-                return 0
+            # A queue with limits is claimed there. Other kinds of it may be leased already.
             self._unanswered.append(plan)
-            raise
+            if is_unavailable(error):
+                raise
+            self._refuse_claim(plan, error)
+            return 0
         # A claim of a queue with limits is made alone.
         self._batches_fill = plan.consumer.walk is None and brought * 2 >= plan.consumer.limit
         return brought

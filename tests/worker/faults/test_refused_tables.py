@@ -20,6 +20,7 @@ from delayed_queue.http.models import Endpoint
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.handlers import QUEUES
+from delayed_queue.tasks.options import kind_of_priority
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 from tests.http.callbacks.delivering import add_many, permitted, send_due
@@ -176,3 +177,24 @@ def test_the_worker_goes_on(
             wait_until(lambda: not Message.objects.filter(kind="others|json").exists())
     assert set(handled.values()) == {1}
     assert not DeadLetter.objects.exists()
+
+
+def test_what_a_refused_claim_has_leased_before_is_released(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each priority is claimed in a transaction of its own; that of the limited one is refused."""
+    from tests.tasks import work
+
+    settings.TASKS = configured()
+    queue = DelayedQueue("default", kind=kind_of_priority("default", 0))
+    queue.groups.set(Groups(rate="100/s"))
+    add: Any = work.add
+    add.using(priority=9).enqueue(1)
+    add.using(group="a").enqueue(1)
+    with refusing("INSERT OR UPDATE", "true", "delayed_queue_limit"):
+        registry = Registry()
+        registry.add(all_handlers.get("default"))
+        with running(Worker(WorkerOptions(poll_interval=SOON), registry)):
+            wait_until(lambda: "event=claim_refused" in caplog.text)
+            wait_until(lambda: not Message.objects.exclude(lease_id=None).exists())
+            assert Message.objects.count() == 2
