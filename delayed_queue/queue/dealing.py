@@ -1,6 +1,6 @@
-"""Deal out what a claim may lease: so much of each group, by turns or the most overdue first.
+"""Divide a claim among groups: by turns, or the most overdue first.
 
-Pure functions, which the store in memory and the one in PostgreSQL share.
+Pure functions, shared by the in-memory store and the one in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.groups import Ahead, GroupRow, Look, Share
 from delayed_queue.queue.store.limits import RulesRow
 
-# More than any claim asks for.
+# The largest limit of a claim.
 UNLIMITED: Final = 2**31 - 1
 
 Rated = RulesRow | GroupRow
 
 
-# Rates: a permit is free every interval, and free ones are kept up to the burst (GCRA).
+# Rates (GCRA): one permit is added per interval, and at most ``burst`` are kept.
 
 
 def permits(interval: float | None, burst: int, spent_until: float | None, now: int) -> int:
     """Return the number of free permits."""
     if interval is None:
         return UNLIMITED
-    # Counted from the next one, so that there is one from that instant on, however it is rounded.
+    # Counted from the next permit: rounding cannot postpone it.
     since = now - next_permit(interval, burst, spent_until, now)
     return min(math.floor(since / interval) + 1, burst) if since >= 0 else 0
 
@@ -35,23 +35,23 @@ def permits(interval: float | None, burst: int, spent_until: float | None, now: 
 def next_permit(interval: float, burst: int, spent_until: float | None, now: int) -> float:
     """Return when the next permit is free: at most one interval from now.
 
-    Only an earlier rule, or a clock that has been set back, leaves more than that spent.
+    More is spent only under an earlier rule, or before the clock was set back.
     """
     return min((spent_until or 0.0) - (burst - 1) * interval, now + interval)
 
 
 def spend(interval: float, burst: int, spent_until: float | None, now: int, count: int) -> float:
-    """Return until when permits are spent after ``count`` more of them."""
+    """Return until when permits are spent after ``count`` more."""
     return min(max(spent_until or 0.0, now), now + burst * interval) + count * interval
 
 
 def spent_by(
     rules: RulesRow, groups: Sequence[GroupRow], rows: list[LeasedRow]
 ) -> dict[str, float]:
-    """Return until when permits are spent of what was leased: by group, and of the queue ('').
+    """Return until when permits are spent, by group; the empty name is the queue.
 
-    Also where an earlier rule, or a clock that has been set back, has left more spent than the
-    rule in force allows: that is lowered.
+    Includes groups without a lease of which more is spent than the rule in force allows, under an
+    earlier rule or before the clock was set back: it is lowered.
     """
     now, counts = rules.now, Counter(row.group for row in rows)
     rates: list[tuple[str, Rated, int]] = [("", rules, len(rows))]
@@ -68,7 +68,10 @@ def spent_by(
 
 
 class Candidate(NamedTuple):
-    """A group of which so many may be leased now (``room``); None stands for those of no group."""
+    """A group, and how many of its messages may be leased now (``room``).
+
+    The name None stands for the messages without a group.
+    """
 
     name: str | None
     room: int
@@ -83,14 +86,13 @@ class Candidate(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """What a claim leases: shares of groups, and so many (``ungrouped``) of those of no group.
+    """The shares of a claim: ``ungrouped`` messages without a group, then those of groups.
 
-    In this order, and ``limit`` in all: the free permits of the queue, at most what is asked for.
-
-    ``since`` had the last turn, with its ``rest``: None without turns, and empty where the names
-    begin anew. ``groups`` with a message that waits were looked at, to ``last``. ``room``: how many
-    messages could have been leased, of no group more than two. ``permit_at``: the next permit of
-    the queue, which has none now, or of those groups that have none.
+    At most ``limit`` in all: the limit of the claim, or the free permits of the queue.
+    ``since`` had the last turn, with ``rest`` left of it; None without turns, empty after the last
+    name. ``groups`` is the number of groups read that have a message without a lease, up to
+    ``last``. ``room`` is the number of messages that could be leased, at most two of each group.
+    ``permit_at`` is the next permit of the queue if it has none now, else of groups without one.
     """
 
     shares: list[Share]
@@ -106,12 +108,12 @@ class Dealt(NamedTuple):
 
 
 def deal_out(ahead: Ahead, look: Look, rules: RulesRow) -> Dealt:
-    """Deal out what was asked for, as far as the queue has permits, to what was found."""
+    """Divide the limit of a claim, or the free permits of the queue, among the groups found."""
     most = min(ahead.limit, permits(rules.interval, rules.burst, rules.spent_until, rules.now))
-    # The leases bear this instant: the look at the groups may have a later one.
+    # ``rules.now`` is the instant of the leases; the groups were read later.
     found = [candidate(row, rules.now) for row in look.groups]
     room = sum(min(each.room, 2) for each in found)
-    # Those without a group have their turn where the way round the names begins anew.
+    # Messages without a group have their turn after the last name.
     place = sum(row.name >= ahead.since for row in look.groups)
     found.insert(place, Candidate(None, len(look.ungrouped.ids)))
     since, rest = None, 0
@@ -121,7 +123,7 @@ def deal_out(ahead: Ahead, look: Look, rules: RulesRow) -> Dealt:
         since = _last_turn(ahead, look, found[last].name) if any(numbers) else None
     else:
         found.sort(key=lambda each: (each.earliest, each.name or ""))
-        # More than is asked for: how many are due of each is not known. The lease counts them.
+        # The number of due messages is unknown: the statement that leases applies the limit.
         numbers = [min(each.room, most) for each in found]
     given = [(each, number) for each, number in zip(found, numbers, strict=True) if number]
     waiting = [row.name for row in look.groups if row.has_waiting]
@@ -135,7 +137,7 @@ def deal_out(ahead: Ahead, look: Look, rules: RulesRow) -> Dealt:
 
 
 def _last_turn(ahead: Ahead, look: Look, name: str | None) -> str | None:
-    """Return who had the last turn; empty where all names were gone through."""
+    """Return the name that had the last turn; empty after the last name."""
     if name is not None:
         return name
     to_the_end = sum(row.has_waiting and row.name >= ahead.since for row in look.groups)
@@ -143,7 +145,7 @@ def _last_turn(ahead: Ahead, look: Look, name: str | None) -> str | None:
 
 
 def _permit_at(look: Look, rules: RulesRow) -> float | None:
-    """Return when the queue, or else the first of its groups, has a permit that has none now."""
+    """Return the next permit of the queue if it has none, else of its groups without one."""
     groups: list[Rated] = [row for row in look.groups if row.is_due]
     for rates in ([rules], groups):
         permits_at = [
@@ -157,7 +159,7 @@ def _permit_at(look: Look, rules: RulesRow) -> float | None:
 
 
 def candidate(row: GroupRow, now: int) -> Candidate:
-    """Return what may be leased of a group now."""
+    """Return how many messages of a group may be leased now."""
     retaken = fresh = 0
     if not row.is_due or row.is_paused or row.is_blocked:
         pass
@@ -176,17 +178,17 @@ def candidate(row: GroupRow, now: int) -> Candidate:
 def deal(
     limit: int, asked: Sequence[tuple[int, int]], first: int = 0
 ) -> tuple[list[int], int, int]:
-    """Deal out ``limit`` by turns to those who ask, each given as its weight and its room.
+    """Divide ``limit`` by turns among candidates, given as weight and room.
 
-    One that is alone gets all. ``first`` is what the first has left of a turn that was cut short.
-    Returns the shares, who had the last turn, and what is left of it.
+    A single candidate gets everything. ``first`` is the rest of the first one's unfinished turn.
+    Returns the shares, the index that had the last turn, and the rest of that turn.
     """
     given = [0] * len(asked)
     last, rest = len(asked) - 1, 0
     while limit > 0 and (active := [at for at, (_, room) in enumerate(asked) if given[at] < room]):
         everyone = sum(asked[at][0] for at in active)
         filled = min((asked[at][1] - given[at]) // asked[at][0] for at in active)
-        # Whole rounds at once, as many as the limit allows and leave room for each.
+        # Whole rounds at once, while the limit allows them and every candidate has room.
         rounds = 0 if first else min(limit // everyone, filled)
         for at in active:
             weight, room = asked[at]

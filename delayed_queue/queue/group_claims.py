@@ -1,4 +1,4 @@
-"""Claims of a queue with limits: one look at its groups, what is leased of them, where to go on."""
+"""Claims of a queue with limits: read its groups, divide the claim, lease."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from delayed_queue.queue.dealing import Dealt, deal_out, spent_by
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, earliest_first
 from delayed_queue.queue.store.groups import Ahead, GroupLease, UngroupedRow
 
-# How many groups a claim looks at: one for each message it is to find, or for two where groups have
-# them, within these bounds. The upper one where so many groups have not filled a claim.
+# Bounds of the number of groups that a claim reads: one per message of its limit, or per two if
+# groups have two. MOST_GROUPS applies after MANY_GROUPS did not fill a claim.
 FEWEST_GROUPS: Final = 32
 MANY_GROUPS: Final = 256
 MOST_GROUPS: Final = 512
-# How many messages it looks through for those without a group; and while it finds nothing else.
+# Number of messages scanned for those without a group; SCANNED_IDLE after a claim that found none.
 SCANNED: Final = 100
 SCANNED_IDLE: Final = 500
-# After a scan to the end, the next one from the start begins after so long, and so much longer for
-# each message that was read: little enough of a process's time.
+# Pause before a scan from the start, in milliseconds: RESCAN_MS, and RESCAN_MS_EACH per message of
+# the last one. So scans take a small part of a process's time.
 RESCAN_MS: Final = 1_000
 RESCAN_MS_EACH: Final = 1
-# How far below its end the next scan begins: offers commit in another order than that of their
-# due times, usually by less than this.
+# Overlap of two scans, in milliseconds: offers may commit in another order than that of their due
+# times, usually by less than this.
 MARGIN_MS: Final = 2_000
-# Maximum time between the statements of a claim, in milliseconds. They are some milliseconds apart;
-# a process that is suspended in between would keep all others from the queue.
+# Maximum time between the statements of a claim, in milliseconds; usually a few. A process that is
+# suspended in between would keep all others from the queue.
 IDLE_MS: Final = 5_000
 _START: Final = (NO_FLOOR, 0)
 
 
 class GroupClaim(NamedTuple):
-    """What was leased; whether more may be there, and in how many milliseconds is a permit."""
+    """The leased rows, whether to claim again at once, and the milliseconds until a permit."""
 
     rows: list[LeasedRow]
     has_more: bool = False
     permit_in: int | None = None
-    # Whether one of the limits that were met is a rate.
+    # Whether one of the limits read is a rate.
     is_rated: bool = False
-    # Otherwise nothing holds the queue back, and plain claims serve.
+    # False if the queue has no limits: plain claims serve.
     is_limited: bool = True
 
 
 @dataclass(slots=True)
 class GroupWalk:
-    """How far the claims of one consumer have come: round the groups, and through the ungrouped.
+    """The position of one consumer among the groups and the messages without one.
 
-    ``since``: the name from which the next claim looks on, and what that group has left of its
-    turn. ``each``: how many messages of a group it counts on. ``most``: at how many groups it looks
-    at most. ``origin``: where the claims began that found nothing, until they are round.
+    ``since`` is the name at which the next claim starts, ``rest`` what is left of its turn.
+    ``each`` is the expected number of messages of a group, ``most`` the maximum of groups to read.
+    ``origin`` is where the current series of claims that found nothing started.
     """
 
     since: str = ""
@@ -61,7 +61,7 @@ class GroupWalk:
     each: float = 1.0
     most: int = MANY_GROUPS
     origin: str | None = None
-    # The earliest next permit of those that were passed since then.
+    # The earliest next permit of the groups read since ``origin``.
     permit_at: float | None = None
     position: tuple[int, int] = _START
     scanned: int = 0
@@ -80,7 +80,7 @@ class GroupWalk:
         now: int | None,
         using: str,
     ) -> GroupClaim:
-        """Lease of what is ahead, in a transaction of the caller's; others of the kind wait.
+        """Lease messages of the next groups, in a transaction that the caller opens.
 
         Raises InvalidConfiguration where the transaction is not at READ COMMITTED.
         """
@@ -107,7 +107,7 @@ class GroupWalk:
         return self._note(ahead, look.ungrouped, dealt, rows, rules.now)
 
     def rewind(self) -> None:
-        """Scan from the start again, once the end is reached: something may be due there again."""
+        """Scan from the start after the end: messages may be due there again."""
         self.rescan_at = 1
 
     def _ahead(
@@ -122,7 +122,7 @@ class GroupWalk:
     def _note(
         self, ahead: Ahead, scan: UngroupedRow, dealt: Dealt, rows: list[LeasedRow], now: int
     ) -> GroupClaim:
-        """Go on behind what was found; return the claim."""
+        """Move on behind what was found; return the claim."""
         if dealt.limit == 0:
             return GroupClaim([], permit_in=_until(dealt.permit_at, now), is_rated=True)
         self._note_scan(ahead, scan, dealt.ungrouped, sum(row.group is None for row in rows), now)
@@ -148,9 +148,9 @@ class GroupWalk:
         return GroupClaim([], permit_in=permit_in, is_rated=dealt.is_rated)
 
     def _pass_by(self, ahead: Ahead, dealt: Dealt) -> bool:
-        """Note groups of which nothing was leased; return whether all have been passed.
+        """Move on behind groups of which nothing was leased; return whether all are passed.
 
-        Those had a turn of which somebody holds what was to be leased: then the others have one.
+        A group whose messages another session has locked has had its turn.
         """
         is_first = self.origin is None
         if is_first:
@@ -167,9 +167,9 @@ class GroupWalk:
     def _note_scan(
         self, ahead: Ahead, scan: UngroupedRow, wanted: int, taken: int, now: int
     ) -> None:
-        """Go on behind what was read, unless some of it is still there to be leased.
+        """Move on behind what was read, unless some of it is left to lease.
 
-        But past those all of which somebody holds: they have to wait for the rescan.
+        Messages that other sessions have all locked wait for the next scan from the start.
         """
         self.is_scanned = scan.read < ahead.rows
         are_held = taken == 0 < wanted
@@ -187,17 +187,17 @@ class GroupWalk:
 
 
 def behind(name: str) -> str:
-    """Return the first name behind this one, in the order of their characters."""
+    """Return the first possible name after this one."""
     return name + "\x01"
 
 
 def _is_between(origin: str, begun: str, end: str) -> bool:
-    """Return whether a way round from ``begun`` to ``end`` leads over the origin."""
+    """Return whether the way round from ``begun`` to ``end`` passes the origin."""
     return begun <= origin <= end if begun < end else origin >= begun or origin <= end
 
 
 def by_turns(rows: list[LeasedRow]) -> list[LeasedRow]:
-    """Return the earliest of each group before the second of any: they are begun in this order."""
+    """Order rows for handling: the first of each group before the second of any."""
     before: Counter[str | None] = Counter()
     ranked = []
     for row in earliest_first(rows):

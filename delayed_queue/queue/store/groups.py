@@ -1,7 +1,6 @@
-"""Claim by group: look at the groups, lease so much of each, note the permits that are spent.
+"""Claim by group: read the groups, lease a share of each, save the spent permits.
 
-Three statements of one transaction. What each group gets is decided between them, in Python: see
-``delayed_queue.queue.dealing``.
+Statements of one transaction. ``delayed_queue.queue.dealing`` computes the shares in between.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ WHERE pg_advisory_xact_lock("""
 
 
 def _lap(name: LiteralString, first: LiteralString, rest: LiteralString) -> LiteralString:
-    """Return the CTE that steps from group to group, with what bounds the first step and others."""
+    """Return the CTE that steps from group to group, within these conditions."""
     return (
         name
         + """ (name, due_at, id, place) AS (
@@ -363,8 +362,8 @@ LEASE_GROUPS: Final[LiteralString] = (
     + LEASED
 )
 
-# Note until when permits are spent, of groups and (the empty name) of the queue. In the
-# transaction of the lease, so none is lost to a claim that did not happen.
+# Save until when permits are spent, by group; the empty name is the queue. In the transaction of
+# the lease: a claim that is rolled back spends none.
 # Reads: limit_kind_group.
 SPEND: Final[LiteralString] = """
 INSERT INTO delayed_queue_limit ("pKind", "group", "spentUntil")
@@ -377,9 +376,9 @@ SET "spentUntil" = EXCLUDED."spentUntil"
 
 
 class GroupRow(NamedTuple):
-    """A group that has messages: what holds for it, and how much of it is leased.
+    """A group that has messages: its limits and the number of its leases.
 
-    ``has_waiting``: whether a message has no lease. ``due``: how many of those are due, up to two.
+    ``has_waiting``: a message has no lease. ``due``: the number of those that are due, at most two.
     """
 
     name: str
@@ -403,7 +402,7 @@ class GroupRow(NamedTuple):
 
 
 class UngroupedRow(NamedTuple):
-    """Messages without a group, and the position up to which they were looked for."""
+    """Due messages without a group, and the position of the last message read."""
 
     ids: Sequence[int]
     read: int
@@ -412,7 +411,7 @@ class UngroupedRow(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a claim finds under its turn; no rules where the queue has no limits."""
+    """What a claim reads under its lock; ``rules`` is None if the queue has no limits."""
 
     isolation: str
     rules: RulesRow | None
@@ -421,10 +420,10 @@ class Look(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Where a claim of so many looks: at some groups, from the name ``since`` on and round to it.
+    """What a claim reads: ``groups`` groups, from the name ``since`` on and round to it.
 
-    That group has so much left (``rest``) of a turn that was cut short. And, among so many
-    messages behind (``at``, ``id``), for those without a group. ``wait`` limits, in milliseconds,
+    ``rest`` is what that group has left of an unfinished turn. Messages without a group are
+    searched among the next ``rows`` behind (``at``, ``id``). ``wait`` limits, in milliseconds,
     the wait for each lock of the transaction, and ``idle`` the time between its statements.
     """
 
@@ -442,7 +441,7 @@ class Ahead(NamedTuple):
 
 
 class GroupLease(NamedTuple):
-    """The leases that a claim gives, one for what nobody has leased and one for the rest."""
+    """The lease ids of a claim: for messages without a lease, and for those whose lease ran out."""
 
     lease_id: str
     retaken_id: str
@@ -450,9 +449,9 @@ class GroupLease(NamedTuple):
 
 
 class Share(NamedTuple):
-    """How many messages of a group to lease: of those whose lease ran out, and of others.
+    """The number of messages to lease of a group: ``retaken`` after a lease ran out, and others.
 
-    Or the one (``head``) that is next in order.
+    In a queue in order, ``head`` is the message to lease.
     """
 
     name: str
@@ -463,10 +462,10 @@ class Share(NamedTuple):
 
 
 class GroupStore:
-    """The statements of a claim by group, which run in one transaction, and in this order."""
+    """The statements of a claim by group, in the order in which one transaction runs them."""
 
     def look(self, ahead: Ahead, *, using: str = db.DEFAULT_ALIAS) -> Look:
-        """Take the turn of the kind, and return what is ahead."""
+        """Lock claims of the kind, and return what the claim may lease."""
         params = ahead._asdict()
         waits = [] if ahead.wait is None else [limiting_waits(ahead.wait)]
         steps = [
@@ -519,7 +518,7 @@ class GroupStore:
     def spend(
         self, kind: str, until: Mapping[str, float], *, using: str = db.DEFAULT_ALIAS
     ) -> None:
-        """Note until when permits are spent, of groups and (the empty name) of the queue."""
+        """Save until when permits are spent, by group; the empty name is the queue."""
         params = {"kind": kind, "groups": list(until), "until": list(until.values())}
         db.execute(using, SPEND, params)
 
