@@ -172,7 +172,7 @@ class TestSchedules:
         [
             ([1], "a dict with 'task'"),
             ({"task": "tests.tasks.work.ad"}, "'tests.tasks.work.ad' cannot be imported"),
-            ({"task": "tests.tasks.work.said"}, "is list, no task"),
+            ({"task": "tests.tasks.work.said"}, "is a list, not a task"),
             ({"task": "tests.tasks.work.add", "args": [1, 2, 3]}, "do not fit: too many"),
             ({"task": "tests.tasks.work.add", "args": 1}, "do not fit"),
             ({"task": "tests.tasks.work.add", "backend": "elsewhere"}, "no backend 'elsewhere'"),
