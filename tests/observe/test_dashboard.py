@@ -144,6 +144,6 @@ def test_w18_the_autoscaling_recipe_counts_due_and_leased() -> None:
 
 
 def test_the_guide_links_to_both() -> None:
-    guide = Path(ROOT, "docs", "guides", "monitoring.md").read_text()
+    guide = Path(ROOT, "docs", "guides", "metrics.md").read_text()
     assert "../operations/monitoring/dashboard.json" in guide
     assert "../operations/monitoring/alerts.yml" in guide
