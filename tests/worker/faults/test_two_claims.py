@@ -13,6 +13,7 @@ from django.db import connection
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.serving import declare_groups
 from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker
 from tests.support.aiming import ACKNOWLEDGE, CLAIM, Aim, Stage
@@ -112,8 +113,11 @@ class TestBeside:
             wait_until(lambda: claimers() == 1)
 
     @pytest.mark.parametrize(("claim", "is_alone"), [("fast", False), ("strict", True)])
-    def test_a_strict_claim_has_no_other_of_its_queue_beside_it(self, claim: str, is_alone: bool):
+    def test_a_strict_claim_has_no_other_of_its_queue_beside_it(
+        self, queue: DelayedQueue, claim: str, is_alone: bool
+    ):
         dispatcher = worker_of(claim=claim).dispatcher
+        declare_groups(dispatcher.consumers[0])
         first = dispatcher.plan()
         assert first is not None
         assert (dispatcher.plan() is None) == is_alone
