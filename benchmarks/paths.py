@@ -1,4 +1,4 @@
-"""What Django's cursors cost where our own session is not used: ``python -m benchmarks.paths``.
+"""Calls through Django's cursors beside the package's own session: ``python -m benchmarks.paths``.
 
 The same calls on a plain connection and on one with an execute wrapper, in turns.
 """

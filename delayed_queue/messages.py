@@ -240,7 +240,8 @@ class Envelope:
     headers: dict[str, Any]
     leases: Leases
     group: str | None = None
-    # Whether the delivery before it ended without an answer: with its process, or with its lease.
+    # Whether the delivery before this one ended without an answer: its process died, or its lease
+    # ran out.
     is_retaken: bool = False
     lease_lost: bool = False
     # Whether somebody asked for its handling to end, though the lease holds.

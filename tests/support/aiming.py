@@ -14,6 +14,8 @@ CLAIM: Final = r"attempts = CASE"
 ACKNOWLEDGE: Final = r"DELETE FROM delayed_queue\s"
 EFFECT: Final = r"INSERT INTO \"workerapp_effect\""
 COMMIT: Final = r"^COMMIT"
+LOOK_AT_GROUPS: Final = r"found AS \("
+LEASE_GROUPS: Final = r"asked \(name, number, retaken"
 
 _LENGTH: Final = struct.Struct("!I")
 _PARSE, _BIND, _QUERY, _SYNC = b"P", b"B", b"Q", b"S"
@@ -27,6 +29,16 @@ class Stage(Enum):
     UNSENT = "before it reaches the server"
     EXECUTED = "executed, not committed"
     COMMITTED = "committed, before its answer arrives"
+
+
+# Where a claim by group may be cut: the statement that is held, and how far it has come.
+GROUP_CUTS: Final = [
+    (LOOK_AT_GROUPS, Stage.EXECUTED),
+    (LEASE_GROUPS, Stage.UNSENT),
+    (LEASE_GROUPS, Stage.EXECUTED),
+    (COMMIT, Stage.UNSENT),
+    (COMMIT, Stage.COMMITTED),
+]
 
 
 class Aim:

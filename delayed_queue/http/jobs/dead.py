@@ -194,7 +194,7 @@ def kick_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int |
 def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -> int:
     """Put the topic's dead jobs back, the oldest first, at most ``limit``; return how many went.
 
-    Of a job that has died several times, the last that died; the others stay dead. Raises
+    If a job has died several times, its newest dead letter is used; the others stay. Raises
     CallbacksOff, and puts none back, where one has a url and workers send no callbacks.
     """
     kinds = _kinds_of(topic, using)

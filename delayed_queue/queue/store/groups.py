@@ -169,10 +169,10 @@ found AS (
 )"""
 )
 
-# What holds for each of these groups, and what of it may be leased. "due" counts the messages that
-# are due and not leased, up to two; one where no more than one may be leased. In a queue in order,
-# "waits_until" is when the last message that was begun and waits for a retry is due, and "head" is
-# the one to lease next: what was begun goes first.
+# The limits of each of these groups, and which of its messages may be leased. "due" counts the due
+# messages without a lease, up to two, or up to one if only one may be leased. In a queue in order,
+# "head" is the message to lease next: a message that was begun goes first. "waits_until" is the due
+# time of the last message that was begun and waits for a retry.
 # Reads: delayed_queue__GroupPlusScheduledAtIndex, delayed_queue__GroupPlusLeasedUntilIndex,
 # delayed_queue__GroupPlusLockUuidIndex, limit_kind_group, dead_letter_of_group.
 GROUPS_AHEAD: Final[LiteralString] = (

@@ -9,19 +9,10 @@ from django.db import connection
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
 from delayed_queue.models import Limit, Message
-from tests.support.aiming import COMMIT, Stage
+from tests.support.aiming import COMMIT, GROUP_CUTS, LEASE_GROUPS, Stage
 from tests.support.losing import losing
 from tests.support.proxy import Proxy
 
-# Where a claim is cut: the statement that is held, and how far it has come.
-LEASE: Final = r"asked \(name, number, retaken"
-CUTS: Final = [
-    (r"found AS \(", Stage.EXECUTED),
-    (LEASE, Stage.UNSENT),
-    (LEASE, Stage.EXECUTED),
-    (COMMIT, Stage.UNSENT),
-    (COMMIT, Stage.COMMITTED),
-]
 HOUR_MS: Final = 3_600_000
 _EXPIRE: Final = """
 UPDATE delayed_queue SET "scheduledAt" = "scheduledAtInitially" WHERE "lockUuid" IS NOT NULL
@@ -33,12 +24,12 @@ def lose(queue: DelayedQueue, proxy: Proxy, statement: str, stage: Stage) -> lis
     queue.offer_batch([ScheduledMessage(key, None, group=key[0]) for key in ("a1", "a2", "a3")])
     batch = losing(
         proxy, lambda: queue.try_poll_many(10), lambda: None,
-        pattern=statement, stage=stage, after=LEASE if statement == COMMIT else "",
+        pattern=statement, stage=stage, after=LEASE_GROUPS if statement == COMMIT else "",
     )  # fmt: skip
     return [each.key for each in batch]
 
 
-@pytest.mark.parametrize(("statement", "stage"), CUTS)
+@pytest.mark.parametrize(("statement", "stage"), GROUP_CUTS)
 @pytest.mark.parametrize(("rules", "most"), [(Groups(concurrency=2), 2), (Groups(order="fifo"), 1)])
 def test_a_lost_claim_holds_its_slots_and_loses_no_message(
     queue: DelayedQueue, proxy: Proxy, statement: str, stage: Stage, rules: Groups, most: int
@@ -59,7 +50,7 @@ def test_a_lost_claim_holds_its_slots_and_loses_no_message(
     assert handled == ["a1", "a2", "a3"]
 
 
-@pytest.mark.parametrize(("statement", "stage"), CUTS)
+@pytest.mark.parametrize(("statement", "stage"), GROUP_CUTS)
 @pytest.mark.parametrize(
     ("rules", "group"),
     [(Groups(rate="1/h", burst=2), "a"), (Groups(queue_rate="1/h", queue_burst=2), "")],

@@ -12,21 +12,12 @@ import pytest
 from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.worker.settling import Counts
-from tests.support.aiming import COMMIT, Stage
+from tests.support.aiming import COMMIT, GROUP_CUTS, LEASE_GROUPS, Stage
 from tests.support.operations import PAST
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
 from tests.support.running import handler_of, running, worker_with
 
-# Where a claim is cut: the statement that is held, and how far it has come.
-LEASE: Final = r"asked \(name, number, retaken"
-CUTS: Final = [
-    (r"found AS \(", Stage.EXECUTED),
-    (LEASE, Stage.UNSENT),
-    (LEASE, Stage.EXECUTED),
-    (COMMIT, Stage.UNSENT),
-    (COMMIT, Stage.COMMITTED),
-]
 HOUR: Final = timedelta(hours=1)
 EACH: Final = 30
 
@@ -52,7 +43,7 @@ class Busy:
 
 
 @pytest.mark.parametrize("nth", [1, 3])
-@pytest.mark.parametrize(("statement", "stage"), CUTS)
+@pytest.mark.parametrize(("statement", "stage"), GROUP_CUTS)
 @pytest.mark.parametrize(
     ("rules", "most"), [(Groups(concurrency=2), 2), (Groups(order="fifo"), 1)], ids=str
 )
@@ -74,7 +65,7 @@ def test_a_lost_exchange_loses_no_message_and_no_slot(
         ]
     )
     busy = Busy()
-    after = LEASE if statement == COMMIT else ""
+    after = LEASE_GROUPS if statement == COMMIT else ""
     aim = proxy.aim_at(statement, stage, nth=nth, after=after)
     declared = handler_of("faults", busy, groups=rules)
     with running(worker := worker_with(declared, lease=HOUR, concurrency=4, batch_size=6)):
