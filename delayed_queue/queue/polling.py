@@ -24,6 +24,7 @@ from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, st
 from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
 from delayed_queue.observe.logs import log_poll
 from delayed_queue.queue.base import QueueBase, T, nothing
+from delayed_queue.queue.dealing import UNLIMITED
 from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow, RankedRow
 from delayed_queue.queue.store.groups import GroupLease
@@ -184,6 +185,7 @@ class Polling(Leasing):
         queue with ``claim="strict"`` it waits while another of the queue is being made, which in
         a transaction of the caller's lasts to its end.
         """
+        limit = min(limit, UNLIMITED)  # a larger one is no integer of PostgreSQL
         lease_id = ""
         envelopes: list[Envelope] = []
         while limit > 0 and not envelopes:

@@ -278,6 +278,17 @@ def ordered(queue: DelayedQueue) -> DelayedQueue:
     return queue
 
 
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_a_poll_may_ask_for_more_than_there_are_integers(
+    make_queue: MakeQueue, clock: ManualClock, is_limited: bool
+):
+    queue = make_queue("many", clock=clock)
+    if is_limited:
+        queue.groups.set(Groups(concurrency=1))
+    offer(queue, "a1", "b1")
+    assert len(queue.try_poll_many(2**40)) == 2
+
+
 def test_g3_one_after_the_other_in_their_order(ordered: DelayedQueue):
     offer(ordered, "a2", "a1", "b1")
     batch = ordered.try_poll_many(10)
