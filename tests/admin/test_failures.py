@@ -1,4 +1,4 @@
-"""The page of failures: what is dead, by its cause."""
+"""The page of failures: what is dead, by its cause (O8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of all queues: what is in each, counted up to a limit."""
+"""The page of all queues: what is in each, counted up to a limit (O2, O3)."""
 
 from __future__ import annotations
 

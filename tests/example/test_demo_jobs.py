@@ -1,4 +1,4 @@
-"""The act of the jobs: real server, real workers, a real receiver, and checks that can fail."""
+"""The act of the jobs: real server, workers and receiver, and checks that can fail (J15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The act of the notifications: real processes and third parties, and checks that can fail."""
+"""The act of the notifications: real processes and providers, checks that can fail (N11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that look at what is dead and mend it, and what they say to a slip."""
+"""The commands that look at what is dead and mend it, and what they say to a slip (O11)."""
 
 from __future__ import annotations
 

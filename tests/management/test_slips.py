@@ -1,4 +1,4 @@
-"""Slips at the command line: one sentence that says what to do, an exit code, no traceback."""
+"""Slips at the command line: one sentence with the remedy, an exit code, no traceback (O14)."""
 
 from __future__ import annotations
 

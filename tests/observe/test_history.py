@@ -1,4 +1,4 @@
-"""Samples: what workers count and measure, once a minute over all of them, and what is read."""
+"""Samples: what workers count and measure once a minute, and how it is read (O1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk runs, batch by batch: which letters, how fast, what stops them."""
+"""Bulk runs, batch by batch: which letters, how fast, what stops them (O9, O10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and writing queues with a real session of Spark."""
+"""Reading and writing queues with a real session of Spark (P1, P2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command, while an executor, a machine or its driver is killed, or a slow task has a twin.
+"""Each command while an executor, a machine or its driver is killed (P6 to P8).
 
 On a standalone cluster. The command is stopped in the middle of its tasks (``pyspark_gating``), so
 that what is killed is at work.

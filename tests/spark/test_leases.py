@@ -1,4 +1,4 @@
-"""The leases of a stream on PostgreSQL, without Spark: who gets what, and who deletes it."""
+"""The leases of a stream on PostgreSQL, without Spark: who gets what, and who deletes it (P3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream's leases beside another consumer, in any order, on PostgreSQL, without Spark."""
+"""A stream's leases beside another consumer, in any order, on PostgreSQL, without Spark (P3)."""
 
 from __future__ import annotations
 

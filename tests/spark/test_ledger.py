@@ -1,4 +1,4 @@
-"""Tasks that are repeated, die after their commit, or have a twin: on PostgreSQL, without Spark."""
+"""Spark tasks that are repeated, die after their commit or run twice, without Spark (P2)."""
 
 from __future__ import annotations
 

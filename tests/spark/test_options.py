@@ -1,4 +1,4 @@
-"""Options: what is accepted, what is refused, and what is never shown."""
+"""Options: what is accepted, what is refused, and what is never shown (P5)."""
 
 from __future__ import annotations
 

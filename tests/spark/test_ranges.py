@@ -1,4 +1,4 @@
-"""How a range of ids is read, on PostgreSQL and without Spark."""
+"""How a range of ids is read, on PostgreSQL and without Spark (P1)."""
 
 from __future__ import annotations
 

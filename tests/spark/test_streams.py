@@ -1,4 +1,4 @@
-"""Draining and filling queues with streams, on a real session of Spark."""
+"""Draining and filling queues with streams, on a real session of Spark (P3, P4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of tasks in the admin."""
+"""The page of tasks in the admin (T13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guide of tasks: its code runs as that of a project, and does what the page says."""
+"""The guide of tasks: its code runs as that of a project, and does what the page says (T1)."""
 
 from __future__ import annotations
 

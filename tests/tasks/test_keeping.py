@@ -1,4 +1,4 @@
-"""Progress, cancellation, and results that are kept by the day."""
+"""Progress, cancellation, and results that are kept by the day (T4, T9, T10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that are killed in the midst of their tasks: every task has its result, once."""
+"""Workers that are killed in the middle of their tasks: each task has one result (T4, T12)."""
 
 from __future__ import annotations
 

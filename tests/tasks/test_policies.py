@@ -1,4 +1,4 @@
-"""Retries, time limits, transactions, uniqueness and priorities of tasks."""
+"""Retries, time limits, transactions, uniqueness and priorities of tasks (T7, T8)."""
 
 from __future__ import annotations
 

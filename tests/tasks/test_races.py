@@ -1,4 +1,4 @@
-"""Tasks that end, start, are cancelled, replaced and read at one moment: one true result each."""
+"""Tasks that end, start, are cancelled or replaced at one moment: one true result (T4, T8, T10)."""
 
 from __future__ import annotations
 

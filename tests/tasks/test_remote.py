@@ -1,4 +1,4 @@
-"""``POST /v1/tasks``: tasks that say so are enqueued by callers whose token names them."""
+"""``POST /v1/tasks``: tasks that say so are enqueued by callers whose token names them (T12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks from their enqueueing to their results, by a worker and the database."""
+"""Tasks from enqueueing to results, by a worker and the database (T1 to T6, T11, T12)."""
 
 from __future__ import annotations
 

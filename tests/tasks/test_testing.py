@@ -1,4 +1,4 @@
-"""What tests of projects are given, and schedules of tasks."""
+"""What tests of projects are given, and schedules of tasks (T14)."""
 
 from __future__ import annotations
 

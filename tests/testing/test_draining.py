@@ -1,4 +1,4 @@
-"""drain(): deliver what is due to a handler, and settle it as a worker does."""
+"""drain(): deliver what is due to a handler, and settle it as a worker does (R7)."""
 
 from __future__ import annotations
 

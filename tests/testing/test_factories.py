@@ -1,4 +1,4 @@
-"""The factories make rows that queues, schedules, tasks and the admin accept."""
+"""The factories make rows that queues, schedules, tasks and the admin accept (R7)."""
 
 from __future__ import annotations
 

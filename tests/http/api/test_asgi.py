@@ -1,4 +1,4 @@
-"""The wrapper around Django's ASGI application, over real sockets (J14)."""
+"""The wrapper around Django's ASGI application, over real sockets (J14, R8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics with limits: jobs name a group, and wait for it."""
+"""Topics with limits: jobs name a group, and wait for it (G10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks between their effect and their result: the connection breaks, and the result is true."""
+"""Connections that break between a task's effect and its result: the result is true (T4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling across processes: who holds the message is told, wherever that is."""
+"""Cancelling across processes: who holds the message is told, wherever that is (O13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever drops or replaces a leased message tells the handler that has it."""
+"""Whoever drops or replaces a leased message tells the handler that has it (O13)."""
 
 from __future__ import annotations
 
