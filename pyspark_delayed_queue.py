@@ -12,7 +12,7 @@ import logging
 _logger = logging.getLogger("delayed_queue")
 
 try:
-    from delayed_queue.spark.source import DelayedQueueDataSource as DefaultSource  # noqa: F401
+    from delayed_queue.spark.source.datasource import DelayedQueueDataSource as DefaultSource  # noqa: F401
 except ImportError as error:
     _logger.warning(
         'event=source_not_installed source=delayed_queue error="%s" do="%s"',

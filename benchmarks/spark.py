@@ -37,12 +37,12 @@ from benchmarks.spark_rivals import (
     encode,
 )
 from delayed_queue.spark import build_session, counts, drain
-from delayed_queue.spark.commands import archives, imports
-from delayed_queue.spark.jobs.console import Console
-from delayed_queue.spark.jobs.inputs import Input
-from delayed_queue.spark.jobs.records import Rules
-from delayed_queue.spark.jobs.tables import KNOWN
+from delayed_queue.spark.pipeline import archives, imports
+from delayed_queue.spark.pipeline.console import Console
+from delayed_queue.spark.pipeline.inputs import Input
+from delayed_queue.spark.pipeline.tables import KNOWN
 from delayed_queue.spark.settings import TASKS, VARIABLE
+from delayed_queue.spark.source.records import Rules
 
 JAR: Final = "/usr/share/java/postgresql.jar"
 WARM: Final = 50_000

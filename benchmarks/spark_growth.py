@@ -14,8 +14,8 @@ from benchmarks.figures import Table, say
 from benchmarks.spark_handlers import fill
 from benchmarks.spark_memory import Memory
 from benchmarks.spark_rivals import KIND
-from delayed_queue.spark.commands import drains
-from delayed_queue.spark.jobs.console import Console
+from delayed_queue.spark.pipeline import drains
+from delayed_queue.spark.pipeline.console import Console
 
 if TYPE_CHECKING:
     from benchmarks.spark import Bench

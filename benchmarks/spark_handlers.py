@@ -15,9 +15,9 @@ import psycopg
 
 from benchmarks.spark_rivals import KIND
 from delayed_queue.messages import Envelope
-from delayed_queue.spark.commands import drains
-from delayed_queue.spark.jobs.console import Console
-from delayed_queue.spark.jobs.handling import Handling
+from delayed_queue.spark.pipeline import drains
+from delayed_queue.spark.pipeline.console import Console
+from delayed_queue.spark.pipeline.handling import Handling
 
 QUICK: Final = 0.005
 SLOW: Final = 0.05

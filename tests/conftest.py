@@ -26,35 +26,35 @@ from tests.support.sessions import demand_none_is_left
 # in one worker of xdist, for it takes seconds and half a gigabyte, and those that start JVMs of
 # their own in a second. By name: under pytest 9.2 the mark "xdist_group" of xdist 3.8 does nothing.
 _WITHOUT_JVM: Final = (
-    "tests/spark/unit/",
+    "tests/spark/pipeline/unit/",
     *(
-        f"tests/spark/test_{name}.py"
+        f"tests/spark/{name}.py"
         for name in (
-            "answers",
-            "driver",
-            "filters",
-            "leases",
-            "leases_ahead",
-            "leases_interleaved",
-            "leases_shared",
-            "ledger",
-            "offering",
-            "offers",
-            "options",
-            "ranges",
-            "secrets",
-            "session",
-            "staging",
-            "archive_plans",
-            "archive_races",
-            "admin_reports",
+            "source/test_answers",
+            "test_driver",
+            "source/test_filters",
+            "source/test_leases",
+            "source/test_leases_ahead",
+            "source/test_leases_interleaved",
+            "source/test_leases_shared",
+            "source/test_ledger",
+            "source/test_offering",
+            "source/test_offers",
+            "source/test_options",
+            "source/test_ranges",
+            "source/test_secrets",
+            "pipeline/test_session",
+            "source/test_staging",
+            "pipeline/test_archive_plans",
+            "pipeline/test_archive_races",
+            "pipeline/test_admin_reports",
         )
     ),
 )
 _OWN_JVM: Final = (
     "tests/spark/test_kills.py",
     "tests/spark/test_processes.py",
-    "tests/spark/test_pipeline_faults.py",
+    "tests/spark/pipeline/test_faults.py",
     "tests/example/test_demo_pipeline.py",
 )
 # Whose tests share what takes seconds to set up: filled tables, servers, the clock changes.
@@ -68,7 +68,7 @@ _TOGETHER: Final = (
     "tests/notifications/test_plans.py",
     "tests/plans/",
 )
-_ON_THE_SESSION: Final = "tests/spark/test_pipeline_faults.py::TestArchive"
+_ON_THE_SESSION: Final = "tests/spark/pipeline/test_faults.py::TestArchive"
 
 # How many histories the property tests make up: on further pairs of Python and Django, everyday, in
 # `make test-all`, in `make chaos`. The first two make up the same ones each time, so that a change

@@ -16,44 +16,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from delayed_queue.spark.database import dsn_from_django as dsn_from_django
-    from delayed_queue.spark.jobs.lakes import claim_lake as claim_lake
-    from delayed_queue.spark.jobs.lakes import read_lake as read_lake
-    from delayed_queue.spark.leases import acknowledge_checkpoint as acknowledge_checkpoint
-    from delayed_queue.spark.leases import drain as drain
-    from delayed_queue.spark.ledger import Counts as Counts
-    from delayed_queue.spark.ledger import counts as counts
-    from delayed_queue.spark.reader import consistent_snapshot as consistent_snapshot
-    from delayed_queue.spark.session import build_session as build_session
-    from delayed_queue.spark.session import register as register
-    from delayed_queue.spark.source import DelayedQueueDataSource as DelayedQueueDataSource
+    from delayed_queue.spark.pipeline.lake import claim_lake as claim_lake
+    from delayed_queue.spark.pipeline.lake import read_lake as read_lake
+    from delayed_queue.spark.pipeline.session import build_session as build_session
+    from delayed_queue.spark.pipeline.session import register as register
+    from delayed_queue.spark.source.datasource import (
+        DelayedQueueDataSource as DelayedQueueDataSource,
+    )
+    from delayed_queue.spark.source.leases import acknowledge_checkpoint as acknowledge_checkpoint
+    from delayed_queue.spark.source.leases import drain as drain
+    from delayed_queue.spark.source.ledger import Counts as Counts
+    from delayed_queue.spark.source.ledger import counts as counts
+    from delayed_queue.spark.source.reader import consistent_snapshot as consistent_snapshot
 
 _HOMES = {
-    "Counts": "ledger",
-    "DelayedQueueDataSource": "source",
-    "acknowledge_checkpoint": "leases",
-    "build_session": "session",
-    "claim_lake": "jobs.lakes",
-    "consistent_snapshot": "reader",
-    "counts": "ledger",
-    "drain": "leases",
+    "Counts": "source.ledger",
+    "DelayedQueueDataSource": "source.datasource",
+    "acknowledge_checkpoint": "source.leases",
+    "build_session": "pipeline.session",
+    "claim_lake": "pipeline.lake",
+    "consistent_snapshot": "source.reader",
+    "counts": "source.ledger",
+    "drain": "source.leases",
     "dsn_from_django": "database",
-    "read_lake": "jobs.lakes",
-    "register": "session",
+    "read_lake": "pipeline.lake",
+    "register": "pipeline.session",
 }
 
-__all__ = [
-    "Counts",
-    "DelayedQueueDataSource",
-    "acknowledge_checkpoint",
-    "build_session",
-    "claim_lake",
-    "consistent_snapshot",
-    "counts",
-    "drain",
-    "dsn_from_django",
-    "read_lake",
-    "register",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,8 @@ if __name__ == "__main__":
     # As a script this directory would come first, and lend its names to everybody's imports.
     here = str(Path(__file__).parent)
     sys.path[:] = [each for each in sys.path if each != here]
-    from delayed_queue.spark.commands import main
+    from delayed_queue.spark.pipeline.cli import (
+        main,
+    )
 
     sys.exit(main(sys.argv[1:]))

@@ -27,9 +27,9 @@ from delayed_queue.exceptions import (
 )
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.retries import Backoff, is_transient
-from delayed_queue.spark.arrow import END, HEADER
-from delayed_queue.spark.options import Options
 from delayed_queue.spark.settings import TASKS, VARIABLE, tasks_of
+from delayed_queue.spark.source.arrow import END, HEADER
+from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.store.archiving import STEADY_TEXT, Template
 from delayed_queue.spark.store.streaming import LOOK_AROUND, AroundRow
 

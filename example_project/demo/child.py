@@ -39,8 +39,8 @@ def _serve_spark() -> None:
     from django.db import connections
 
     from delayed_queue.spark.database import dsn_from_django
-    from delayed_queue.spark.jobs.console import Console
-    from delayed_queue.spark.session import session
+    from delayed_queue.spark.pipeline.console import Console
+    from delayed_queue.spark.pipeline.session import session
     from delayed_queue.spark.settings import VARIABLE, SparkSettings
 
     # Before the JVM starts: executors have its environment.

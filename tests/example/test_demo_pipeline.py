@@ -14,8 +14,8 @@ from django.core.management import CommandError, call_command
 
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications.models import Notification
-from delayed_queue.spark import session
 from delayed_queue.spark.models import ArchiveManifest
+from delayed_queue.spark.pipeline import session
 from example_project.data import make_campaign, make_vouchers
 from example_project.demo.jobs import JobsAct
 from example_project.demo.notifications import NotificationsAct

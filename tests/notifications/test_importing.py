@@ -13,7 +13,7 @@ from delayed_queue.models import Message
 from delayed_queue.notifications import intake, services
 from delayed_queue.notifications.intake import NoLongerValid, check, import_rows
 from delayed_queue.notifications.models import Notification
-from delayed_queue.spark.jobs.offers import _Delivery
+from delayed_queue.spark.pipeline.offers import _Delivery
 from tests.notifications.requests import email, sms
 
 pytestmark = pytest.mark.django_db

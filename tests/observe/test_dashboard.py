@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.models import Worker as WorkerRow
 from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
-from delayed_queue.spark.jobs.console import metrics
+from delayed_queue.spark.pipeline.console import metrics
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.store import SlowestScan, WorkerCounts
 from delayed_queue.worker.worker import Worker

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from django.db import connections
 
-from delayed_queue.spark.offering import CREATE_STAGE
+from delayed_queue.spark.source.offering import CREATE_STAGE
 from tests.plans.pipeline_rows import ARCHIVES, FILES, LEDGER, OFFERED, REPORTS, STAGE
 from tests.plans.task_rows import PRIORITIES, TASKS
 

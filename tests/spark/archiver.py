@@ -12,10 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from delayed_queue.spark.commands import archives
-from delayed_queue.spark.jobs import files, manifests
-from delayed_queue.spark.jobs.console import Console
-from delayed_queue.spark.jobs.tables import KNOWN
+from delayed_queue.spark.pipeline import archives, files, manifests
+from delayed_queue.spark.pipeline.console import Console
+from delayed_queue.spark.pipeline.tables import KNOWN
 
 # Each is a method, and of repeated calls the n-th, after which it happens.
 STEPS = {

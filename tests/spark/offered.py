@@ -8,8 +8,8 @@ import psycopg
 
 from delayed_queue.spark import counts
 from delayed_queue.spark.database import Link
-from delayed_queue.spark.ledger import claim_closing
-from delayed_queue.spark.offering import Job
+from delayed_queue.spark.source.ledger import claim_closing
+from delayed_queue.spark.source.offering import Job
 
 
 def close(given_job: Job, total: int) -> None:

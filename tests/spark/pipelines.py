@@ -14,11 +14,11 @@ import psycopg
 
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter
-from delayed_queue.spark.commands import archives, imports
-from delayed_queue.spark.jobs.console import Console
-from delayed_queue.spark.jobs.inputs import Input
-from delayed_queue.spark.jobs.records import Rules
-from delayed_queue.spark.jobs.tables import KNOWN
+from delayed_queue.spark.pipeline import archives, imports
+from delayed_queue.spark.pipeline.console import Console
+from delayed_queue.spark.pipeline.inputs import Input
+from delayed_queue.spark.pipeline.tables import KNOWN
+from delayed_queue.spark.source.records import Rules
 
 TARGETS = "tests.spark.pipeline_targets"
 CONSOLE = Console(out=io.StringIO(), err=io.StringIO())

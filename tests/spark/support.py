@@ -10,9 +10,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from delayed_queue.spark.ledger import JobKey
-from delayed_queue.spark.offering import Job, PartitionOffers
-from delayed_queue.spark.options import parse_options
+from delayed_queue.spark.source.ledger import JobKey
+from delayed_queue.spark.source.offering import Job, PartitionOffers
+from delayed_queue.spark.source.options import parse_options
 
 # Programs that end within minutes are compiled once, and not again to run faster: half the time.
 BRISK: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from delayed_queue.spark.ledger import task_of_stream
+from delayed_queue.spark.source.ledger import task_of_stream
 
 
 class Table(DataSource):

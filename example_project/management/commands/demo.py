@@ -110,7 +110,7 @@ def _what_is_missing() -> str:
     """Return what is to be installed before Spark can start; nothing when all is there."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         return "PySpark is not installed: pip install 'django-delayed-queue[spark,spark-jre]'."
-    from delayed_queue.spark.session import find_java_home
+    from delayed_queue.spark.pipeline.session import find_java_home
 
     try:
         find_java_home()

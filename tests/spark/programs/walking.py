@@ -11,11 +11,12 @@ import warnings
 
 from pyspark.sql import SparkSession
 
-from delayed_queue.spark import build_session, commands, register
+from delayed_queue.spark import build_session, register
+from delayed_queue.spark.pipeline import cli
 
 
 def run(*arguments: str) -> None:
-    code = commands.main([*arguments, "--format", "json"])
+    code = cli.main([*arguments, "--format", "json"])
     print(json.dumps({"command": arguments[0], "code": code}), flush=True)  # noqa: T201
 
 

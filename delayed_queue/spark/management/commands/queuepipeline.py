@@ -33,14 +33,14 @@ class Command(QueueCommand):
 
     def handle(self, **options: Any) -> None:
         with needing("spark", "queuepipeline"):
-            from delayed_queue.spark import commands
             from delayed_queue.spark.database import dsn_from_django
+            from delayed_queue.spark.pipeline import cli
             from delayed_queue.spark.settings import VARIABLE
         # Through the environment: arguments are seen by everybody on the machine, and by Spark.
         os.environ[VARIABLE] = dsn_from_django(connections[options["database"]].settings_dict)
         arguments = options["arguments"] or ["--help"]
-        if arguments[0] in commands.COMMANDS:  # what it says itself comes behind, and is taken
+        if arguments[0] in cli.COMMANDS:  # what it says itself comes behind, and is taken
             arguments[1:1] = ["--format", options["format"]]
-        code = commands.main(arguments, spark_settings())
+        code = cli.main(arguments, spark_settings())
         if code:
             sys.exit(code)

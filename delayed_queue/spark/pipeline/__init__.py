@@ -1,0 +1,1 @@
+"""The pipeline: one module per command, and the modules that commands share."""

@@ -1,0 +1,267 @@
+"""The command line ``python -m delayed_queue.spark``, and the arguments its commands share."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from typing import Any, Final, NoReturn
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from delayed_queue.codecs import check_kind, codec_named, kind_of
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
+from delayed_queue.retries import parse_duration
+from delayed_queue.spark.pipeline.console import Console, sentence_of, serve_metrics
+from delayed_queue.spark.pipeline.session import Stopping, signals
+from delayed_queue.spark.settings import SparkSettings
+
+DONE: Final = 0
+FAILED: Final = 1
+QUARANTINED: Final = 3
+
+
+def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except (DelayedQueueError, ValueError, OverflowError) as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} is not name=value")
+    return name, value
+
+
+def _instant(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
+
+
+def _positive(text: str) -> timedelta:
+    found = parse_duration(text)
+    if not found:
+        raise ValueError(f"{text!r} is no time at all")
+    return found
+
+
+def _ratio(text: str) -> float:
+    found = float(text)
+    if not 0 <= found <= 1:
+        raise ValueError(f"{text!r} is not from 0 to 1")
+    return found
+
+
+def _delimiter(text: str) -> str:
+    found = "\t" if text == "\\t" else text
+    if len(found) != 1 or found in '"\r\n':
+        raise ValueError(f"{text!r} is not one character that can stand between cells")
+    return found
+
+
+def _address(text: str) -> str:
+    if not text.rpartition(":")[2].isdecimal():
+        raise ValueError(f"{text!r} is not host:port")
+    return text
+
+
+def _zone(text: str) -> str:
+    try:
+        return ZoneInfo(text).key
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"{text!r} is no time zone; take a name as Europe/Berlin") from None
+
+
+zone = _argument(_zone)
+address = _argument(_address)
+whole = _argument(_whole)
+pair = _argument(_pair)
+instant = _argument(_instant)
+duration = _argument(_positive)
+ratio = _argument(_ratio)
+number = _argument(float)
+delimiter = _argument(_delimiter)
+
+
+def add_partitions(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--partitions", type=whole, metavar="N", help="of what is read or offered, at most"
+    )
+
+
+def format_name(text: str) -> str:
+    """Return the name of a format as Spark has it; that of a class is written as it is."""
+    return text if "." in text else text.lower()
+
+
+def _archive_format(text: str) -> str:
+    if text != "parquet":
+        raise ValueError(
+            "an archive is Parquet: rows are deleted by what is read back from its files, and its "
+            "manifest knows no other format; write what it has to another by a job of yours"
+        )
+    return text
+
+
+def add_file_format(parser: ArgumentParser, *, of_archive: bool = False) -> None:
+    """Add the format of files or tables; an archive has one alone, and says why."""
+    parser.add_argument(
+        "--file-format", type=_argument(_archive_format if of_archive else format_name),
+        default="parquet", metavar="FORMAT",
+        help="of the archive: parquet" if of_archive else "orc, json, csv, delta, …; "
+        "default: parquet",
+    )  # fmt: skip
+
+
+def add_offering(parser: ArgumentParser, what: str, *, dry_run: str) -> None:
+    """Add how rows are offered: under which id, when they fall due, what keys that exist become."""
+    add = parser.add_argument
+    add("--mode", choices=MODES, default="offer", help="what happens to keys that exist")
+    add("--start", type=instant, metavar="AT",
+        help="when the first falls due, in UTC without an offset; default: now")  # fmt: skip
+    add("--over", type=duration, metavar="TIME", help="spread over so long, as in 2h")
+    add("--rate", type=number, metavar="N", help="spread to N a second, on average")
+    add("--id", metavar="ID", help=f"of this {what}; default: from files and options")
+    add("--dry-run", action="store_true", help=dry_run)
+    add_partitions(parser)
+
+
+CODECS: Final = ("json", "text", "bytes")
+MODES: Final = ("offer", "upsert")
+
+
+def asked_kind(options: Namespace) -> str:
+    """Return the kind of --queue: a name and the codec's, or a kind as it is written.
+
+    Raises what ``check_kind`` raises.
+    """
+    name = str(options.queue)
+    if "|" in name:
+        return check_kind(name)
+    return check_kind(kind_of(check_kind(name), codec_named(options.codec)))
+
+
+def asked_name(options: Namespace) -> str | None:
+    """Return the name of --queue, also of one that is written as a kind.
+
+    Raises InvalidConfiguration when that kind is of another codec than --codec.
+    """
+    name, bar, codec = (options.queue or "").rpartition("|")
+    if not bar:
+        return options.queue  # type: ignore[no-any-return]
+    if codec != options.codec:
+        raise InvalidConfiguration(
+            f"--queue {options.queue!r} is a kind of the codec {codec!r}, and --codec is "
+            f"{options.codec!r}."
+        )
+    return name
+
+
+_PROGRAM: Final = "python -m delayed_queue.spark"
+# As --help lists them: in which module, and what for. One is loaded when it is asked for, since
+# doctor is for machines that lack what the others load.
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "import": ("imports", "Offer the records of files."),
+    "drain": ("drains", "Take out what is due: into files, or to a handler."),
+    "archive": ("archives", "Move old rows to Parquet."),
+    "replay": ("replays", "Offer archived messages again."),
+    "snapshot": ("snapshots", "Write a queue as it stands to Parquet."),
+    "report": ("reports", "Measure latency, failures, throughput and backlog."),
+    "doctor": ("doctor", "Check the environment."),
+    "bundle": ("doctor", "Print the path of the package for --py-files."),
+    "main": ("doctor", "Print the path of the program for spark-submit."),
+}
+
+
+class _Parser(ArgumentParser):
+    """Answers 1 to wrong arguments, as to everything that failed; 2 is not one of ours."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(FAILED, f"{self.prog}: {message}\n")
+
+
+def main(arguments: Sequence[str], settings: SparkSettings | None = None) -> int:
+    """Run a command; return 0 when it is done, 1 when it failed, 3 when records were put aside."""
+    try:
+        options = build_parser(arguments[:1]).parse_args(arguments)
+    except ImportError as error:
+        # What the command's module needs is not installed.
+        Console().warn(f"{_PROGRAM} {arguments[0]}: {sentence_of(error)}")
+        return FAILED
+    console = Console(as_json=options.format == "json")
+    stopping = Stopping()
+    try:
+        with signals(stopping):
+            if options.metrics is not None:
+                serve_metrics(options.metrics)
+            chosen = _settings(options, settings or SparkSettings())
+            return int(options.run(options, chosen, console, stopping))
+    except KeyboardInterrupt:
+        console.warn("stopped")
+        return FAILED
+    except Exception as error:
+        # Whatever Spark, Java or a driver raises, the operator gets one sentence.
+        if options.verbose:
+            traceback.print_exc()
+        console.warn(f"{_PROGRAM} {options.command}: {sentence_of(error)}")
+        return FAILED
+
+
+def _settings(options: Namespace, settings: SparkSettings) -> SparkSettings:
+    """Return the settings with what the command line says instead."""
+    names = ("MASTER", "EXECUTORS", "CORES", "MEMORY", "MAX_CONNECTIONS")
+    said = {name: getattr(options, name.lower(), None) for name in names}
+    conf = {**settings.CONF, **dict(options.conf or ())}
+    return replace(settings, **{k: v for k, v in said.items() if v is not None}, CONF=conf)
+
+
+def build_parser(names: Collection[str] = tuple(COMMANDS)) -> ArgumentParser:
+    """Return the parser with all commands, of which those with these names have their arguments."""
+    parser = _Parser(prog=_PROGRAM, description="The pipeline's command line.")
+    chosen = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    for name, (module, words) in COMMANDS.items():
+        command = chosen.add_parser(name, help=words, description=words)
+        if name in names:
+            loaded = import_module(f"{__package__}.{module}")
+            loaded.add_arguments(command)
+            _add_common(command)
+            command.set_defaults(run=loaded.execute)
+    return parser
+
+
+def _add_common(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("Spark")
+    group.add_argument("--master", help="local[…], spark://…, yarn or k8s://…")
+    group.add_argument("--executors", type=whole, metavar="N", help="executors of a cluster")
+    group.add_argument("--cores", type=whole, metavar="N", help="of each executor, or of local")
+    group.add_argument("--memory", metavar="SIZE", help="of each executor, or of local: 2g")
+    group.add_argument(
+        "--max-connections", type=whole, metavar="N", help="the most that all parts may open"
+    )
+    group.add_argument(
+        "--conf", type=pair, action="append", metavar="NAME=VALUE", help="a setting of Spark"
+    )
+    parser.add_argument(
+        "--metrics", type=address, metavar="HOST:PORT", help="answer scrapes of Prometheus there"
+    )
+    # As management/base.py has it, which knows Django.
+    parser.add_argument(
+        "--format", choices=["table", "json"], default="table",
+        help="json: everything, for programs (default: table)",
+    )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="with Spark's log, and stacks")

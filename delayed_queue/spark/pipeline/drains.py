@@ -1,0 +1,400 @@
+"""``drain``: what is due leaves the queue, into files or through a handler, and is deleted."""
+
+from __future__ import annotations
+
+import json
+import threading
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.retries import RetryPolicy, parse_duration
+from delayed_queue.spark.database import connect, look_around
+from delayed_queue.spark.pipeline.cli import (
+    CODECS,
+    DONE,
+    FAILED,
+    add_partitions,
+    asked_kind,
+    duration,
+    format_name,
+    number,
+    pair,
+    whole,
+)
+from delayed_queue.spark.pipeline.console import Console, aligned, count, metrics, span
+from delayed_queue.spark.pipeline.files import files_on
+from delayed_queue.spark.pipeline.handling import HandledPartition, Handling, Tally, ended_of
+from delayed_queue.spark.pipeline.lake import (
+    FILES,
+    WRITTEN_AS,
+    Orphans,
+    check_numbers,
+    check_owner,
+    check_root,
+    claim_for,
+    claim_lake,
+    directory_of,
+    orphans_of,
+)
+from delayed_queue.spark.pipeline.session import Stopping, session
+from delayed_queue.spark.settings import SparkSettings, partitions_on, tasks_of
+from delayed_queue.spark.source.leases import acknowledge_checkpoint, is_started, owner_of
+from delayed_queue.spark.source.ledger import JobKey
+from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.source.queues import check_known, left_behind, rules_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.query import StreamingQuery
+
+# Of one that handles: to read the ids, and to settle.
+CONNECTIONS_OF_TASK: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOptions:
+    """What ``drain`` was asked for."""
+
+    kind: str
+    # None: of its own, in ``to``.
+    checkpoint: str | None = None
+    to: str | None = None
+    sink: str = "parquet"
+    sink_options: Mapping[str, str] = field(default_factory=dict)
+    handling: Handling | None = None
+    is_continuous: bool = False
+    interval: str = "1 second"
+    max_messages: int = 100_000
+    lease: str = "10m"
+    partitions: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.to is None) == (self.handling is None):
+            raise InvalidConfiguration("Pass either --to or --handler.")
+        if self.to is None and self.checkpoint is None:
+            raise InvalidConfiguration("--handler needs --checkpoint, Spark's record of progress.")
+        if self.sink == "iceberg" and self.checkpoint is None:
+            raise InvalidConfiguration(
+                "--sink iceberg needs --checkpoint: --to is the name of a table, not a directory."
+            )
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether the sink is one of Spark's own that write files."""
+        return self.handling is None and self.sink in FILES
+
+
+@dataclass(slots=True)
+class Drained:
+    """What left the queue."""
+
+    kind: str
+    messages: int = 0
+    batches: int = 0
+    tally: Tally | None = None
+    # The last batch of the stream that is counted.
+    last: int = -1
+    # Why due messages were left although the drain could have taken them.
+    refused: str | None = None
+
+    def report(self) -> dict[str, Any]:
+        found = {"kind": self.kind, "messages": self.messages, "batches": self.batches}
+        return found | ({} if self.tally is None else asdict(self.tally))
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        return aligned(list(self.report().items()))
+
+
+def run(
+    spark: SparkSession, options: DrainOptions, console: Console, stopping: threading.Event
+) -> Drained:
+    """Drain until nothing due is left, or continuously until the event is set.
+
+    Raises InvalidConfiguration for a queue that neither the database nor the checkpoint knows.
+    """
+    if options.handling is not None:
+        # Before anything is leased: a path that names nothing is no reason to try again.
+        options.handling.registered()
+    options = _placed(options)
+    began = _claim(spark, options)
+    found = Drained(options.kind, tally=None if options.handling is None else Tally())
+    query = _started(spark, options)
+    try:
+        _waited(query, found, console, stopping)
+    finally:
+        if query.isActive:
+            query.stop()
+    # Spark tells of a batch after it has committed it: the last one while it was being stopped.
+    _count_committed(query, found, console)
+    # Spark tells the source of a batch's end when the next one comes; here none does.
+    acknowledge_checkpoint(spark, str(options.checkpoint))
+    with closing(connect(Options())) as session:
+        if not found.messages or rules_of(session, options.kind).has_rules:
+            found.refused = left_behind(session, options.kind, began)
+    return found
+
+
+def _placed(options: DrainOptions) -> DrainOptions:
+    """Return the options with a place of the queue's own for what is written, and its progress.
+
+    Spark's file sinks number what they write by their directory, which so is for one stream. Other
+    sinks have a table, which several can share.
+    """
+    if options.to is None:
+        return options
+    name = directory_of(options.kind)
+    root = options.to.rstrip("/")
+    checkpoint = options.checkpoint or f"{root}/_checkpoint/{name.partition('=')[2]}"
+    to = f"{root}/{name}" if options.writes_files else options.to
+    return replace(options, to=to, checkpoint=checkpoint)
+
+
+def _claim(spark: SparkSession, options: DrainOptions) -> int:
+    """Claim checkpoint and directory for the queue; return the database's clock.
+
+    Raises InvalidConfiguration where one is another queue's, or another checkpoint's, or nothing
+    knows the queue.
+    """
+    checkpoint = str(options.checkpoint)
+    with closing(connect(Options())) as session:
+        owner = owner_of(options.kind, session)
+        began = look_around(session, Options())
+        if not is_started(spark, checkpoint):
+            check_known(session, options.kind)
+    places = [checkpoint]
+    if options.to is not None and options.writes_files:
+        check_root(spark, options.to.rpartition("/")[0])
+        places.append(options.to)
+    for each in places:
+        check_owner(spark, each, owner)
+    if options.to is not None:
+        check_numbers(spark, options.to, checkpoint)
+    # All is ours, or nobody's: only now is anything written.
+    for each in places:
+        claim_for(spark, each, owner)
+    if len(places) > 1:
+        claim_lake(spark, places[1], checkpoint)
+    return began
+
+
+def _started(spark: SparkSession, options: DrainOptions) -> StreamingQuery:
+    from delayed_queue.spark.source.schema import read_schema
+
+    reader = (
+        spark.readStream.format("delayed_queue")
+        .option("kind", options.kind)
+        .option("maxMessagesPerTrigger", str(options.max_messages))
+        .option("lease", options.lease)
+    )
+    if (partitions := partitions_on(spark, options.partitions)) is not None:
+        reader = reader.option("numPartitions", str(partitions))
+    if options.handling is not None:
+        # The rest is read by whoever handles, under the lease as it then is.
+        # Handlers are what takes the time: what waits for them is not withheld from others.
+        reader = reader.schema("id bigint, lock_uuid string").option("prefetch", "false")
+        reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks_of(spark)))
+        # Calls are what takes the time: a few are worth a task, as many as it makes at once.
+        reader = reader.option("rowsPerTask", str(options.handling.concurrency))
+    else:
+        # As bytes: one payload that is no text must not stop all that come after it.
+        reader = reader.schema(read_schema(None))
+    writer: Any = _sink(reader.load(), options)
+    writer = writer.option("checkpointLocation", options.checkpoint)
+    if options.is_continuous:
+        return writer.trigger(processingTime=options.interval).start()  # type: ignore[no-any-return]
+    return writer.trigger(availableNow=True).start()  # type: ignore[no-any-return]
+
+
+def _sink(frame: DataFrame, options: DrainOptions) -> Any:
+    from delayed_queue.spark.source.schema import TEXT_CODECS
+
+    if options.handling is not None:
+        tasks = tasks_of(frame.sparkSession)
+        handling = HandledPartition(options.handling.shared_by(tasks), options.kind)
+        return frame.mapInArrow(handling, "id bigint").writeStream.format("noop")
+    # Files have the kind in the name of their directory.
+    left_out = {"lock_uuid", "state", "id"} | ({"kind"} if options.writes_files else set())
+    columns = [f"`{each}`" for each in frame.columns if each not in left_out]
+    if options.kind.endswith(TEXT_CODECS):
+        columns[columns.index("`payload`")] = "CAST(payload AS STRING) AS payload"
+    drained = frame.selectExpr(
+        *columns, "current_timestamp() AS drained_at", "CAST(current_date() AS STRING) AS date"
+    )
+    writer = drained.writeStream.format(options.sink).option("path", options.to or "")
+    for name, value in {**WRITTEN_AS.get(options.sink, {}), **options.sink_options}.items():
+        writer = writer.option(name, value)
+    return writer.partitionBy("date") if options.sink in {"parquet", "orc"} else writer
+
+
+def _waited(
+    query: StreamingQuery, found: Drained, console: Console, stopping: threading.Event
+) -> None:
+    """Wait for the end; count the batches that Spark has committed."""
+    ended = False
+    while not ended and not stopping.is_set():
+        ended = bool(query.awaitTermination(1))  # raises what ended the query
+        _count_committed(query, found, console)
+    if stopping.is_set():
+        console.progress("stopping …")
+
+
+def _count_committed(query: StreamingQuery, found: Drained, console: Console) -> None:
+    for each in query.recentProgress:
+        # Of a batch that a driver has left, all may have been handled: it has no rows then.
+        if each.batchId > found.last and "addBatch" in each.durationMs:
+            found.last = each.batchId
+            _counted(each, found, console)
+
+
+def _counted(progress: StreamingQueryProgress, found: Drained, console: Console) -> None:
+    rows = progress.numInputRows
+    found.batches += 1
+    # What LeasingReader.reportLatestOffset has said; nothing while the database was away.
+    lag = _lag(progress.sources[0].latestOffset)
+    if lag and (seen := metrics()) is not None:
+        seen.lag(found.kind.rpartition("|")[0], lag)
+    outcomes = {"drained": rows}
+    if found.tally is not None:
+        ended = ended_of(JobKey(str(progress.id), progress.batchId))
+        found.tally.add(ended)
+        outcomes = asdict(ended)
+        # What was settled by a task that died its repetition has not read.
+        rows = max(rows, ended.settled)
+    found.messages += rows
+    count("drain", found.kind.rpartition("|")[0], outcomes)
+    console.progress(f"batch {progress.batchId}: {rows:,} messages{_behind(lag)}")
+
+
+def _lag(said: Any) -> dict[str, Any]:
+    # As text; of Spark Connect it is read already.
+    return (json.loads(said) if isinstance(said, str) else said) or {}
+
+
+def _behind(lag: Mapping[str, Any]) -> str:
+    """Return in words what is due still."""
+    if not lag or not lag["due"]:
+        return ""
+    more = " or more" if lag["due_is_cut"] else ""
+    return f"; {lag['due']:,}{more} are due, for {span(lag['oldest_due_ms'] / 1000)}"
+
+
+# Orphans
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Files that are in no batch, and whether they are gone now."""
+
+    orphans: Orphans
+    is_removed: bool
+
+    def report(self) -> dict[str, Any]:
+        return {**asdict(self.orphans), "is_removed": self.is_removed}
+
+    def lines(self) -> list[str]:
+        """Return the answer in words."""
+        found, done = self.orphans, "removed" if self.is_removed else "named"
+        lines = [*found.paths, f"{len(found.paths):,} files {done}, {found.size:,} bytes"]
+        if found.undecided:
+            lines += [
+                *found.undecided,
+                f"{len(found.undecided):,} files may be of a batch that is under way: they stay. "
+                "If its drain has died, drain the queue once more.",
+            ]
+        return lines
+
+
+def sweep(spark: SparkSession, lake: str, *, is_removing: bool) -> Swept:
+    """Name the orphans of all queues in the lake, and remove them."""
+    files = files_on(spark)
+    found = orphans_of(files, lake)
+    for each in found.paths if is_removing else ():
+        files.delete(each)
+    return Swept(found, is_removing)
+
+
+def _execute_sweep(options: Namespace, settings: SparkSettings, console: Console) -> int:
+    if options.to is None:
+        raise InvalidConfiguration("--orphans needs --to: the lake that is looked through.")
+    with session(settings, console, "orphans", is_verbose=options.verbose) as spark:
+        found = sweep(spark, options.to, is_removing=options.orphans == "remove")
+    console.answer(found.report(), found.lines())
+    return DONE
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--queue", metavar="NAME", help="or a kind, as name|codec")
+    add("--codec", choices=CODECS, default="json")
+    add("--to", metavar="PATH", help="where the sink writes")
+    add("--sink", "--file-format", type=format_name, default="parquet", metavar="FORMAT",
+        help="any of Spark's formats")  # fmt: skip
+    add("--sink-option", type=pair, action="append", default=[], metavar="NAME=VALUE")
+    add("--handler", metavar="PKG:FUNC", help="call this for each message, in the executors")
+    add("--concurrency", type=whole, metavar="N", help="calls at once in a task")
+    add("--rate", type=number, metavar="N", help="maximum calls a second in all")
+    add("--retry", metavar="LADDER", help="waits after failures, as in '15s 3m 10m'")
+    add("--checkpoint", metavar="PATH", help="default: the queue's own, in --to")
+    add("--continuous", action="store_true", help="until it is stopped, not until it is empty")
+    add("--interval", type=duration, metavar="TIME", help="of --continuous; default: 1s")
+    add("--max-messages", type=whole, default=100_000, metavar="N", help="of a batch")
+    add("--lease", default="10m", metavar="TIME", help="how long a batch stays exclusive")
+    add("--orphans", choices=["name", "remove"],
+        help="instead of draining: list or delete orphaned files in --to")  # fmt: skip
+    add_partitions(parser)
+
+
+def execute(
+    options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
+) -> int:
+    if options.orphans is not None:
+        return _execute_sweep(options, settings, console)
+    if options.queue is None:
+        raise InvalidConfiguration("Pass --queue, the queue to drain.")
+    kind = asked_kind(options)
+    handling = _handling(options, kind)
+    interval = options.interval
+    asked = DrainOptions(
+        kind=kind,
+        checkpoint=options.checkpoint,
+        to=options.to,
+        sink=options.sink,
+        sink_options=dict(options.sink_option),
+        handling=handling,
+        is_continuous=options.continuous,
+        interval=f"{int(interval.total_seconds() * 1000)} milliseconds" if interval else "1 second",
+        max_messages=options.max_messages,
+        lease=options.lease,
+        partitions=options.partitions,
+    )
+    with (
+        session(settings, console, "drain", is_verbose=options.verbose) as spark,
+        stopping.gently() as event,
+    ):
+        found = run(spark, asked, console, event)
+    console.answer(found.report(), found.lines())
+    if found.refused is not None:
+        console.warn(found.refused)
+        return FAILED
+    return DONE
+
+
+def _handling(options: Namespace, kind: str) -> Handling | None:
+    if options.handler is not None:
+        retry = None if options.retry is None else RetryPolicy.ladder(options.retry)
+        lease_ms = parse_duration(options.lease) // MILLISECOND
+        queue = kind.rpartition("|")[0]
+        return Handling(
+            options.handler, queue, options.codec, retry, lease_ms,
+            options.concurrency or 1, options.rate,
+        )  # fmt: skip
+    if options.concurrency is not None or options.rate is not None:
+        raise InvalidConfiguration("--concurrency and --rate are of --handler.")
+    return None

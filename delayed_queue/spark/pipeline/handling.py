@@ -1,0 +1,457 @@
+"""The application's own functions in executors: loaded, and handed the messages they settle."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from delayed_queue.codecs import Codec, codec_named, decode
+from delayed_queue.db.sql import first_row, rows_of
+from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
+from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
+from delayed_queue.messages import MILLISECOND, Batch, Envelope
+from delayed_queue.queue.fingerprints import fingerprint
+from delayed_queue.queue.store.settle import (
+    ACKNOWLEDGE,
+    DEAD_LETTER,
+    EXTEND,
+    LEASED_MEMBERS,
+    RELEASE,
+    ExtendedRow,
+    MemberRow,
+)
+from delayed_queue.retries import RetryPolicy
+from delayed_queue.spark.database import Connection, fetch, steady
+from delayed_queue.spark.source.ledger import JobKey, task_of_stream, then_pruned
+from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.store.offering import COUNT_ENDED, ENDED_OF
+from delayed_queue.spark.store.streaming import COUNT_DELIVERY
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SETTINGS: Final = "DJANGO_SETTINGS_MODULE"
+
+
+def load_application(path: str) -> Any:
+    """Return what the path names, after Django was set up where there are settings for it."""
+    if _SETTINGS in os.environ:
+        setup_django()
+    return load(path)
+
+
+def load(path: str) -> Any:
+    """Return what ``package.module:name`` names."""
+    module, _, name = path.partition(":")
+    try:
+        return attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfiguration(
+            f"{path!r} cannot be loaded: {error}. Write package.module:function."
+        ) from error
+
+
+def setup_django() -> None:
+    """Make Django's models usable in this process: an executor's worker has not booted it."""
+    if _SETTINGS not in os.environ:
+        raise InvalidConfiguration(
+            "DJANGO_SETTINGS_MODULE is not set in the executors; pass "
+            "--conf spark.executorEnv.DJANGO_SETTINGS_MODULE=…"
+        )
+    # By name, because this side of the package imports no Django where none is wanted.
+    importlib.import_module("django").setup()
+
+
+def close_connections() -> None:
+    """Close what the application opened by Django: an executor's process lives on, unused."""
+    if "django.db" in sys.modules:
+        sys.modules["django.db"].connections.close_all()
+
+
+BATCH: Final = 100
+# How many times as many are settled together where that takes less than so many seconds.
+_MOST_TIMES: Final = 4
+_QUICK: Final = 1.0
+_MOST_AT_ONCE: Final = 1_000
+_MOST_A_SECOND: Final = 1_000_000
+_LEASE_MS: Final = 600_000
+
+
+@dataclass(slots=True)
+class Tally:
+    """The ends of messages; ``lost`` had lost their lease meanwhile, and nothing was changed."""
+
+    done: int = 0
+    retried: int = 0
+    snoozed: int = 0
+    dead: int = 0
+    lost: int = 0
+
+    def add(self, other: Tally) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    @property
+    def settled(self) -> int:
+        return self.done + self.retried + self.snoozed + self.dead
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the ledger a try of a task counts what it settles.
+
+    A count that came back with the task would be lost with it, and what it settled is not there
+    for the next try to count.
+    """
+
+    key: JobKey
+    partition: int = 0
+    attempt: int = 0
+
+    @classmethod
+    def of_task(cls) -> Place:
+        """Return the place of the task that this is."""
+        context, key = task_of_stream()
+        return cls(key, context.partitionId(), context.attemptNumber())
+
+    def count(self, connection: Connection, **ends: int) -> None:
+        """Add to what is counted here, in the transaction that is open."""
+        for outcome, number in ends.items():
+            if number:
+                note = self.key.note(
+                    self.partition, chunk=self.attempt, digest=outcome, rows=number
+                )
+                fetch(connection, COUNT_ENDED, note)
+
+
+def ended_of(key: JobKey) -> Tally:
+    """Return how the messages of a batch ended that is done; those before it are forgotten."""
+    rows = then_pruned(Options(), "The count", lambda session: session.fetch(ENDED_OF, asdict(key)))
+    return Tally(**dict(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """The function that handles, and the rules where its decorator says nothing."""
+
+    handler: str
+    queue: str
+    codec: str = "json"
+    retry: RetryPolicy | None = None
+    # What an envelope is prolonged by when its handler does not say.
+    lease_ms: int = _LEASE_MS
+    # How many calls a task makes at once, and how many a second there are in all.
+    concurrency: int = 1
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= _MOST_AT_ONCE:
+            raise InvalidConfiguration(f"--concurrency is from 1 to {_MOST_AT_ONCE:,}.")
+        if self.rate is not None and not 0 < self.rate <= _MOST_A_SECOND:
+            raise InvalidConfiguration(f"--rate is from above 0 to {_MOST_A_SECOND:,} a second.")
+
+    def shared_by(self, tasks: int) -> Handling:
+        """Return what each task may do where so many run at a time."""
+        return self if self.rate is None else replace(self, rate=self.rate / tasks)
+
+    def registered(self) -> Handler | None:
+        """Return what ``@handler`` said of the function, if it is decorated."""
+        function = load_application(self.handler)
+        return next((each for each in registry if each.function is function), None)
+
+
+class HandledPartition:
+    """Runs in the executors: gets ids and leases, and counts in the ledger; nothing comes back."""
+
+    def __init__(self, handling: Handling, kind: str) -> None:
+        self._handling = handling
+        self._kind = kind
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with steady() as connection, Calls(self._handling) as calls:
+            settler = Settler(connection, self._handling, self._kind, Place.of_task(), calls)
+            for batch in batches:
+                rows = zip(*(each.to_pylist() for each in batch.columns), strict=True)
+                for lease_id, members in groupby(rows, key=lambda row: row[1]):
+                    settler.handle(lease_id, [message_id for message_id, _ in members])
+        yield from ()
+
+
+class Pace:
+    """When the next call may begin, so that no second has more than the rate."""
+
+    def __init__(
+        self, per_second: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._step = 0.0 if per_second is None else 1 / per_second
+        self._clock = clock
+        self._next = clock()
+        self._turn = threading.Lock()
+
+    def wait(self) -> float:
+        """Take the next turn; return in how many seconds it is."""
+        with self._turn:
+            now = self._clock()
+            begins = max(self._next, now)
+            self._next = begins + self._step
+        return begins - now
+
+
+class Calls:
+    """Calls the handler, for several messages at once: on one loop, or in threads."""
+
+    def __init__(self, handling: Handling) -> None:
+        self._function: HandlerFunction = load_application(handling.handler)
+        self._pace = Pace(handling.rate)
+        self._most = handling.concurrency
+        self._runner = asyncio.Runner()
+        self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="delayed-queue-handler")
+
+    def __enter__(self) -> Calls:
+        return self
+
+    def each(self, envelopes: list[Envelope]) -> Iterator[Exception | None]:
+        """Yield what each call has raised, in order; one that waits for its turn is not begun."""
+        if inspect.iscoroutinefunction(self._function):
+            return iter(self._runner.run(self._gathered(envelopes)))
+        if self._most == 1:
+            return map(self._called, envelopes)
+        return self._pool.map(self._called, envelopes)
+
+    async def _gathered(self, envelopes: list[Envelope]) -> list[Exception | None]:
+        room = asyncio.Semaphore(self._most)
+
+        async def called(envelope: Envelope) -> Exception | None:
+            async with room:
+                if wait := self._pace.wait():
+                    await asyncio.sleep(wait)
+                try:
+                    await _awaited(self._function(envelope))
+                except Exception as error:
+                    return error
+            return None
+
+        return await asyncio.gather(*map(called, envelopes))
+
+    def _called(self, envelope: Envelope) -> Exception | None:
+        # To sleep for no time takes longer than a quick call.
+        if wait := self._pace.wait():
+            time.sleep(wait)
+        try:
+            answer = self._function(envelope)
+            if inspect.isawaitable(answer):
+                asyncio.run(_awaited(answer))
+        # The caller's code: whatever it raises is an answer.
+        except Exception as error:
+            return error
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the loop, the threads, and what the application has opened in each of them."""
+        together = threading.Barrier(self._most)
+        # Each waits for all others, so there is one in each thread.
+        for each in [self._pool.submit(_close_own, together) for _ in range(self._most)]:
+            each.result()
+        self._pool.shutdown()
+        self._runner.close()
+        close_connections()
+
+
+def _close_own(together: threading.Barrier) -> None:
+    together.wait()
+    close_connections()
+
+
+class Settler:
+    """Handles messages under a lease, and writes down how each ended.
+
+    A repeated task handles them one by one, and counts a delivery before each: the message that
+    kills every time runs out of attempts, and none beside it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        handling: Handling,
+        kind: str,
+        place: Place,
+        calls: Calls,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        found = handling.registered()
+        self._kind = kind
+        # A message may have killed the executor of the try before.
+        self._is_repeated = place.attempt > 0
+        self._place = place
+        self._connection = connection
+        self._queue = handling.queue
+        self._calls = calls
+        # Eight rounds of calls, so that the last one's end is waited for now and then only.
+        self._size = 1 if self._is_repeated else max(BATCH, 8 * handling.concurrency)
+        self._most = self._size * (1 if self._is_repeated else _MOST_TIMES)
+        self._clock = clock
+        self._codec: Codec = codec_named(handling.codec) if found is None else found.codec
+        declared = None if found is None else found.retry
+        self._policy = declared or handling.retry or RetryPolicy.exponential()
+        self._leases = ExecutorLeases(connection, handling.lease_ms)
+
+    def handle(self, lease_id: str, ids: list[int]) -> None:
+        while ids:
+            batch, ids = ids[: self._size], ids[self._size :]
+            began = self._clock()
+            if self._is_repeated:
+                self._leases.run(COUNT_DELIVERY, id=batch[0], lease_id=lease_id)
+            self._handle_batch(lease_id, batch)
+            # To read, to settle and to count takes the same time for a few and for many; what is
+            # handled in vain by a task that dies stays a few seconds of calls.
+            if self._clock() - began < _QUICK:
+                self._size = min(2 * self._size, self._most)
+
+    def _handle_batch(self, lease_id: str, ids: list[int]) -> None:
+        """Handle those that are still under the lease; done ones are deleted at its end."""
+        params = {"ids": ids, "lease_id": lease_id, "kind": self._kind}
+        # Read now, not by Spark: a repeated partition must not handle what it settled before.
+        rows = rows_of(MemberRow, fetch(self._connection, LEASED_MEMBERS, params))
+        taken = [(row, self._taken(row, lease_id)) for row in rows]
+        called = [(row, each) for row, each in taken if isinstance(each, Envelope)]
+        for row, each in taken:
+            if isinstance(each, Verdict):
+                self._settle(row.id, lease_id, each)
+        done: list[int] = []
+        errors = self._calls.each([each for _, each in called])
+        for (row, _), error in zip(called, errors, strict=True):
+            if error is None:
+                done.append(row.id)
+            else:
+                self._settle(row.id, lease_id, judge(error, row.attempts, self._policy))
+        self._acknowledge(done, lease_id)
+
+    def _acknowledge(self, done: list[int], lease_id: str) -> None:
+        if done:
+            self._leases.count(self._place, "done", ACKNOWLEDGE, ids=done, lease_id=lease_id)
+
+    def _taken(self, row: MemberRow, lease_id: str) -> Envelope | Verdict:
+        """Return what the handler is called with, or why it is not called."""
+        if row.attempts > self._policy.max_attempts:
+            # Every delivery ended without an answer: it may be what kills the executors.
+            return Verdict(None, "attempts exhausted: no delivery ended with an answer")
+        try:
+            return self._envelope(row, lease_id)
+        except PayloadNotDecodable as error:
+            return Verdict(None, str(error))
+
+    def _envelope(self, row: MemberRow, lease_id: str) -> Envelope:
+        return Envelope(
+            row.key, decode(self._codec, row.payload), self._queue, row.attempts, lease_id, row.id,
+            row.scheduled_at, row.due_at, row.leased_until,
+            json.loads(row.headers) if row.headers else {}, self._leases, row.group,
+        )  # fmt: skip
+
+    def _settle(self, message_id: int, lease_id: str, verdict: Verdict) -> None:
+        error = verdict.error or None
+        one = {"ids": [message_id], "lease_id": lease_id, "error": error, "now": None}
+        if verdict.delay is None:
+            reason = storable(verdict.reason) or "rejected"
+            cause = fingerprint(reason, error)
+            more = {"reason": reason, "fingerprint": cause}
+            self._leases.count(self._place, "dead", DEAD_LETTER, **one, **more)
+        else:
+            refund = 0 if verdict.counts else 1
+            delay = verdict.delay // MILLISECOND
+            outcome = "retried" if verdict.counts else "snoozed"
+            self._leases.count(self._place, outcome, RELEASE, **one, delay=delay, refund=refund)
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+class ExecutorLeases:
+    """The operations of an envelope on its lease, over an executor's own connection."""
+
+    def __init__(self, connection: Connection, lease_ms: int = _LEASE_MS) -> None:
+        self._connection = connection
+        self._lease_ms = lease_ms
+        # Threads of handlers are kept out of a transaction, which is another's.
+        self._turn = threading.RLock()
+
+    def fetch(self, statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
+        with self._turn:
+            return fetch(self._connection, statement, params)
+
+    def run(self, statement: str, **params: Any) -> int:
+        """Run the statement; return how many messages it changed."""
+        return len(self.fetch(statement, params))
+
+    def count(self, place: Place, outcome: str, statement: str, **params: Any) -> None:
+        """Settle, and count how many messages ended so, or had lost their lease."""
+        with self._turn, self._connection.transaction():
+            changed = self.run(statement, **params)
+            ends = {outcome: changed, "lost": len(params["ids"]) - changed}
+            place.count(self._connection, **ends)
+
+    def _one(self, envelope: Envelope, statement: str, **params: Any) -> bool:
+        changed = self.run(
+            statement, ids=[envelope.message_id], lease_id=envelope.lease_id, **params
+        )
+        envelope.lease_lost = envelope.lease_lost or not changed
+        return bool(changed)
+
+    def acknowledge(self, envelope: Envelope) -> bool:
+        return self._one(envelope, ACKNOWLEDGE)
+
+    def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
+        wait = 0 if delay is None else delay // MILLISECOND
+        text = storable(error) or None
+        return self._one(envelope, RELEASE, delay=wait, refund=0, error=text, now=None)
+
+    def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
+        lease = self._lease_ms if duration is None else duration // MILLISECOND
+        params = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
+        answer = self.fetch(EXTEND, {**params, "lease": lease, "now": None})
+        extended = first_row(ExtendedRow, answer)
+        if extended is not None:
+            envelope.leased_until_ms = extended.leased_until
+        return extended is not None
+
+    def reject(self, envelope: Envelope, reason: str) -> bool:
+        said = storable(reason)
+        params = {"reason": said, "error": None, "fingerprint": fingerprint(said, None)}
+        return self._one(envelope, DEAD_LETTER, **params, now=None)
+
+    def acknowledge_batch(self, batch: Batch) -> int:
+        return sum(self.acknowledge(each) for each in batch)
+
+    async def aacknowledge(self, envelope: Envelope) -> bool:
+        return await _elsewhere(self.acknowledge, envelope)
+
+    async def arelease(
+        self, envelope: Envelope, delay: timedelta | None = None, error: str = ""
+    ) -> bool:
+        return await _elsewhere(self.release, envelope, delay, error)
+
+    async def aextend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
+        return await _elsewhere(self.extend, envelope, duration)
+
+    async def areject(self, envelope: Envelope, reason: str) -> bool:
+        return await _elsewhere(self.reject, envelope, reason)
+
+    async def aacknowledge_batch(self, batch: Batch) -> int:
+        return await asyncio.to_thread(self.acknowledge_batch, batch)
+
+
+async def _elsewhere(function: Callable[..., bool], *arguments: Any) -> bool:
+    return await asyncio.to_thread(function, *arguments)

@@ -1,0 +1,429 @@
+"""``import``: records of files become messages, and what cannot is put aside with its reasons."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.database import check_database
+from delayed_queue.spark.pipeline.cli import (
+    CODECS,
+    DONE,
+    FAILED,
+    QUARANTINED,
+    add_offering,
+    asked_name,
+    delimiter,
+    ratio,
+    whole,
+    zone,
+)
+from delayed_queue.spark.pipeline.console import Console, aligned, count
+from delayed_queue.spark.pipeline.files import files_on
+from delayed_queue.spark.pipeline.inputs import (
+    Input,
+    checked,
+    files_of,
+    told,
+)
+from delayed_queue.spark.pipeline.lines import Block, blocks_of, is_cut, places_of
+from delayed_queue.spark.pipeline.offers import (
+    BYTES_PER_PARTITION,
+    ROWS_PER_PARTITION,
+    JobOptions,
+    Offer,
+    Offered,
+    Spread,
+    check_of,
+    deliver,
+    delivered,
+    earlier_answer,
+    evened,
+    firsts,
+    from_its_beginning,
+    id_of,
+    note_answer,
+    offer,
+    offered_of,
+    pieces_of_bytes,
+    telling,
+)
+from delayed_queue.spark.pipeline.session import Stopping, cut_alike, session, uncut
+from delayed_queue.spark.settings import SparkSettings, is_elsewhere
+from delayed_queue.spark.source.records import Rules, parse_mapping
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SAMPLES: Final = 5
+# Above this share the mapping is wrong, rather than some records.
+MAX_BAD_RATIO: Final = 0.05
+# Rows: of more, a partition is cut anew.
+MOST_OF_PARTITION: Final = 4 * ROWS_PER_PARTITION
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions(JobOptions):
+    """What ``import`` was asked for."""
+
+    source: Input
+    mode: str = "offer"
+    target: str | None = None
+    spread: Spread | None = None
+    max_bad_ratio: float = MAX_BAD_RATIO
+    quarantine: str = "quarantine"
+    quarantine_format: str = "parquet"
+    # In how many pieces by keys.
+    pieces: int = 1
+
+    @property
+    def asks_ledger(self) -> bool:
+        """Whether the ledger knows if this was done: of a target it knows nothing."""
+        return self.target is None and not self.is_dry_run
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What became of each record; the parts are the whole."""
+
+    job: str
+    input: int
+    created: int = 0
+    updated: int = 0
+    ignored: int = 0
+    duplicates: int = 0
+    quarantined: int = 0
+    quarantine: str | None = None
+    is_dry_run: bool = False
+    was_done: bool = False
+    refused: str | None = None
+    reasons: tuple[tuple[str, int], ...] = ()
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def parts(self) -> dict[str, int]:
+        names = ("created", "updated", "ignored", "duplicates", "quarantined")
+        return {name: getattr(self, name) for name in names}
+
+    def report(self) -> dict[str, Any]:
+        """Return the report for machines."""
+        return {**asdict(self), "id": self.job}
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> ImportReport:
+        """Return what an earlier run has answered."""
+        reasons = tuple((text, number) for text, number in answer["reasons"])
+        found = cls(**{**answer, "reasons": reasons, "samples": tuple(answer["samples"])})
+        return replace(found, was_done=True)
+
+    def lines(self) -> list[str]:
+        """Return the report in words."""
+        rows = [("records", self.input), *self.parts.items()]
+        found = aligned(rows)
+        if self.is_dry_run:
+            valid = self.input - self.quarantined - self.duplicates
+            found = aligned(
+                [
+                    ("records", self.input),
+                    ("would be offered", valid),
+                    ("duplicates", self.duplicates),
+                    ("would be quarantined", self.quarantined),
+                ]
+            )
+        if self.reasons:
+            found += ["", *aligned([("records", "reason")])[:1]]
+            found += [f"{count:>7,}  {reason}" for reason, count in self.reasons]
+        if self.samples:
+            found += ["", "for example:"]
+            found += map(_sentence, self.samples)
+        if self.quarantine:
+            found += ["", f"quarantined records: {self.quarantine}"]
+        if self.was_done:
+            found += ["", "An earlier import had offered all of it; these are its counts."]
+        return [*found, f"import id: {self.job}"]
+
+
+def _sentence(sample: Mapping[str, Any]) -> str:
+    """Return a bad record in the words of whoever has to mend it."""
+    key = "" if sample["key"] is None else f" (key {sample['key'][:40]!r})"
+    return f"{sample['file']}:{sample['line']}{key}: {'; '.join(sample['reasons'])}"
+
+
+def run(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
+    """Import the files; nothing is offered before every record was checked."""
+    if options.target is not None:
+        checks = replace(options.source, check=check_of(options.target))
+        options = replace(options, source=checks)
+    elif not options.is_dry_run:
+        check_database(spark)
+    files = files_of(spark, options.source.paths)
+    stamps = files_on(spark).stamps(files)
+    pieces = options.partitions or pieces_of_bytes(sum(size for _, size, _ in stamps))
+    options = replace(options, source=options.source.known(files), pieces=pieces)
+    of = _digest(stamps, options)
+    options = replace(options, job=options.job or of)
+    if options.asks_ledger and (answer := earlier_answer(str(options.job), of)) is not None:
+        return ImportReport.of(answer)
+    report = _checked_first(spark, options, console)
+    if options.asks_ledger:
+        note_answer(report.job, of, asdict(report))
+    _count(report, options)
+    return report
+
+
+def _count(report: ImportReport, options: ImportOptions) -> None:
+    if not report.is_dry_run:
+        count("import", options.source.rules.queue or "", report.parts)
+
+
+def _digest(stamps: list[tuple[str, int, int]], options: ImportOptions) -> str:
+    """Return what the same files and options have again."""
+    asked = {**asdict(options.source), "mode": options.mode, "target": options.target}
+    return id_of(stamps, asked)
+
+
+def _checked_first(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
+    console.progress(f"checking the records of {', '.join(options.source.paths)} …")
+    try:
+        return _run(spark, options, console, is_uncut=False)
+    except _RecordWasCut:
+        console.progress("a quoted cell goes on in another block; reading each file in one piece …")
+        return _run(spark, options, console, is_uncut=True)
+
+
+def parts_of(spark: SparkSession) -> str:
+    """Return in words how much of what Spark is at has been read; Connect does not say it."""
+    if is_elsewhere(spark):
+        return "the records are being read"
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+    done = sum(each.numCompletedTasks for each in stages if each is not None)
+    total = sum(each.numTasks for each in stages if each is not None)
+    return f"{done:,} of {total:,} parts are read"
+
+
+class _RecordWasCut(Exception):
+    """Spark has cut a file within a record."""
+
+
+def _run(
+    spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
+) -> ImportReport:
+    with cut_alike(spark, BYTES_PER_PARTITION), uncut(spark, is_wanted=is_uncut):
+        known = told(spark, options.source)
+        if known is not None:
+            found = _Import(spark, options, console, known.rows)
+            # Files are read again faster than rows are kept; and side by side: while Spark plans
+            # the one it works on the other. Mostly all fit, and it is not in vain.
+            with ThreadPoolExecutor(1, thread_name_prefix="import-keys") as pool:
+                firsts_of = pool.submit(found.firsts, known.fitting)
+                if not found.read():
+                    return found.report(*firsts_of.result())
+        kept = checked(spark, options.source).persist()
+        try:
+            found = _Import(spark, options, console, kept)
+            found.read()
+            return found.report(*found.firsts(kept))
+        finally:
+            kept.unpersist()
+
+
+class _Import:
+    """One run over the checked rows."""
+
+    def __init__(
+        self, spark: SparkSession, options: ImportOptions, console: Console, frame: DataFrame
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._console = console
+        self._frame = frame
+        self._blocks: list[Block] = []
+        # Of a partition.
+        self._most = 0
+
+    def read(self) -> int:
+        """Read the input; return how many records are bad."""
+        with telling(self._console, lambda: parts_of(self._spark)):
+            self._blocks, self._most = blocks_of(self._frame)
+        if is_cut(self._blocks):
+            raise _RecordWasCut
+        return sum(each.bad for each in self._blocks)
+
+    def firsts(self, rows: DataFrame) -> tuple[DataFrame, int]:
+        """Return of each key what offers in order would leave, and how many others there are.
+
+        Of ``rows``, which are those that are read.
+        """
+        turn = "" if self._options.mode == "offer" else " DESC"
+        order = f"file{turn}, block{turn}, place{turn}"
+        return firsts(rows.where("kind IS NOT NULL"), self._options.pieces, order)
+
+    def report(self, unique: DataFrame, repeated: int) -> ImportReport:
+        """Put aside what is bad and offer the rest, less so many that have a key again."""
+        good, bad = (sum(getattr(each, of) for each in self._blocks) for of in ("good", "bad"))
+        self._console.progress(f"{good:,} records are good, {bad:,} are bad")
+        report = ImportReport(str(self._options.job), good + bad, quarantined=bad)
+        if bad:
+            report = self._with_reasons(report)
+        report = replace(report, duplicates=repeated)
+        if self._options.is_dry_run:
+            return replace(report, is_dry_run=True, refused=self._refusal(report))
+        if bad:
+            report = self._quarantine(report)
+        if refused := self._refusal(report):
+            raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
+        return self._offer(report, self._evened(unique), good)
+
+    def _evened(self, unique: DataFrame) -> DataFrame:
+        """Return the rows in partitions that are not too large.
+
+        The same input gives the same ones on any cluster, by which the ledger knows chunks
+        that an earlier run has offered; in others they are offered again, which changes nothing.
+        """
+        # One row group of Parquet, or a packed file, is one partition however large it is.
+        if self._options.partitions is None and self._most <= MOST_OF_PARTITION:
+            return unique
+        return evened(unique, self._options.pieces)
+
+    # Bad records
+
+    def _bad(self) -> DataFrame:
+        rows = self._frame.where("reasons IS NOT NULL")
+        placed = rows.join(places_of(self._spark, self._blocks), ["file", "block"])
+        line = "first_line + place + 1 AS line"
+        return placed.selectExpr("file", line, "key", "reasons", "record")
+
+    def _with_reasons(self, report: ImportReport) -> ImportReport:
+        counted = (
+            self._frame.selectExpr("explode(reasons) AS reason")
+            .groupBy("reason")
+            .count()
+            .orderBy("count", "reason", ascending=[False, True])
+            .limit(10)
+            .collect()
+        )
+        samples = self._bad().orderBy("file", "line").limit(SAMPLES)
+        return replace(
+            report,
+            reasons=tuple((row["reason"], row["count"]) for row in counted),
+            # Where and why, not what: records are data.
+            samples=tuple(row.asDict() for row in samples.drop("record").collect()),
+        )
+
+    def _quarantine(self, report: ImportReport) -> ImportReport:
+        path = f"{self._options.quarantine.rstrip('/')}/{report.job}"
+        writer = self._bad().write.mode("overwrite")
+        is_parquet = self._options.quarantine_format == "parquet"
+        (writer.parquet if is_parquet else writer.json)(path)
+        self._console.progress(f"{report.quarantined:,} bad records are in {path}")
+        return replace(report, quarantine=path)
+
+    def _refusal(self, report: ImportReport) -> str | None:
+        """Return why nothing is offered, if too many are bad."""
+        most = self._options.max_bad_ratio
+        # As a quotient: 0.29 * 100 is less than 29.
+        if report.quarantined / max(report.input, 1) <= most:
+            return None
+        return (
+            f"{report.quarantined:,} of {report.input:,} records are bad, more than "
+            f"--max-bad-ratio {most:g} allows; nothing was offered."
+        )
+
+    # Good ones
+
+    def _messages(self, unique: DataFrame, job: str) -> DataFrame:
+        """Return the rows with their times; a record that says when itself keeps that."""
+        spread = self._options.spread
+        if spread is None:
+            return unique
+        from pyspark.sql.functions import broadcast
+
+        step = spread.step(sum(each.lines for each in self._blocks))
+        placed = unique.join(broadcast(places_of(self._spark, self._blocks)), ["file", "block"])
+        after = f"CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
+        is_free = "schedule_ms IS NULL AND delay_ms IS NULL"
+        if self._options.target is None:
+            spread = from_its_beginning(spread, job)
+        start = spread.start_ms
+        times = (
+            ["schedule_ms", f"IF({is_free}, {after}, delay_ms) AS delay_ms"]
+            if start is None
+            else [f"IF({is_free}, {start}L + {after}, schedule_ms) AS schedule_ms", "delay_ms"]
+        )
+        return placed.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
+
+    def _offer(self, report: ImportReport, unique: DataFrame, good: int) -> ImportReport:
+        total, messages = good - report.duplicates, self._messages(unique, report.job)
+        self._console.progress(f"offering {total:,} messages …")
+        with telling(self._console, lambda: offered_of(report.job, total)):
+            offered = delivered(total, lambda: self._delivered(messages, report.job), "import")
+        return replace(report, was_done=offered.was_done, **asdict(offered.counts))
+
+    def _delivered(self, messages: DataFrame, job: str) -> Offered:
+        if self._options.target is None:
+            how = Offer(job, self._options.mode)
+            return offer(messages, how)
+        counts = deliver(messages, self._options.target, self._options.source.rules.codec)
+        return Offered(counts, was_done=False)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="PATH", help="files, directories or globs")
+    add("--queue", metavar="NAME", help="for records that name none; or a kind, as name|codec")
+    add("--codec", choices=CODECS, default="json")
+    add("--input-format", choices=["parquet", "csv", "jsonl"], help="default: what names end in")
+    add("--delimiter", type=delimiter, default=",", help="of CSV; \\t is a tab")
+    add("--map", action="append", default=[], metavar="COLUMN=FIELD",
+        help="fields: key, payload, schedule_at, delay, headers, group, queue")  # fmt: skip
+    add("--time-zone", type=zone, metavar="NAME",
+        help="of instants without an offset, as in Europe/Berlin")  # fmt: skip
+    add("--schema", metavar="DDL", help="types of CSV's columns: 'amount double, paid boolean'")
+    add("--time-unit", choices=["s", "ms"], help="of schedule_at as a number; default: ms")
+    add("--target", metavar="PKG:FUNC", help="give the rows to this function, not to the queue")
+    add("--max-bytes", type=whole, default=256 * 1024, metavar="N", help="of a payload")
+    add("--max-depth", type=whole, default=32, metavar="N", help="of a JSON payload")
+    add("--max-bad-ratio", type=ratio, default=MAX_BAD_RATIO, metavar="R",
+        help="offer nothing when more records are bad; default: 0.05, one in twenty")  # fmt: skip
+    add("--quarantine", default="quarantine", metavar="DIR", help="where bad records are put")
+    add("--quarantine-format", choices=["parquet", "jsonl"], default="parquet")
+    add_offering(parser, "import", dry_run="check everything, write nothing")
+
+
+def execute(
+    options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
+) -> int:
+    rules = Rules(
+        asked_name(options), options.codec, parse_mapping(options.map), options.max_bytes,
+        options.max_depth, time_unit=options.time_unit, time_zone=options.time_zone,
+    )  # fmt: skip
+    asked = ImportOptions(
+        source=Input(
+            tuple(options.paths),
+            options.input_format,
+            rules,
+            delimiter=options.delimiter,
+            schema=options.schema,
+        ),
+        mode=options.mode,
+        target=options.target,
+        spread=Spread.of(options.start, options.over, options.rate),
+        max_bad_ratio=options.max_bad_ratio,
+        quarantine=options.quarantine,
+        quarantine_format=options.quarantine_format,
+        job=options.id,
+        is_dry_run=options.dry_run,
+        partitions=options.partitions,
+    )
+    with session(settings, console, "import", is_verbose=options.verbose) as spark:
+        report = run(spark, asked, console)
+    console.answer(report.report(), report.lines())
+    if report.refused is not None:
+        console.warn(report.refused)
+        return FAILED
+    return QUARANTINED if report.quarantined else DONE

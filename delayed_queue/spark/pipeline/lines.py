@@ -1,0 +1,235 @@
+"""From lines to records, and from blocks of a file to the numbers of its lines.
+
+A line of JSON is one record; of CSV a record has one line or several.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.spark.source.records import parse_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# File, block, and line in the block.
+Place = tuple[str, int, int]
+Found = tuple[Place, Any]
+BOM: Final = "\ufeff"
+# A quote that is never closed would else swallow the rest of the file.
+MOST_LINES: Final = 1_000
+MOST_CHARACTERS: Final = 4 * 1024 * 1024
+_MOST_IN_CELL: Final = 2**31 - 1
+_UNCLOSED: Final = "unexpected end of data"  # as the module csv says it
+_OPEN: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What is no record, and why."""
+
+    text: str
+    reason: str
+
+
+class Reader(Protocol):
+    """Makes records of lines; ``is_open`` is whether one has begun and not ended."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def take(self, place: Place, data: bytes) -> Iterator[Found]: ...
+
+    def end(self) -> Iterator[Found]:
+        """Yield what is left when no line of the block follows."""
+
+
+class JsonReader:
+    """One JSON object a line."""
+
+    is_open = False
+
+    def take(self, place: Place, data: bytes) -> Iterator[Found]:
+        line = _text(place, data)
+        if isinstance(line, Unreadable):
+            yield place, line
+        else:
+            yield place, _json_record(line) if line.strip() else None
+
+    def end(self) -> Iterator[Found]:
+        return iter(())
+
+
+class CsvReader:
+    """A record is a line, or several where a quoted cell holds line breaks; it is at the first.
+
+    Lines that together are no record are looked at apart, and the first of them is a bad one.
+    """
+
+    def __init__(self, columns: Sequence[str], delimiter: str) -> None:
+        self._columns = list(columns)
+        self._delimiter = delimiter
+        self._held: list[tuple[Place, str]] = []
+        self._size = 0
+        self._waiting: deque[tuple[Place, str | Unreadable]] = deque()
+        # For the whole process, which is a worker of Spark: a cell is as large as a payload.
+        csv.field_size_limit(_MOST_IN_CELL)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._held)
+
+    def take(self, place: Place, data: bytes) -> Iterator[Found]:
+        self._waiting.append((place, _text(place, data)))
+        yield from self._work()
+
+    def end(self) -> Iterator[Found]:
+        while self._held:
+            yield self._give_up()
+            yield from self._work()
+
+    def _work(self) -> Iterator[Found]:
+        while self._waiting:
+            place, line = self._waiting.popleft()
+            if isinstance(line, Unreadable) and self._held:
+                self._waiting.appendleft((place, line))
+                yield self._give_up()
+            elif isinstance(line, Unreadable):
+                yield place, line
+            elif line.strip() or self._held:
+                self._held.append((place, line))
+                self._size += len(line)
+                yield from self._judged()
+            else:
+                yield place, None
+
+    def _judged(self) -> Iterator[Found]:
+        found = self._record()
+        if found is _OPEN:
+            return
+        if isinstance(found, Unreadable) and len(self._held) > 1:
+            yield self._give_up()
+            return
+        (first, _), *rest = self._held
+        self._held, self._size = [], 0
+        yield first, found
+        yield from ((place, None) for place, _ in rest)
+
+    def _give_up(self) -> Found:
+        """Return the first held line as a bad one; the others are looked at anew."""
+        (place, line), *rest = self._held
+        self._held, self._size = [], 0
+        self._waiting.extendleft(reversed(rest))
+        return place, Unreadable(line, f"The line is not CSV: {_UNCLOSED}.")
+
+    def _record(self) -> Any:
+        """Return the record of the held lines, _OPEN, Unreadable, or None for the header."""
+        place, last = self._held[0][0], self._held[-1][1]
+        may_go_on = len(self._held) < MOST_LINES and self._size < MOST_CHARACTERS
+        if len(self._held) > 1 and '"' not in last and may_go_on:
+            return _OPEN
+        text = "\n".join(line for _, line in self._held)
+        try:
+            cells = cells_of(text, self._delimiter)
+        except csv.Error as error:
+            is_open = str(error) == _UNCLOSED and may_go_on
+            return _OPEN if is_open else Unreadable(text, f"The line is not CSV: {error}.")
+        if place[1:] == (0, 0):
+            is_header = cells == self._columns
+            return None if is_header else Unreadable(text, "The header differs from the others.")
+        if len(cells) != len(self._columns):
+            said = f"It has {len(cells)} columns; the header has {len(self._columns)}."
+            return Unreadable(text, said)
+        return dict(zip(self._columns, cells, strict=True))
+
+
+def cells_of(text: str, delimiter: str) -> list[str]:
+    """Return the cells of one record, or raise csv.Error."""
+    lines = (f"{line}\n" for line in text.split("\n"))
+    return next(csv.reader(lines, delimiter=delimiter, strict=True), [])
+
+
+def _text(place: Place, data: bytes) -> str | Unreadable:
+    try:
+        line = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return Unreadable(data.decode("utf-8", "replace"), "It is not UTF-8.")
+    return line.removeprefix(BOM) if place[1:] == (0, 0) else line
+
+
+def _json_record(line: str) -> Any:
+    try:
+        record = parse_json(line, "The line")
+    except InvalidMessage as error:
+        return Unreadable(line, str(error))
+    return record if isinstance(record, dict) else Unreadable(line, "The line is no JSON object.")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of a file: how many lines, good and bad records it had, and what came before."""
+
+    file: str
+    block: int
+    lines: int
+    good: int
+    bad: int
+    is_open: bool = False
+    first_line: int = 0
+    first_ordinal: int = 0
+
+
+def numbered(blocks: list[Block]) -> list[Block]:
+    """Return the blocks in order, each with the sums of the lines before it."""
+    found: list[Block] = []
+    ordinal, line, file = 0, 0, ""
+    for each in sorted(blocks, key=lambda one: (one.file, one.block)):
+        line = line if each.file == file else 0
+        file = each.file
+        found.append(replace(each, first_line=line, first_ordinal=ordinal))
+        line += each.lines
+        ordinal += each.lines
+    return found
+
+
+def blocks_of(frame: DataFrame) -> tuple[list[Block], int]:
+    """Return all blocks with their counts, in order, and the most good rows of a partition.
+
+    This is what reads the input.
+    """
+    from pyspark.sql.functions import expr
+
+    counts = (
+        "max(lines)", "count(kind)", "count(reasons)",
+        "coalesce(bool_or(lines IS NOT NULL AND record IS NOT NULL), false)",
+    )  # fmt: skip
+    placed = frame.selectExpr("*", "spark_partition_id() AS part")
+    rows = placed.groupBy("file", "block", "part").agg(*map(expr, counts)).collect()
+    blocks: dict[tuple[str, int], Block] = {}
+    of_parts = Counter[int]()
+    for file, block, part, lines, good, bad, is_open in rows:
+        of_parts[part] += good
+        known = blocks.get((file, block), Block(file, block, 0, 0, 0))
+        blocks[file, block] = replace(
+            known, lines=max(known.lines, lines or 0), good=known.good + good,
+            bad=known.bad + bad, is_open=known.is_open or is_open,
+        )  # fmt: skip
+    return numbered(list(blocks.values())), max(of_parts.values(), default=0)
+
+
+def is_cut(blocks: list[Block]) -> bool:
+    """Return whether a record goes on in the next block of its file."""
+    return any(one.is_open and one.file == other.file for one, other in pairwise(blocks))
+
+
+def places_of(spark: SparkSession, blocks: list[Block]) -> DataFrame:
+    """Return the blocks as a small frame to join rows with."""
+    rows = [(each.file, each.block, each.first_line, each.first_ordinal) for each in blocks]
+    schema = "file string, block bigint, first_line bigint, first_ordinal bigint"
+    return spark.createDataFrame(rows, schema)

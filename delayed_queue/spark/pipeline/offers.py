@@ -1,0 +1,345 @@
+"""Rows into the queue: when they fall due, the data source, and what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from delayed_queue.db.sql import Row, value_of
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
+from delayed_queue.messages import (
+    MAX_MILLISECONDS,
+    MILLISECOND,
+    Counts,
+    check_schedule,
+    to_milliseconds,
+)
+from delayed_queue.spark.database import Link
+from delayed_queue.spark.pipeline.handling import close_connections, load_application
+from delayed_queue.spark.source.ledger import OFFER, JobKey, open_job
+from delayed_queue.spark.source.ledger import counts as counts_of
+from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.source.records import row_of, storable_json
+from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from delayed_queue.spark.pipeline.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """From ``start_ms`` on, or from now, over a time span or at so many messages a second.
+
+    A message's place is its ordinal in the input, the bad and the repeated ones counted: the same
+    input gets the same times, and no second gets more than the rate.
+    """
+
+    start_ms: int | None = None
+    over_ms: int | None = None
+    per_second: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        start: datetime | None = None,
+        over: timedelta | None = None,
+        per_second: float | None = None,
+    ) -> Spread | None:
+        """Check the options; return None if none is set."""
+        if start is None and over is None and per_second is None:
+            return None
+        if over is not None and per_second is not None:
+            raise InvalidConfiguration("--over and --rate exclude each other: pass one of them.")
+        if per_second is not None and not 0 < per_second <= 1_000_000:
+            raise InvalidConfiguration("--rate is from above 0 to 1,000,000 messages a second.")
+        return cls(check_schedule(start), None if over is None else over // MILLISECOND, per_second)
+
+    def step(self, total: int) -> float:
+        """Return the milliseconds between two messages of that many."""
+        if self.per_second is not None:
+            step = 1000 / self.per_second
+        else:
+            step = (self.over_ms or 0) / max(total, 1)
+        begins = to_milliseconds(datetime.now(UTC)) if self.start_ms is None else self.start_ms
+        if begins + step * total > MAX_MILLISECONDS:
+            raise InvalidConfiguration("Spread like this, the last message leaves the year 9999.")
+        return step
+
+    def after(self, ordinal: int, total: int) -> int:
+        """Return how long after the start the message at that place (from 0) falls due, in ms."""
+        return int(ordinal * self.step(total))
+
+
+ROWS_PER_PARTITION: Final = 100_000
+# Of files: about as many records.
+BYTES_PER_PARTITION: Final = 8 * 1024 * 1024
+# It becomes a directory's name, and with a kind the name of a job in the ledger.
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
+# What the frame must have; a source's own columns are made of them.
+COLUMNS: Final = ("kind", "key", "payload", "schedule_ms", "delay_ms", "headers", "grouped")
+_WRITTEN: Final = (
+    "kind",
+    "key",
+    "payload",
+    "timestamp_millis(schedule_ms) AS schedule_at",
+    "delay_ms AS delay",
+    "headers",
+    "grouped AS group",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Under which id the ledger counts, and whether what is stored already is replaced."""
+
+    job: str
+    mode: str = "offer"
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The ledger's entry of an id; ``was_done`` when an earlier run had done it all."""
+
+    counts: Counts
+    was_done: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What every job that offers was asked for: its id, and whether it is to do it."""
+
+    job: str | None = None
+    is_dry_run: bool = False
+    partitions: int | None = None
+
+    def __post_init__(self) -> None:
+        check_id(self.job)
+
+
+def check_id(job: str | None) -> None:
+    """Refuse an id that is no name: what is put aside replaces the directory of that name."""
+    if job is not None and _ID.fullmatch(job) is None:
+        raise InvalidConfiguration(
+            f"--id {job[:120]!r}: an id has 1 to 99 letters, digits, dots, dashes and underscores, "
+            "and starts with a letter or a digit."
+        )
+
+
+def _asked(what: str, statement: str, **params: Any) -> list[Row]:
+    """Return the answer of the ledger."""
+    with closing(Link(Options())) as link:
+        return link.repeat(what, lambda session: session.fetch(statement, params))
+
+
+def began_at(job: str) -> int:
+    """Return when the job began, the first time: from then its messages are spread."""
+    with closing(Link(Options())) as link:
+        return link.repeat(OFFER, lambda session: open_job(session, JobKey(job)))
+
+
+def note_answer(job: str, of: str, answer: Mapping[str, Any]) -> None:
+    """Keep what the command has answered, of those files and options."""
+    text = storable_json({"of": of, "answer": answer})
+    _asked("The note of the answer", NOTE_ANSWER, job=job, answer=text)
+
+
+def earlier_answer(job: str, of: str) -> dict[str, Any] | None:
+    """Return what the command answered when it did all this, None where it did not.
+
+    Raises InvalidConfiguration where that was of other files or options.
+    """
+    text = value_of(_asked("The query of the ledger", ANSWER_OF, job=job))
+    if text is None:
+        return None
+    found = json.loads(text)
+    if found["of"] != of:
+        raise InvalidConfiguration(
+            f"The id {job!r} is that of a run of other files or options: pass another --id."
+        )
+    return dict(found["answer"])
+
+
+@contextmanager
+def telling(console: Console, sentence: Callable[[], str], every: float = 5.0) -> Iterator[None]:
+    """Say how far the block is, now and then; while that cannot be told, nothing."""
+    is_over = threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(every):
+            with suppress(DelayedQueueError):
+                console.progress(sentence())
+
+    teller = threading.Thread(target=tell, name="delayed-queue-teller", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        teller.join()
+
+
+def from_its_beginning(spread: Spread, job: str) -> Spread:
+    """Return the spread with a start: without one it is when the job first began."""
+    return spread if spread.start_ms is not None else replace(spread, start_ms=began_at(job))
+
+
+def id_of(stamps: Any, asked: Mapping[str, Any]) -> str:
+    """Return the id that the same files and options have again."""
+    text = json.dumps([stamps, asked], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def ranked(frame: DataFrame, pieces: int, order: str, key: str = "key") -> DataFrame:
+    """Return the rows with their ``rank``, from 1, among those of the same key, in that order.
+
+    By hash and in order: the same input gives the same partitions on any cluster, by which the
+    ledger knows chunks that an earlier run has offered. With another number than that run had
+    they are offered again, which changes nothing.
+    """
+    return frame.repartition(pieces, "kind", key).selectExpr(
+        "*", f"row_number() OVER (PARTITION BY kind, {key} ORDER BY {order}) AS rank"
+    )
+
+
+# Of keys that come more than once: how many hashes of them are given to each task, at most.
+MOST_REPEATED: Final = 100_000
+
+
+def firsts(frame: DataFrame, pieces: int, order: str) -> tuple[DataFrame, int]:
+    """Return of each key the first row in that order, and how many rows that leaves out.
+
+    All rows stay where they are but those whose key may come again: hashes of keys, which are
+    small, are what is moved to find them.
+    """
+    from pyspark.sql.functions import broadcast
+
+    hashed = frame.selectExpr("*", "xxhash64(kind, key) AS hash")
+    numbers = hashed.select("hash").repartition(pieces, "hash").groupBy("hash").count()
+    repeated = numbers.where("count > 1").select("hash")
+    found = repeated.count()
+    if not found:
+        return frame, 0
+    is_small = found <= MOST_REPEATED
+    doubtful = hashed.join(broadcast(repeated), "hash", "left_semi") if is_small else hashed
+    again = ranked(doubtful, pieces_of_rows(found) if is_small else pieces, order)
+    left_out = again.where("rank > 1").count()
+    first = again.where("rank = 1").drop("rank")
+    if is_small:
+        first = hashed.join(broadcast(repeated), "hash", "left_anti").unionByName(first)
+    return first.drop("hash"), left_out
+
+
+def evened(frame: DataFrame, pieces: int) -> DataFrame:
+    """Return the rows, of which no key comes twice, in so many pieces that are the same again."""
+    return frame.repartition(pieces, "kind", "key").sortWithinPartitions("kind", "key")
+
+
+def pieces_of_rows(rows: int) -> int:
+    """Return in how many pieces to cut so many rows."""
+    return max(1, -(-rows // ROWS_PER_PARTITION))
+
+
+def pieces_of_bytes(size: int) -> int:
+    """Return in how many pieces to cut files of that size together."""
+    return max(1, -(-size // BYTES_PER_PARTITION))
+
+
+@contextmanager
+def held(frame: DataFrame) -> Iterator[tuple[DataFrame, int]]:
+    """Compute the rows once; yield them, and how many they are."""
+    kept = frame.persist()
+    try:
+        yield kept, kept.count()
+    finally:
+        kept.unpersist()
+
+
+def offered_of(job: str, total: int) -> str:
+    """Return in words how many of so many messages are offered by now."""
+    return f"{counts_of(job).offered:,} of {total:,} messages are offered"
+
+
+def delivered(total: int, deliver: Callable[[], Offered], again: str) -> Offered:
+    """Deliver that many rows; raise InvalidConfiguration when as many were not counted."""
+    found = deliver()
+    if found.counts.total != total:
+        raise InvalidConfiguration(
+            f"{total:,} messages were given out and {found.counts.total:,} were counted. They may "
+            f"all be there: {again} again, which changes nothing twice."
+        )
+    return found
+
+
+def offer(frame: DataFrame, how: Offer) -> Offered:
+    """Offer the rows, of all kinds; repeated with the same id it offers only what is missing."""
+    was_done = counts_of(how.job).is_complete
+    writer = (
+        frame.selectExpr(*_WRITTEN)
+        .write.format("delayed_queue")
+        .option("job", how.job)
+        .option("mode", how.mode)
+        .option("onFinishedJob", "skip")
+    )
+    writer.mode("append").save()
+    counted = counts_of(how.job)
+    return Offered(Counts(counted.created, counted.updated, counted.ignored), was_done)
+
+
+Target = Callable[[Iterable[dict[str, Any]]], Counts]
+_COUNTS: Final = "created bigint, updated bigint, ignored bigint"
+
+
+def check_of(target: str) -> str | None:
+    """Return the dotted path of the target's own check, where it brings one."""
+    return f"{target}.check" if callable(getattr(load_application(target), "check", None)) else None
+
+
+def deliver(frame: DataFrame, target: str, codec: str) -> Counts:
+    """Call the target once for each partition; return the sum of what it counted."""
+    rows = frame.mapInArrow(_Delivery(target, codec), _COUNTS).collect()
+    return sum((Counts(*row) for row in rows), Counts())
+
+
+class _Delivery:
+    """Runs in the executors; a partition that fails is given again, whole."""
+
+    def __init__(self, target: str, codec: str) -> None:
+        self._target = target
+        self._codec = codec
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        function: Target = load_application(self._target)
+        try:
+            counted = function(self._rows(batches))
+        finally:
+            close_connections()
+        yield pa.RecordBatch.from_pylist(
+            [
+                {
+                    "created": counted.created,
+                    "updated": counted.updated,
+                    "ignored": counted.ignored,
+                }
+            ],
+            schema=pa.schema([(name, pa.int64()) for name in ("created", "updated", "ignored")]),
+        )
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield row_of(
+                    row["kind"], row["key"], row["payload"],
+                    (row["schedule_ms"], row["delay_ms"]), (row["headers"], row["grouped"]),
+                    self._codec,
+                )  # fmt: skip

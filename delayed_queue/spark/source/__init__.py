@@ -1,0 +1,1 @@
+"""The data source: reading, offering and streaming queues through Spark."""

@@ -1,0 +1,439 @@
+"""The leases of a stream, whose its checkpoint and files are, and a queue's drain to its end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from delayed_queue.db.sql import row_of, rows_of
+from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
+from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
+from delayed_queue.spark.database import Link, Session
+from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.source.queues import MOST_COUNTED, backlog_of, start_of
+from delayed_queue.spark.store.streaming import (
+    LEASE_DUE,
+    LEASED_PIECES,
+    RENEW_LEASE,
+    TAKE_OVER_LEASE,
+    WHICH_DATABASE,
+    LeasedRow,
+    PieceRow,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_EACH_ITS_OWN = "Nothing was leased. Give each queue of each database a checkpoint of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A kind, the name of its database, and the number of the server that has it."""
+
+    kind: str
+    database: str
+    server: str
+
+    @property
+    def digest(self) -> str:
+        """The owner as a part of a file's name."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
+
+    @property
+    def text(self) -> str:
+        """The owner as a file has it."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        return f"{self.kind!r} of the database {self.database!r} (server {self.server})"
+
+
+def owner_of(kind: str, session: Session) -> Owner:
+    """Return the owner of what is written of the kind over this connection."""
+    ((database, server),) = session.fetch(WHICH_DATABASE, {})
+    return Owner(kind, database, server)
+
+
+def owner_from(text: str) -> str:
+    """Return in words what ``Owner.text`` says; a file may have been cut short."""
+    try:
+        return str(Owner(**json.loads(text)))
+    except (TypeError, ValueError):
+        return "another queue"
+
+
+def check_offset(offset: Mapping[str, Any], owner: Owner) -> None:
+    """Raise InvalidConfiguration if the offset was logged by a stream of another queue.
+
+    Its lease holds messages of that queue, which nobody shall read, or acknowledge, as ours. A
+    server's number is none of its business: after an upgrade a stream goes on.
+    """
+    kind, database = offset.get("kind"), offset.get("database", owner.database)
+    if (kind, database) != (owner.kind, owner.database):
+        raise InvalidConfiguration(
+            f"The checkpoint is of the queue {kind!r} of the database {database!r}; a stream of "
+            f"{owner.kind!r} of the database {owner.database!r} cannot go on with it. "
+            f"{_EACH_ITS_OWN}."
+        )
+
+
+def refusal(path: str, theirs: str, ours: Owner, note: str) -> InvalidConfiguration:
+    """Return what is raised of a directory that another owner has noted as its own."""
+    return InvalidConfiguration(
+        f"{path} belongs to {theirs}; it cannot be used for {ours}. {_EACH_ITS_OWN}; or, if this "
+        f"is the same database, upgraded or restored, delete the file {note} there."
+    )
+
+
+# Below this a second connection gains nothing.
+_WORTH_SHARING: Final = 5_000
+# Of a lease: when it is renewed for the first time, and then each time. Renewing writes every
+# row anew, so a batch that ends in time is never renewed.
+_RENEWED_AFTER: Final = 0.5
+_LOOKED_AFTER: Final = 0.1
+# How long the end waits for a renewal that is under way, in seconds.
+_TIMEOUT: Final = 30.0
+
+
+class Taken(NamedTuple):
+    """What was leased: under which id, how many, and how many of them were delivered before."""
+
+    lease_id: str | None
+    number: int = 0
+    redelivered: int = 0
+
+
+_NOTHING: Final = Taken(None)
+
+
+@dataclass(slots=True)
+class Held:
+    """Since when a lease is held, and when it was renewed last, on this process's own clock."""
+
+    since: float
+    renewed: float
+
+    @classmethod
+    def now(cls) -> Held:
+        return cls(time.monotonic(), time.monotonic())
+
+
+class Leases:
+    """The leases of one stream; used by one thread, beside two of its own.
+
+    A lease that was taken ahead, for the batch after the next, counts as held: it is renewed too.
+    Its id is in the offset of the batch before it, so that a process that comes after finds it.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._link = Link(options)
+        self._claimers = [Link(options) for _ in range(options.leaseConnections)]
+        self._pool = ThreadPoolExecutor(
+            options.leaseConnections + 1, thread_name_prefix="delayed-queue-lease"
+        )
+        self._cutoff: int | None = None
+        self.ahead: Future[Taken] | None = None
+        self._is_first = True
+        self._is_backlog = False
+        # Acknowledging and renewing the same rows at the same time would be a deadlock.
+        self._turn = threading.Lock()
+        self._held: dict[str, Held] = {}
+        # Of the batch that was taken last.
+        self._redelivered = 0
+        self._stopped = threading.Event()
+        self._renewer = threading.Thread(
+            target=self._keep, name="delayed-queue-renewer", daemon=True
+        )
+        if options.renew:
+            self._renewer.start()
+
+    def stop_at_now(self) -> None:
+        """From here on take only what is due now, on the database's clock.
+
+        Raises InvalidConfiguration where rules hold that back, and the stream would end at once.
+        """
+        kind = self._options.required_kind
+        self._cutoff = self._link.repeat("The start", lambda session: start_of(session, kind))
+
+    def take(self, limit: int, foreseen: str = "") -> str | None:
+        """Lease up to so many of the earliest due messages; None when none is due.
+
+        First comes what was leased ahead: by this process, or by the one before it, under the id
+        that was foreseen.
+        """
+        taken = self._taken_ahead(foreseen)
+        if taken.lease_id is None:
+            taken = self._take(limit, str(uuid.uuid4()))
+        self._is_backlog = taken.number >= limit
+        self._redelivered = taken.redelivered
+        return taken.lease_id
+
+    def look_ahead(self, limit: int) -> str:
+        """Begin to lease the batch after the one that was taken; return its id, or "" for none.
+
+        Only where that one was full: a queue without a backlog has nothing to be ahead of.
+        """
+        if not self._options.prefetch or not self._is_backlog:
+            return ""
+        lease_id = str(uuid.uuid4())
+        self.ahead = self._pool.submit(self._take, limit, lease_id)
+        return lease_id
+
+    def _taken_ahead(self, foreseen: str) -> Taken:
+        ahead, self.ahead = self.ahead, None
+        is_first, self._is_first = self._is_first, False
+        if ahead is not None:
+            return ahead.result()
+        return self._adopt(foreseen) if is_first and foreseen else _NOTHING
+
+    def _adopt(self, lease_id: str) -> Taken:
+        """Take what an earlier process had leased ahead, under a new id.
+
+        Under the old one its last statement, if it is still at work, may yet lease more.
+        """
+        ours = str(uuid.uuid4())
+        with self._turn:
+            found = self.take_over(ours, [lease_id, ours], deliveries=0)
+        return self._taken(ours, found)
+
+    def _take(self, limit: int, lease_id: str) -> Taken:
+        """Lease under an id that was never used: what a broken try has leased, nobody has seen."""
+        shares = self._shares(limit)
+        with self._turn:
+            self._held[lease_id] = Held.now()
+        try:
+            claims = [
+                self._pool.submit(self._claim, link, share, lease_id)
+                for link, share in zip(self._claimers, shares, strict=False)
+            ]
+            counts = zip(*(each.result() for each in claims), strict=True)
+            found = LeasedRow(*map(sum, counts))
+        except ResourceUnavailable:
+            self.give_back(lease_id)
+            raise
+        return self._taken(lease_id, found)
+
+    def _taken(self, lease_id: str, found: LeasedRow) -> Taken:
+        if found.number == 0:
+            self._forget(lease_id)
+            return _NOTHING
+        return Taken(lease_id, *found)
+
+    def _shares(self, limit: int) -> list[int]:
+        count = 1 if limit < _WORTH_SHARING else len(self._claimers)
+        return [limit // count + (each < limit % count) for each in range(count)]
+
+    def _claim(self, link: Link, limit: int, lease_id: str) -> LeasedRow:
+        params = {
+            "kind": self._options.required_kind,
+            "limit": limit,
+            "lease_id": lease_id,
+            "lease": self._options.lease,
+            "cutoff": self._cutoff,
+            "now": None,
+        }
+
+        def claim(session: Session) -> LeasedRow:
+            return row_of(LeasedRow, session.fetch(LEASE_DUE, params))
+
+        return link.repeat("The lease", claim)
+
+    def pieces_of(self, lease_id: str) -> list[PieceRow]:
+        """Return the batch in pieces for its tasks, on the database's clock; none of an empty one.
+
+        A lease of an earlier process is taken over: what is left of it is renewed at once, and
+        is one delivery more, for it may be what has ended that process.
+        """
+        with self._turn:
+            if lease_id not in self._held:
+                self.take_over(lease_id, [lease_id], deliveries=1)
+        params = {
+            "lease_id": lease_id,
+            "most": self._options.partitions,
+            "least": self._options.rowsPerTask,
+            "now": None,
+        }
+        return self._link.repeat(
+            "The query of the lease",
+            lambda session: rows_of(PieceRow, session.fetch(LEASED_PIECES, params)),
+        )
+
+    def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> LeasedRow:
+        """Take over what is under earlier leases; return how many messages that is."""
+        params: dict[str, Any] = {"lease_id": lease_id, "lease_ids": lease_ids}
+        params |= {"deliveries": deliveries}
+        params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}
+        rows = self._link.repeat(
+            "The query of an earlier lease",
+            lambda session: session.fetch(TAKE_OVER_LEASE, params),
+        )
+        self._held[lease_id] = Held.now()
+        return row_of(LeasedRow, rows)
+
+    def report(self) -> dict[str, Any] | None:
+        """Return what is due still, of the batch what was delivered before, and how old it is.
+
+        None where the database does not answer: that is no reason to end a stream.
+        """
+        kind = self._options.required_kind
+        try:
+            found = self._link.once("The backlog", lambda session: backlog_of(session, kind))
+        except ResourceUnavailable:
+            return None
+        with self._turn:
+            since = min((each.since for each in self._held.values()), default=None)
+        return {
+            "due": found.due,
+            "due_is_cut": found.due == MOST_COUNTED,
+            "oldest_due_ms": found.oldest or 0,
+            "redelivered": self._redelivered,
+            "lease_age_ms": 0 if since is None else int((time.monotonic() - since) * 1000),
+        }
+
+    def acknowledge(self, lease_id: str) -> None:
+        """Delete what is still under the lease; doing it again changes nothing."""
+        if not lease_id:
+            return
+        with self._turn:
+            _acknowledge(self._link, lease_id)
+            self._held.pop(lease_id, None)
+
+    def give_back(self, lease_id: str) -> None:
+        """End a lease whose messages nobody has seen, as far as the database can be reached."""
+        self._forget(lease_id)
+        # Of its own: this may be the thread that takes ahead.
+        with closing(Link(self._options)) as link, suppress(ResourceUnavailable):
+            _give_back(link, [lease_id])
+
+    def _forget(self, lease_id: str) -> None:
+        with self._turn:
+            self._held.pop(lease_id, None)
+
+    def _keep(self) -> None:
+        """Renew what is held, in a thread of its own, until the process ends."""
+        with closing(Link(self._options)) as link:
+            while not self._stopped.wait(self._options.lease / 1000 * _LOOKED_AFTER):
+                with self._turn:
+                    for lease_id in self._aged():
+                        # The next round tries again; and a lease that ran out only means that
+                        # others may take its messages, which the batch then does not delete.
+                        with suppress(ResourceUnavailable):
+                            self._renew(link, lease_id)
+
+    def _aged(self) -> list[str]:
+        oldest = time.monotonic() - self._options.lease / 1000 * _RENEWED_AFTER
+        return [lease_id for lease_id, held in self._held.items() if held.renewed <= oldest]
+
+    def _renew(self, link: Link, lease_id: str) -> None:
+        params = {"lease_id": lease_id, "lease": self._options.lease, "now": None}
+        link.repeat("The renewal", lambda session: session.fetch(RENEW_LEASE, params))
+        self._held[lease_id].renewed = time.monotonic()
+
+    def close(self) -> None:
+        """End the threads and the connections; the leases run out by themselves."""
+        self._stopped.set()
+        # Not before they have ended: one that is at work would connect anew.
+        self._pool.shutdown(cancel_futures=True)
+        if self._renewer.is_alive():
+            self._renewer.join(_TIMEOUT)
+        self._link.close()
+        for each in self._claimers:
+            each.close()
+
+
+def drain(
+    writer: DataStreamWriter, checkpoint: str, *, timeout: int | None = None
+) -> StreamingQuery:
+    """Run the stream until what was due when it began is handled; return the finished query.
+
+    ``checkpoint`` is its checkpoint location. The last batch is acknowledged whatever happens:
+    also the one that an earlier run had finished when it was stopped. Raises what the query
+    raises, and TimeoutError, after which the query runs no more.
+
+    >>> stream = spark.readStream.format("delayed_queue").option("queue", "orders").load()
+    >>> drain(stream.writeStream.format("parquet").option("path", "lake"), "lake/_checkpoint")
+    """
+    from pyspark.sql import SparkSession
+
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    try:
+        if not query.awaitTermination(timeout) and timeout is not None:
+            raise TimeoutError(f"The queue was not drained within {timeout} seconds.")
+    finally:
+        query.stop()
+        acknowledge_checkpoint(SparkSession.active(), checkpoint)
+    return query
+
+
+def acknowledge_checkpoint(
+    spark: SparkSession, checkpoint: str, options: Options | None = None
+) -> int:
+    """Acknowledge the last batch that the checkpoint says is done; return how many leases.
+
+    For a stream that was stopped: Spark tells a source that a batch is done when it asks for
+    the next, and so not of the last one. What was leased ahead is given back. Does nothing while
+    there is no finished batch.
+    """
+    done, logged = (_numbers(spark, f"{checkpoint}/{name}") for name in ("commits", "offsets"))
+    wanted = {max(numbers) for numbers in (done, logged) if numbers}
+    offsets = {number: _offsets(spark, f"{checkpoint}/offsets/{number}") for number in wanted}
+    leases = [each["lock"] for each in offsets[max(done)] if each["lock"]] if done else []
+    ahead = [each["next"] for each in offsets[max(logged)] if each["next"]] if logged else []
+    if leases or ahead:
+        _settle(options or Options(), leases, ahead)
+    return len(leases)
+
+
+def is_started(spark: SparkSession, checkpoint: str) -> bool:
+    """Return whether a stream has logged a batch in the checkpoint."""
+    return bool(_numbers(spark, f"{checkpoint}/offsets"))
+
+
+def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:
+    with closing(Link(options)) as link:
+        for lease_id in leases:
+            _acknowledge(link, lease_id)
+        if ahead:
+            _give_back(link, ahead)
+
+
+def _acknowledge(link: Link, lease_id: str) -> None:
+    params = {"lease_id": lease_id}
+    link.repeat("The acknowledgement", lambda session: session.fetch(ACKNOWLEDGE_LEASE, params))
+
+
+def _give_back(link: Link, lease_ids: list[str]) -> None:
+    params = {"lease_ids": lease_ids, "ids": [], "now": None}
+    link.repeat("Giving back", lambda session: session.fetch(RELEASE_LEASES, params))
+
+
+def _numbers(spark: SparkSession, directory: str) -> list[int]:
+    from pyspark.errors import AnalysisException
+
+    try:
+        # By Spark, because a checkpoint may be in any file system that it knows; without a job.
+        paths = spark.read.text(directory).inputFiles()
+    except AnalysisException:  # there is none yet
+        return []
+    last = (path.rpartition("/")[2] for path in paths)
+    return [int(name) for name in last if name.isdigit()]
+
+
+def _offsets(spark: SparkSession, path: str) -> list[dict[str, Any]]:
+    """Return ours in an offset file: a version, metadata, then a line for each source."""
+    rows = [row[0] for row in spark.read.text(path).collect()]
+    found = [json.loads(row) for row in rows if row.startswith("{")]
+    return [each for each in found if {"n", "lock", "next", "kind"} <= each.keys()]

@@ -1,0 +1,315 @@
+"""One task's offers: each chunk in a transaction, at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delayed_queue.codecs import channel_of
+from delayed_queue.db.sql import row_of, value_of
+from delayed_queue.spark.database import DriverError, Link, PsycopgSession, Session
+from delayed_queue.spark.source.arrow import encode_rows, in_range, offers_of, one_array
+from delayed_queue.spark.source.ledger import OFFER, JobKey, is_closed, settle
+from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.store.offering import (
+    CLAIM_CHUNK,
+    MERGE_IF_NOT_EXISTS,
+    MERGE_OR_UPDATE,
+    NOTIFY_KINDS,
+    MergedRow,
+)
+
+
+def chunks(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.Table]:
+    """Cut into tables of so many rows, or fewer where they would exceed so many bytes."""
+    waiting: list[pa.RecordBatch] = []
+    held = 0
+    for batch in batches:
+        for piece in _pieces(batch, rows, size):
+            if waiting and (
+                sum(each.num_rows for each in waiting) + piece.num_rows > rows
+                or held + piece.nbytes > size
+            ):
+                yield pa.Table.from_batches(waiting)
+                waiting, held = [], 0
+            waiting.append(piece)
+            held += piece.nbytes
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _pieces(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Halve until it fits; one row that exceeds the size alone is a piece."""
+    if batch.num_rows == 0:
+        return
+    if batch.num_rows > rows or (batch.nbytes > size and batch.num_rows > 1):
+        middle = min(rows, max(batch.num_rows // 2, 1))
+        yield from _pieces(batch.slice(0, middle), rows, size)
+        yield from _pieces(batch.slice(middle), rows, size)
+        return
+    yield batch
+
+
+def digest_of(offers: pa.Table, *context: str) -> str:
+    """Return what tells one chunk from another: what is offered, to what kind, and how."""
+    # By instructions of the processor, so twice as fast as what is made for software.
+    digest = sha256("\x00".join(context).encode())
+    for batch in offers.combine_chunks().to_batches():
+        digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
+def due_times(offers: pa.Table, now: int) -> pa.Array:
+    """Return when each is due: its schedule, or its delay from the job's own instant."""
+    delayed = pc.add(pc.fill_null(offers["delay"], 0), now)
+    return in_range(one_array(pc.coalesce(offers["schedule_at"], delayed)), "delay")
+
+
+UNIQUE_VIOLATION: Final = "23505"
+# After so many chunks with a key that exists, COPY is not tried first any more.
+_MISSES: Final = 2
+
+TABLE: Final = ("delayed_queue",)
+STAGE: Final = ("pg_temp", "delayed_queue_offered")
+# For the transaction only: behind a transaction pooler the session is others' too.
+CREATE_STAGE: Final = """
+CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
+    turn bigint,
+    key text COLLATE "C",
+    payload bytea,
+    due_at bigint,
+    headers jsonb,
+    kind text,
+    grouped text
+) ON COMMIT DROP
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The part that all tasks of a job share, pickled once: retries offer what the first try did.
+
+    ``now`` is the database's clock when the job first started, also of one that goes on later.
+    Schedules that are left out and delays count from it, so that rows that are offered again, in
+    whatever order, have the same bytes and are IGNORED.
+    """
+
+    key: JobKey
+    now: int
+    options: Options
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of all rows; None where each says its own."""
+        return self.options.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Offers in key order, and how they are claimed; ``rows`` is what COPY takes of new keys."""
+
+    claim: dict[str, Any]
+    staged: pa.Table
+    names: tuple[str, ...] = ()
+    rows: memoryview | None = None
+
+
+class PartitionOffers:
+    """Offer the rows of one partition, and wake the workers once if some are due soon."""
+
+    def __init__(self, job: Job, partition: int) -> None:
+        self._job = job
+        self._partition = partition
+        self._link = Link(job.options)
+        self._misses = 0
+        self._soon: set[str] = set()
+
+    def offer_all(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Offer everything; return how many rows there were.
+
+        While the database writes a chunk the next one is checked and sorted, so two are in memory.
+        """
+        rows = 0
+        options = self._job.options
+        try:
+            is_done = self._link.repeat(OFFER, lambda session: is_closed(session, self._job.key))
+            # Whatever ends it, the chunk that is being written is waited for.
+            with ThreadPoolExecutor(1, thread_name_prefix="delayed-queue-offer") as pool:
+                writing: Future[None] | None = None
+                for number, chunk in enumerate(chunks(batches, options.chunk, options.chunkBytes)):
+                    rows += chunk.num_rows
+                    if not is_done:
+                        writing = self._begin(number, chunk, pool, writing)
+                _wait_for(writing)
+            self._wake()
+        finally:
+            self._link.close()
+        return rows
+
+    def _begin(
+        self, number: int, rows: pa.Table, pool: ThreadPoolExecutor, before: Future[None] | None
+    ) -> Future[None]:
+        """Make the chunk ready, then begin to write it when the one before it is written."""
+        offers = in_key_order(offers_of(rows, self._job.options.codec))
+        due = due_times(offers, self._job.now)
+        chunk = self._ready(self.claim_of(number, offers), staged_rows(offers, due))
+        _wait_for(before)
+        self._soon |= soon_kinds(self._job, offers, due)
+        return pool.submit(self._write, chunk)
+
+    def _ready(self, claim: dict[str, Any], staged: pa.Table) -> Chunk:
+        if self._misses >= _MISSES or has_repeated_keys(staged):
+            return Chunk(claim, staged)
+        columns = self._stored(staged)
+        return Chunk(claim, staged, tuple(columns), encode_rows(columns))
+
+    def _write(self, chunk: Chunk) -> None:
+        self._link.repeat(OFFER, lambda session: self._try(session, chunk))
+
+    def claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
+        """Return the parameters that claim a chunk of offers, in key order, for this task."""
+        job = self._job
+        digest = digest_of(offers, job.kind or "", job.options.mode, job.options.codec)
+        return job.key.note(self._partition, chunk=number, digest=digest, rows=offers.num_rows)
+
+    def _try(self, session: PsycopgSession, chunk: Chunk) -> None:
+        """Offer the chunk, unless an earlier attempt, or a twin, has done so and counted it."""
+        if chunk.rows is not None and self._misses < _MISSES:
+            try:
+                self._copy(session, chunk, chunk.rows)
+            except DriverError as error:
+                if error.sqlstate != UNIQUE_VIOLATION:
+                    raise
+                # The whole transaction is lost with it; the claim is made anew.
+                session.rollback()
+                self._misses += 1
+            else:
+                return
+        self._merge(session, chunk)
+
+    def _copy(self, session: PsycopgSession, chunk: Chunk, rows: memoryview) -> None:
+        """Offer rows whose keys are all new, which the unique index has the last word on."""
+        if session.fetch(CLAIM_CHUNK, {**chunk.claim, "created": chunk.staged.num_rows}):
+            session.copy(TABLE, chunk.names, rows)
+
+    def _stored(self, staged: pa.Table) -> dict[str, Any]:
+        columns = {
+            "pKey": staged["key"],
+            "pKind": staged["kind"] if self._job.kind is None else pa.scalar(self._job.kind),
+            "payload": staged["payload"],
+            "scheduledAt": staged["due_at"],
+            "scheduledAtInitially": staged["due_at"],
+            "createdAt": pa.scalar(self._job.now, pa.int64()),
+        }
+        if staged["headers"].null_count < staged.num_rows:
+            columns["headers"] = staged["headers"]
+            columns["versionAt"] = columns["createdAt"]
+        if staged["grouped"].null_count < staged.num_rows:
+            columns["group"] = staged["grouped"]
+        return columns
+
+    def _merge(self, session: PsycopgSession, chunk: Chunk) -> None:
+        claimed = session.fetch(CLAIM_CHUNK, chunk.claim)
+        if claimed:
+            created, updated = self._merged(session, chunk.staged)
+            settle(session, value_of(claimed), created, updated)
+
+    def _merged(self, session: PsycopgSession, staged: pa.Table) -> tuple[int, int]:
+        """Offer rows of which some exist, turn by turn where a key comes more than once."""
+        session.run(CREATE_STAGE)
+        columns = {name: staged[name] for name in staged.column_names}
+        session.copy(STAGE, columns, encode_rows(columns))
+        is_upsert = self._job.options.mode == "upsert"
+        statement = MERGE_OR_UPDATE if is_upsert else MERGE_IF_NOT_EXISTS
+        created = updated = 0
+        # Without updates, whatever comes after the first of a key is IGNORED.
+        for turn in range(pc.max(staged["turn"]).as_py() + 1 if is_upsert else 1):
+            params = {"kind": self._job.kind, "now": self._job.now, "turn": turn}
+            more = row_of(MergedRow, session.fetch(statement, params))
+            created, updated = created + more.created, updated + more.updated
+        if created == staged.num_rows:
+            self._misses = 0
+        return created, updated
+
+    def _wake(self) -> None:
+        if self._soon and self._job.options.notify:
+            self._link.repeat(OFFER, lambda session: wake(session, self._soon))
+
+
+def _wait_for(writing: Future[None] | None) -> None:
+    if writing is not None:
+        writing.result()
+
+
+def soon_kinds(job: Job, offers: pa.Table, due: Any) -> set[str]:
+    """Return the kinds of which a sleeping worker could be late for a message unless woken."""
+    soon = pc.less_equal(due, job.now + job.options.pollInterval)
+    if job.kind is not None:
+        return {job.kind} if pc.any(soon).as_py() else set()
+    return set(pc.unique(offers["kind"].filter(soon)).to_pylist())
+
+
+def wake(session: Session, kinds: Iterable[str]) -> None:
+    """Wake those who wait for messages of these kinds, when the transaction commits."""
+    session.fetch(NOTIFY_KINDS, {"channels": [channel_of(kind) for kind in kinds]})
+
+
+def in_key_order(offers: pa.Table) -> pa.Table:
+    """Return the offers in the order of the unique index; equal keys stay in their order.
+
+    So two jobs with the same keys cannot deadlock, and a chunk of the same offers in another order
+    is the same chunk.
+    """
+    if _is_one_kind(offers):
+        return offers.take(pc.sort_indices(offers["key"]))
+    columns = [("key", "ascending"), ("kind", "ascending")]
+    return offers.take(pc.sort_indices(offers.select(["key", "kind"]), sort_keys=columns))
+
+
+def staged_rows(offers: pa.Table, due: pa.Array) -> pa.Table:
+    """Return the offers, which are in key order, as they are staged: with the turn of each key."""
+    kinds = None if _is_one_kind(offers) else offers["kind"].combine_chunks()
+    return pa.table(
+        {
+            "turn": turns(offers["key"].combine_chunks(), kinds),
+            "key": offers["key"],
+            "payload": offers["payload"],
+            "due_at": due,
+            "headers": jsonb(offers["headers"]),
+            "kind": offers["kind"],
+            "grouped": offers["group"],
+        }
+    )
+
+
+def _is_one_kind(offers: pa.Table) -> bool:
+    """Return whether keys alone tell the rows apart; those of an import have a kind each."""
+    return len(pc.unique(offers["kind"])) == 1
+
+
+def turns(keys: pa.Array, kinds: pa.Array | None = None) -> pa.Array:
+    """Return for each of the sorted keys, of a kind, how many equal ones come before it."""
+    count = len(keys)
+    is_first = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
+    if kinds is not None:
+        is_first = pc.or_(is_first, pc.not_equal(kinds.slice(1), kinds.slice(0, count - 1)))
+    if pc.all(is_first).as_py():
+        return pa.repeat(pa.scalar(0, pa.int64()), count)
+    index = pa.array(range(count), pa.int64())
+    starts = pc.if_else(pa.concat_arrays([pa.array([True]), is_first]), index, 0)
+    return pc.subtract(index, pc.cumulative_max(starts))
+
+
+def has_repeated_keys(staged: pa.Table) -> bool:
+    return bool(pc.max(staged["turn"]).as_py())
+
+
+def jsonb(texts: Any) -> pa.Array:
+    """Return JSON as COPY wants it for a jsonb column: the version of the format, then text."""
+    return pc.binary_join_element_wise("\x01", texts.combine_chunks(), "").cast(pa.binary())

@@ -1,0 +1,262 @@
+"""Bulk offers: a DataFrame into a queue, chunk by chunk or at once, and a stream batch by batch."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from delayed_queue.db.sql import row_of
+from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
+from delayed_queue.spark.database import Link, PsycopgSession, Session, connect, look_around
+from delayed_queue.spark.source.arrow import Columns, encode_rows, offers_of
+from delayed_queue.spark.source.ledger import (
+    DAY,
+    OFFER,
+    JobKey,
+    check_offered,
+    claim_closing,
+    is_closed,
+    open_job,
+    settle,
+    task_of_stream,
+    then_pruned,
+)
+from delayed_queue.spark.source.offering import (
+    Job,
+    PartitionOffers,
+    chunks,
+    due_times,
+    jsonb,
+    soon_kinds,
+    wake,
+)
+from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.source.schema import check_written
+from delayed_queue.spark.store.offering import (
+    CLEAR_STAGE,
+    COUNT_STAGED,
+    MERGE_STAGE_IF_NOT_EXISTS,
+    MERGE_STAGE_OR_UPDATE,
+    PRUNE_STAGE,
+    MergedRow,
+)
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+STAGE: Final = "delayed_queue_offer_stage"
+_BATCH: Final = 10_000
+
+
+def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Stage the rows of a partition under an attempt id of their own.
+
+    A chunk that has to be sent again is sent under the same id, so the attempt is not repeated in
+    part: it fails as a whole.
+    """
+    attempt = str(uuid.uuid4())
+    rows, soon = 0, set[str]()
+    with closing(Link(job.options)) as link:
+        for chunk in chunks(batches, job.options.chunk, job.options.chunkBytes):
+            offers = offers_of(chunk, job.options.codec)
+            staged = _staged(job, partition, attempt, rows, offers)
+            link.once(OFFER, partial(_send, staged))
+            soon |= soon_kinds(job, offers, staged["dueAt"])
+            rows += chunk.num_rows
+    return Written(rows, attempt, frozenset(soon))
+
+
+def _send(staged: Columns, session: PsycopgSession) -> None:
+    session.copy((STAGE,), staged, encode_rows(staged))
+
+
+def _staged(
+    job: Job, partition: int, attempt: str, before: int, offers: pa.Table
+) -> dict[str, Any]:
+    return {
+        "job": pa.scalar(job.key.job),
+        "attempt": pa.scalar(attempt),
+        "partition": pa.scalar(partition, pa.int32()),
+        "position": pa.array(range(before, before + offers.num_rows), pa.int64()),
+        "key": offers["key"],
+        "payload": offers["payload"],
+        "dueAt": due_times(offers, job.now),
+        "headers": jsonb(offers["headers"]),
+        "kind": offers["kind"],
+        "grouped": offers["group"],
+        "recordedAt": pa.scalar(job.now, pa.int64()),
+    }
+
+
+def merge_staged(session: Session, job: Job, written: Sequence[Written]) -> None:
+    """Offer what the attempts have staged, close the job, and wake the workers.
+
+    Nothing where the job is closed already: an earlier call has done all this.
+    """
+    rows = sum(each.rows for each in written)
+    closed = claim_closing(session, job.key, rows)
+    if closed is None:
+        return
+    which: dict[str, Any] = {"job": job.key.job, "attempts": [each.attempt for each in written]}
+    ((staged, most),) = session.fetch(COUNT_STAGED, which)
+    if staged != rows:
+        raise ResourceUnavailable(
+            f"{staged} of {rows} staged rows are left: staged rows are lost when the server "
+            "crashes. Nothing was offered; run the job again."
+        )
+    settle(session, closed, *_merged(session, job, which, most))
+    session.fetch(CLEAR_STAGE, {"job": job.key.job})
+    if job.options.notify:
+        wake(session, {kind for each in written for kind in each.soon})
+
+
+def _merged(session: Session, job: Job, which: dict[str, Any], most: int) -> tuple[int, int]:
+    is_upsert = job.options.mode == "upsert"
+    statement = MERGE_STAGE_OR_UPDATE if is_upsert else MERGE_STAGE_IF_NOT_EXISTS
+    created = updated = 0
+    for turn in range(most if is_upsert else min(most, 1)):
+        params = {**which, "kind": job.kind, "now": job.now, "turn": turn}
+        more = row_of(MergedRow, session.fetch(statement, params))
+        created, updated = created + more.created, updated + more.updated
+    return created, updated
+
+
+def clear_stage(session: Session, job: Job) -> None:
+    """Forget what the job has staged, and what others left behind long ago."""
+    session.fetch(CLEAR_STAGE, {"job": job.key.job})
+    age = job.options.ledgerDays * DAY
+    session.fetch(PRUNE_STAGE, {"age": age, "limit": _BATCH, "now": None})
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """The rows a task was given: how many, where they are staged, and whose workers are woken."""
+
+    rows: int
+    attempt: str = ""
+    soon: frozenset[str] = frozenset()
+
+
+def _kind_of(options: Options, schema: StructType) -> str:
+    """Return whose the rows are: a kind, or the name of the column that says it of each."""
+    named = [each for each in ("kind", "queue") if each in schema.fieldNames()]
+    return named[0] if named else options.required_kind
+
+
+class OfferWriter(DataSourceArrowWriter):
+    """Offer each row, at most once however often Spark repeats a task.
+
+    Everything that can be known is checked here, on the driver, before the first task.
+    """
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidConfiguration(
+                "mode('overwrite') would drop the queue: use mode('append'); the option mode "
+                "says whether an offer may update (upsert) or not (offer)."
+            )
+        check_written(schema, options.kind)
+        key = JobKey(options.job or f"{_kind_of(options, schema)} {uuid.uuid4()}")
+        self._job = Job(key, self._started_at(options, key), options)
+
+    def _started_at(self, options: Options, key: JobKey) -> int:
+        with closing(connect(options)) as session:
+            look_around(session, options)
+            if options.onFinishedJob == "error" and is_closed(session, key):
+                raise JobFinished(
+                    f"The job {key.job!r} is done, and offering its rows again would do nothing. "
+                    "Give another id, or option('onFinishedJob', 'skip')."
+                )
+            now = open_job(session, key)
+            session.commit()
+            return now
+
+    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        if self._job.options.atomic:
+            return stage_all(self._job, partition, iterator)
+        return Written(PartitionOffers(self._job, partition).offer_all(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        written = [each for each in messages if isinstance(each, Written)]
+        rows = sum(each.rows for each in written)
+
+        def close(session: Session) -> None:
+            if self._job.options.atomic:
+                merge_staged(session, self._job, written)
+            else:
+                claim_closing(session, self._job.key, rows)
+
+        then_pruned(self._job.options, OFFER, close)
+        with closing(connect(self._job.options)) as session:
+            check_offered(session, self._job.key, rows)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Leave what was offered: the same job id continues where this one stopped."""
+        if not self._job.options.atomic:
+            return
+        # It has failed already, and what it staged is pruned by age.
+        with closing(Link(self._job.options)) as link, suppress(ResourceUnavailable):
+            link.once(OFFER, lambda session: clear_stage(session, self._job))
+
+
+@dataclass
+class BatchWritten(WriterCommitMessage):
+    """How many rows a task was given, and of which query: the commit is told neither."""
+
+    rows: int
+    query_id: str
+
+
+class StreamOfferWriter(DataSourceStreamArrowWriter):
+    """Offer the rows of a micro-batch under the id of the query and the number of the batch.
+
+    Both are in the checkpoint, and so the same after a restart. A batch that was finished is not
+    offered again; of one that was not, only the chunks that are missing.
+    """
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidConfiguration("The output mode must be append: a queue is not replaced.")
+        if options.job is not None or options.atomic:
+            raise InvalidConfiguration(
+                "The options job and atomic are for batches; a stream is counted under the id of "
+                "its query: counts(query.id)."
+            )
+        check_written(schema, options.kind)
+        self._options = options
+        # Here, on the driver, and not in a task: an unknown queue is no reason to retry.
+        _kind_of(options, schema)
+        with closing(connect(options)) as session:
+            self._now = look_around(session, options)
+
+    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
+        context, key = task_of_stream()
+        job = Job(key, self._now, self._options)
+        rows = PartitionOffers(job, context.partitionId()).offer_all(iterator)
+        return BatchWritten(rows, key.job)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        written = [each for each in messages if isinstance(each, BatchWritten)]
+        if not written:
+            return
+        key = JobKey(written[0].query_id, batchId)
+        rows = sum(each.rows for each in written)
+        then_pruned(self._options, "The commit", lambda session: claim_closing(session, key, rows))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Leave what was offered: the batch is replayed, and its chunks are known."""

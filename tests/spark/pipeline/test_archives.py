@@ -1,0 +1,468 @@
+"""``archive`` and ``replay`` on a session of Spark in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+from django.db import connection
+
+from delayed_queue import DelayedQueue
+from delayed_queue.exceptions import InvalidConfiguration, TooManyConnections
+from delayed_queue.messages import Counts
+from delayed_queue.models import DeadLetter, Message
+from delayed_queue.spark.models import ArchiveFile, ArchiveManifest
+from delayed_queue.spark.pipeline import archives, replays
+from delayed_queue.spark.pipeline.manifests import ArchiveLost
+from delayed_queue.spark.pipeline.offers import Spread
+from delayed_queue.spark.pipeline.tables import KNOWN, Layout, Piece, Table, pieces_of
+from delayed_queue.spark.settings import VARIABLE
+from delayed_queue.spark.store.archiving import COUNT_RANGE
+from example_project.postgres.server import EmbeddedPostgres
+from tests.spark.archiver import STEPS, arm
+from tests.spark.pipelines import CONSOLE, archive, holding, letters
+from tests.spark.support import is_waiting_for, with_jvm
+from tests.support.processes import wait_until
+from tests.support.sampling import sample
+from tests.support.servers import crash, private_server
+
+pytestmark = with_jvm
+
+CUT_KEEPERS = """
+SELECT pg_terminate_backend(pid)
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%SET holder = %'
+"""
+CUT_OTHERS = """
+SELECT pg_terminate_backend(pid)
+FROM pg_stat_activity
+WHERE datname = current_database() AND NOT pid = ANY (%s)
+"""
+CUT_DELETING = """
+SELECT pg_terminate_backend(pid)
+FROM pg_stat_activity
+WHERE datname = current_database() AND NOT pid = ANY (%s) AND query LIKE '%%DELETE FROM%%'
+"""
+# What is waited for is what is done to the rows then.
+LOCKS = {"read": "", "deleted": " IN SHARE MODE"}
+MOMENTS = {"read": "about to read", "deleted": "published"}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MANY_LETTERS = """
+INSERT INTO delayed_queue_dead_letter (
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
+)
+SELECT 'orders|json', 'k' || n, '1', 3, 'rejected', 0, 0, n
+FROM generate_series(1, %(count)s) AS n
+"""
+# Spark runs two tasks at a time.
+WAITING = """
+SELECT count(*)
+FROM pg_locks
+WHERE NOT granted AND relation = 'delayed_queue_dead_letter'::regclass
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def alter(part: Path) -> None:
+    """Change a value of a row, and nothing else."""
+    rows = pq.read_table(part)
+    reasons = ["another", *rows["reason"].to_pylist()[1:]]
+    place = rows.schema.get_field_index("reason")
+    pq.write_table(rows.set_column(place, "reason", [reasons]), part)
+    part.with_name(f".{part.name}.crc").unlink(missing_ok=True)
+    # As if a file could be changed and stay as large.
+    ArchiveFile.objects.filter(name=part.name).update(size=part.stat().st_size)
+
+
+def remove(part: Path) -> None:
+    part.unlink()
+
+
+def add(part: Path) -> None:
+    part.with_name("part-one-more.parquet").write_bytes(part.read_bytes())
+
+
+def restart(server: EmbeddedPostgres, holder: psycopg.Connection[Any]) -> None:
+    """Crash the server when two tasks wait for the holder's lock, and start it again."""
+    with closing(holder), psycopg.connect(server.socket_url, autocommit=True) as watcher:
+        wait_until(lambda: watcher.execute(WAITING).fetchone() == (2,))
+        crash(server)
+    server.start()
+
+
+KEYS = {
+    "uuid": "md5(n::text)::uuid",
+    "text": "'k%' || n",
+    "bigint": "-n * 7919",
+    "bytea": "decode(md5(n::text), 'hex')",
+    "timestamptz": "to_timestamp(n * 1.001)",
+}
+NOTES = """
+CREATE TABLE spark_notes AS
+SELECT {key} AS key, n AS number, to_timestamp(n) AS at,
+    CASE WHEN n % 2 = 0 THEN '100%' ELSE 'other' END AS text, NULL::numeric AS nothing
+FROM generate_series(1, 100) AS n;
+ALTER TABLE spark_notes ALTER key SET DATA TYPE {kind}, ADD PRIMARY KEY (key)
+"""
+
+
+def elsewhere(figures: str, lake: str) -> tuple[Any, ...]:
+    """What an engine that has not written the files finds in them."""
+    counted = duckdb.execute(f"SELECT {figures} FROM read_parquet(?)", [f"{lake}/*/*/*.parquet"])  # noqa: S608
+    found: tuple[Any, ...] = counted.fetchall()[0]
+    return found
+
+
+def counted(layout: Layout, piece: Piece) -> tuple[Any, dict[str, Any]]:
+    return layout.statement(COUNT_RANGE, piece), layout.params(piece, 2**42)
+
+
+def parquet_files(lake: str) -> list[Path]:
+    return list(Path(lake).glob("*/archive=*/*.parquet"))
+
+
+class TestArchiveAndReplay:
+    """P8 and P10."""
+
+    def test_a_replayed_archive_equals_the_original(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        letters(100)
+        DeadLetter.objects.create(
+            kind="orders|json", key="young", payload=b"1", attempts=1, reason="rejected",
+            scheduled_at_initially=datetime.now(UTC), created_at=datetime.now(UTC),
+            died_at=datetime.now(UTC),
+        )  # fmt: skip
+        original = {
+            each.key: (bytes(each.payload), each.headers)
+            for each in DeadLetter.objects.exclude(key="young")
+        }
+        found = archive(spark, lake, rows_per_archive=60, rows_per_file=25, batch_size=7)
+        assert (found.rows, found.deleted, found.changed, found.archives) == (100, 100, 0, 2)
+        assert [each.key for each in DeadLetter.objects.all()] == ["young"]
+        path = f"{lake}/delayed_queue_dead_letter"
+
+        asked = replays.ReplayOptions((path,), spread=Spread.of(over=timedelta(hours=2)))
+        replayed = replays.run(spark, asked, CONSOLE)
+
+        assert replayed.counts == Counts(created=100)
+        stored = {each.key: (bytes(each.payload), each.headers) for each in Message.objects.all()}
+        assert stored == original
+        spans = [each.scheduled_at - each.created_at for each in Message.objects.all()]
+        # From the beginning of the replay, a moment before the first offer.
+        assert timedelta(seconds=-30) < min(spans) < timedelta(minutes=20)
+        assert timedelta(minutes=100) < max(spans) < timedelta(hours=2)
+        queue.drop_all_messages("Yes, please, I know what I'm doing!")
+        assert replays.run(spark, asked, CONSOLE).was_done
+        assert Message.objects.count() == 0  # the very same replay changes nothing
+
+    def test_replays_what_the_filters_choose_under_new_keys(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        letters(9)
+        archive(spark, lake)
+        asked = replays.ReplayOptions(
+            (f"{lake}/delayed_queue_dead_letter",),
+            kinds=("orders|json",),
+            since=datetime(2026, 1, 2, 0, 0, 2, tzinfo=UTC),
+            until=datetime(2026, 1, 2, 0, 0, 8, tzinfo=UTC),
+            error="ValueError",
+            suffix=True,
+            job="second",
+        )
+        assert replays.run(spark, replace(asked, is_dry_run=True), CONSOLE).chosen == 4
+        assert Message.objects.count() == 0
+        assert replays.run(spark, asked, CONSOLE).counts.created == 4
+        keys = set(Message.objects.values_list("key", flat=True))
+        assert keys == {f"k{n}~second" for n in (2, 4, 5, 7)}
+
+    def test_a_letter_that_changed_since_stays_and_one_redriven_is_no_loss(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(10)
+        publish = archives.Archive.publish
+
+        def meddle(self: Any, manifest: Any) -> None:
+            publish(self, manifest)
+            DeadLetter.objects.filter(key="k3").update(reason="looked at")
+            DeadLetter.objects.filter(key="k4").delete()
+            monkeypatch.setattr(archives.Archive, "publish", publish)
+
+        monkeypatch.setattr(archives.Archive, "publish", meddle)
+        found = archive(spark, lake)
+        # The changed one is archived again, as it is now.
+        assert (found.archives, found.rows, found.deleted, found.changed) == (2, 11, 9, 1)
+        assert DeadLetter.objects.count() == 0
+
+    @pytest.mark.parametrize("how", sample([alter, remove, add], alter))
+    def test_files_that_are_not_those_of_the_manifest_delete_nothing(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch,
+        how: Callable[[Path], None],
+    ) -> None:  # fmt: skip
+        letters(10)
+        publish = archives.Archive.publish
+
+        def damage(self: Any, manifest: Any) -> None:
+            publish(self, manifest)
+            how(next(Path(manifest.path).glob("*.parquet")))
+
+        monkeypatch.setattr(archives.Archive, "publish", damage)
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake)
+        monkeypatch.undo()
+        # Nor does the next command believe them.
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake)
+        assert DeadLetter.objects.count() == 10
+
+    @pytest.mark.parametrize("how", sample([alter, remove, add], add))
+    def test_rows_that_are_not_those_that_were_read_are_seen(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch,
+        how: Callable[[Path], None],
+    ) -> None:  # fmt: skip
+        letters(30)
+        read_back = archives.Archive.read_back
+
+        def damage(self: Any, staging: str) -> Any:
+            how(min(Path(staging).glob("*.parquet")))
+            return read_back(self, staging)
+
+        monkeypatch.setattr(archives.Archive, "read_back", damage)
+        with pytest.raises(InvalidConfiguration, match="has not the rows that were read"):
+            archive(spark, lake, rows_per_file=10)
+        assert DeadLetter.objects.count() == 30
+        monkeypatch.undo()
+        assert archive(spark, lake).deleted == 30
+
+    def test_a_row_that_was_read_twice_is_seen(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(30)
+
+        def overlapping(pieces: list[Piece], most: int, least: int = 1) -> list[Piece]:
+            return [each._replace(upper=pieces[-1].upper) for each in pieces]
+
+        monkeypatch.setattr(archives, "joined", overlapping)
+        with pytest.raises(InvalidConfiguration, match="has rows twice"):
+            archive(spark, lake, rows_per_file=10)
+        assert DeadLetter.objects.count() == 30
+
+    def test_a_file_that_vanishes_before_its_rows_are_deleted_keeps_them(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(30)
+        is_whole = archives.Archive._is_whole  # noqa: SLF001
+        vanished: list[int] = []
+
+        def and_vanish(self: Any, manifest: Any) -> bool:
+            found = is_whole(self, manifest)
+            part = min(parquet_files(lake))
+            vanished.extend(pq.read_table(part)["id"].to_pylist())
+            part.unlink()
+            return found
+
+        monkeypatch.setattr(archives.Archive, "_is_whole", and_vanish)
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake, rows_per_file=10)
+        monkeypatch.undo()
+        assert set(DeadLetter.objects.values_list("id", flat=True)) == {*vanished}
+        assert len(vanished) == 11
+        with pytest.raises(InvalidConfiguration, match="not those that were written"):
+            archive(spark, lake)
+
+    @pytest.mark.parametrize("kind", sample(KEYS, "uuid"))
+    def test_another_engine_counts_the_same(
+        self, kind: str, queue: DelayedQueue, spark: Any, lake: str,
+        other: psycopg.Connection[Any],
+    ) -> None:  # fmt: skip
+        other.execute(NOTES.format(kind=kind, key=KEYS[kind]))
+        try:
+            sums = other.execute("SELECT count(*), sum(number) FROM spark_notes").fetchone()
+            table = Table("spark_notes", "key", "at", {"text": ["100%", "other"]})
+            asked = archives.ArchiveOptions(
+                (table,), 2**42, lake, rows_per_archive=60, rows_per_file=7, batch_size=3,
+                partitions=2,
+            )  # fmt: skip
+            (found,) = archives.run(spark, asked, CONSOLE)
+            left = other.execute("SELECT count(*) FROM spark_notes").fetchone()
+        finally:
+            other.execute("DROP TABLE spark_notes")
+        assert (found.rows, found.deleted, found.changed, found.archives) == (100, 100, 0, 2)
+        assert left == (0,)
+        assert elsewhere("count(*), sum(number), count(DISTINCT key)", lake) == (*(sums or ()), 100)
+        # Of two tasks each writes one file.
+        assert len(parquet_files(lake)) == 4
+
+    @pytest.mark.parametrize("kind", sample(KEYS, "text"))
+    def test_executors_walk_along_the_keys_of_a_large_table(
+        self, kind: str, queue: DelayedQueue, spark: Any, other: psycopg.Connection[Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        """Each row is in one piece, whichever task has walked past it."""
+        monkeypatch.setattr("delayed_queue.spark.pipeline.tables._ALONE", 10)
+        other.execute(NOTES.format(kind=kind, key=KEYS[kind]))
+        try:
+            layout = Layout.of(other, Table("spark_notes", "key", "at"))
+            pieces = pieces_of(spark, layout, 2**42, after=7)
+            jobs = [other.execute(*counted(layout, each)).fetchone() for each in pieces]
+        finally:
+            other.execute("DROP TABLE spark_notes")
+        assert [(each.rows,) for each in pieces] == jobs
+        assert sum(each.rows for each in pieces) == 100
+        # Parted among tasks: more pieces do not have seven than the last one.
+        assert sum(each.rows != 7 for each in pieces) > 2
+
+    @pytest.mark.long
+    def test_a_directory_of_another_database_is_neither_taken_nor_replaced(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        letters(5)
+        archive(spark, lake)
+        (mine,) = ArchiveManifest.objects.all()
+        directory = Path(lake) / mine.source
+        foreign = directory / f"archive={mine.pk + 1:08d}"
+        (directory / f"archive={mine.pk:08d}").rename(foreign)
+        letters(5)
+        for _ in range(2):
+            with pytest.raises(InvalidConfiguration, match="is there already"):
+                archive(spark, lake)
+        assert DeadLetter.objects.count() == 5
+        foreign.rename(directory / "elsewhere")
+        assert archive(spark, lake).deleted == 5
+
+    @pytest.mark.long
+    def test_a_connection_that_is_cut_does_not_end_its_keeping(
+        self, queue: DelayedQueue, spark: Any, lake: str, other: psycopg.Connection[Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        letters(3)
+        publish = archives.Archive.publish
+
+        def held_until() -> int:
+            rows = other.execute('SELECT "heldUntil" FROM delayed_queue_archive').fetchall()
+            return int(rows[0][0])
+
+        def cut(self: Any, manifest: Any) -> None:
+            other.execute(CUT_KEEPERS)
+            before = held_until()
+            wait_until(lambda: held_until() > before)
+            publish(self, manifest)
+
+        monkeypatch.setattr(archives.Archive, "publish", cut)
+        assert archive(spark, lake, lease_ms=900).deleted == 3
+
+    @pytest.mark.parametrize("step", sample(STEPS, "written"))
+    def test_connections_that_are_cut_end_nothing(
+        self, step: str, queue: DelayedQueue, spark: Any, lake: str,
+        other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        letters(50)
+        original = set(DeadLetter.objects.values_list("id", flat=True))
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            ours = [other.info.backend_pid, cursor.fetchone()[0]]
+        cut: list[int] = []
+
+        def happen() -> None:
+            cut.append(len(other.execute(CUT_OTHERS, [ours]).fetchall()))
+
+        arm(step, happen, monkeypatch.setattr)
+        found = archive(spark, lake, rows_per_file=20, batch_size=10)
+
+        assert len(cut) == 1
+        assert cut[0] >= 1
+        assert (found.archives, found.rows, found.deleted, found.changed) == (1, 50, 50, 0)
+        assert not DeadLetter.objects.exists()
+        assert ArchiveManifest.objects.get().state == "pruned"
+        rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter").collect()
+        assert sorted(row["id"] for row in rows) == sorted(original)
+
+    def test_connections_of_tasks_that_are_cut_end_nothing(
+        self, queue: DelayedQueue, spark: Any, lake: str, known: str,
+        other: psycopg.Connection[Any],
+    ) -> None:  # fmt: skip
+        letters(50)
+        with ThreadPoolExecutor(1) as pool, holding(known, "k25") as holder:
+            running = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
+            wait_until(lambda: is_waiting_for(holder))
+            ours = [holder.info.backend_pid, other.info.backend_pid]
+            assert other.execute(CUT_DELETING, [ours]).fetchall()
+            holder.rollback()
+            found = running.result()
+        assert (found.archives, found.rows, found.deleted, found.changed) == (1, 50, 50, 0)
+        assert not DeadLetter.objects.exists()
+
+    def test_of_two_drivers_the_later_finishes(
+        self, queue: DelayedQueue, spark: Any, lake: str, known: str
+    ) -> None:
+        """The first, whose lease has run out while its tasks delete, changes nothing more."""
+        letters(50)
+        with ThreadPoolExecutor(2) as pool, holding(known, "k25") as holder:
+            first = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
+            wait_until(lambda: is_waiting_for(holder))
+            ArchiveManifest.objects.update(holder="elsewhere:1:x", held_until=EPOCH)
+            second = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
+            wait_until(lambda: not ArchiveManifest.objects.filter(held_until=EPOCH).exists())
+            holder.rollback()
+            with pytest.raises(ArchiveLost, match="taken over"):
+                first.result()
+            assert second.result().deleted == 50
+        assert not DeadLetter.objects.exists()
+        manifest = ArchiveManifest.objects.get()
+        assert (manifest.state, manifest.rows, manifest.deleted) == ("pruned", 50, 50)
+        assert elsewhere("count(*), count(DISTINCT id)", lake) == (50, 50)
+
+    @pytest.mark.long
+    @pytest.mark.slow
+    @pytest.mark.parametrize("step", ["read", "deleted"])
+    def test_the_database_restarts_while_rows_are(
+        self, step: str, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with private_server() as server, ThreadPoolExecutor(1) as pool:
+            url = server.socket_url
+            monkeypatch.setenv(VARIABLE, url)
+            monkeypatch.setitem(spark.sparkContext.environment, VARIABLE, url)
+            with psycopg.connect(url) as filling:
+                filling.execute(MANY_LETTERS, {"count": 400})
+            restarting: list[Future[None]] = []
+
+            def happen() -> None:
+                holder = psycopg.connect(url)
+                holder.execute(f"LOCK TABLE delayed_queue_dead_letter{LOCKS[step]}")
+                restarting.append(pool.submit(restart, server, holder))
+
+            arm(MOMENTS[step], happen, monkeypatch.setattr)
+            found = archive(spark, lake, rows_per_file=20, batch_size=100)
+            restarting[0].result()
+        assert (found.archives, found.rows, found.deleted) == (1, 400, 400)
+        rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter")
+        assert (rows.count(), rows.select("id").distinct().count()) == (400, 400)
+
+    def test_room_for_its_connections_is_looked_for_before_anything_is_planned(
+        self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        letters(1)
+        monkeypatch.setattr(archives, "CONNECTIONS_OF_DRIVER", 1000)
+        with pytest.raises(TooManyConnections, match="2 tasks, 1000 leases"):
+            archive(spark, lake)
+        assert not ArchiveManifest.objects.exists()
+
+    def test_tables_that_cannot_be_archived(self, queue: DelayedQueue, spark: Any) -> None:
+        for table, said in (
+            (replace(KNOWN["dead-letters"], source="nothing"), "There is no table"),
+            (replace(KNOWN["dead-letters"], age="death"), "no column 'death'"),
+            (replace(KNOWN["dead-letters"], key="pKey"), "not the primary key"),
+            (replace(KNOWN["dead-letters"], age="reason"), "an age is a timestamp"),
+        ):
+            asked = archives.ArchiveOptions((table,), 0, "nowhere")
+            with pytest.raises(InvalidConfiguration, match=said):
+                archives.run(spark, asked, CONSOLE)

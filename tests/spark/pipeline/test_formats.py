@@ -1,0 +1,170 @@
+"""Snapshots, drains, replays and reports in other formats than Parquet, and what Spark lacks."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from delayed_queue import DelayedQueue
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.models import Message
+from delayed_queue.spark.pipeline import drains, replays, reports, snapshots
+from delayed_queue.spark.pipeline.console import sentence_of
+from tests.spark.pipelines import CONSOLE
+from tests.spark.support import with_jvm
+from tests.spark.tables import Table, entries_of
+from tests.support.sampling import sample
+
+pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
+
+# What files of texts are easily wrong about.
+PAYLOADS: Final = (
+    "plain", " spaced ", 'a,b;"c"', "line\nbreak\r\nand return", "\ttab", "ключ é", '\\ back \\"',
+    "", "null", "0042", '{"a": "b\\"c"}',
+)  # fmt: skip
+READ: Final = {"csv": "read_csv(?, header = true)", "json": "read_json(?)",
+               "parquet": "read_parquet(?)"}  # fmt: skip
+FORMS: Final = ("csv", "json", "orc", "parquet")
+
+
+def fill() -> set[tuple[str, bytes, Any]]:
+    notes = DelayedQueue("notes", codec="text")
+    for n, text in enumerate(PAYLOADS):
+        notes.offer_or_update(f"k{n}", text, headers={"n": 'a "b"'} if n % 2 else None)
+    return stored()
+
+
+def stored() -> set[tuple[str, bytes, Any]]:
+    return {(each.key, bytes(each.payload), str(each.headers)) for each in Message.objects.all()}
+
+
+def counted(path: str, form: str) -> int:
+    """Count what is in the files by another engine, which has no ORC."""
+    pattern = f"{path}/**/part-*.{form}" if form != "parquet" else f"{path}/**/part-*.parquet"
+    row = duckdb.execute(f"SELECT count(*) FROM {READ[form]}", [pattern]).fetchone()  # noqa: S608
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize("form", sample(FORMS, "csv"))
+def test_a_snapshot_comes_back_as_it_was(spark: Any, lake: str, form: str):
+    before = fill()
+    found = snapshots.run(spark, "notes|text", lake, CONSOLE, form=form)
+    assert (found.messages, found.files > 0) == (len(PAYLOADS), True)
+    if form in READ:
+        assert counted(found.path, form) == len(PAYLOADS)
+    Message.objects.all().delete()
+    asked = replays.ReplayOptions((found.path,), form=form)
+    assert replays.run(spark, asked, CONSOLE).counts.created == len(PAYLOADS)
+    assert stored() == before
+    backlog = reports.ReportOptions(snapshot=found.path, form=form, uses_database=False)
+    (kind,) = reports.run(spark, backlog, CONSOLE).figures["backlog"]
+    assert (kind["kind"], kind["due"]) == ("notes|text", len(PAYLOADS))
+
+
+@pytest.mark.parametrize("form", sample(["csv", "json", "orc"], "json"))
+def test_what_was_drained_comes_back_and_is_measured(spark: Any, lake: str, form: str):
+    before = fill()
+    kinds = ["notes|text"]
+    if form != "csv":  # which has no bytes
+        DelayedQueue("raw", codec="bytes").offer_or_update("r", b"\xff\x00\n")
+        before, kinds = stored(), [*kinds, "raw|bytes"]
+    for kind in kinds:
+        asked = drains.DrainOptions(kind, to=lake, sink=form)
+        drains.run(spark, asked, CONSOLE, threading.Event())
+    assert not Message.objects.exists()
+    measured = reports.ReportOptions(drained=(lake,), form=form, uses_database=False)
+    figures = reports.run(spark, measured, CONSOLE).figures
+    assert {each["kind"]: each["done"] for each in figures["kinds"]} == {
+        "notes|text": len(PAYLOADS), **({"raw|bytes": 1} if form != "csv" else {}),
+    }  # fmt: skip
+    if form in READ:
+        assert counted(f"{lake}/kind=notes|text", form) == len(PAYLOADS)
+    replays.run(spark, replays.ReplayOptions((lake,), form=form), CONSOLE)
+    assert stored() == before
+
+
+@pytest.mark.parametrize("age", ["scheduled_at_initially", "diedAt"])
+def test_a_column_without_a_value_has_no_type(spark: Any, tmp_path: Path, age: str):
+    """So pyarrow writes it to Parquet, where Spark takes it for a number."""
+    began = datetime(2026, 5, 1, tzinfo=UTC)
+    row = {"kind": "orders|json", "key": "k", "payload": b"1", age: began}
+    if age == "diedAt":
+        row = {"pKind": "orders|json", "pKey": "k", "payload": b"1", age: 1_777_593_600_000}
+        row |= dict.fromkeys(("reason", "lastError", "firstError"))
+    rows = pa.Table.from_pylist([{**row, "headers": None, "group": None}])
+    assert pa.types.is_null(rows.schema.field("headers").type)
+    pq.write_table(rows, tmp_path / "written.parquet")
+    found = replays.run(spark, replays.ReplayOptions((str(tmp_path),)), CONSOLE)
+    assert found.counts.created == 1
+    assert stored() == {("k", b"1", "None")}
+
+
+def test_what_spark_lacks_is_named_before_anything_is_leased(spark: Any, lake: str):
+    """Delta, Iceberg and Avro are packages, and so are the object stores."""
+    fill()
+    for sink, package in (
+        ("delta", "io.delta:delta-spark_"),
+        ("iceberg", "org.apache.iceberg:iceberg-spark-runtime-"),
+        ("avro", "spark-avro_2.13"),
+    ):
+        asked = drains.DrainOptions(
+            "notes|text", to=lake, sink=sink, checkpoint=f"{lake}/progress-{sink}"
+        )
+        with pytest.raises(Exception, match=sink) as caught:
+            drains.run(spark, asked, CONSOLE, threading.Event())
+        assert package in sentence_of(caught.value)
+    with pytest.raises(Exception, match="S3AFileSystem") as caught:
+        snapshots.run(spark, "notes|text", "s3a://bucket/lake", CONSOLE)
+    assert "spark.jars.packages=org.apache.spark:spark-hadoop-cloud_2.13" in sentence_of(
+        caught.value
+    )
+    assert not Message.objects.filter(lease_id__isnull=False).exists()
+    assert not list(Path(lake).rglob("part-*"))
+
+
+def test_a_table_takes_a_batch_once_that_is_written_twice(spark: Any, tmp_path: Path):
+    """The drain dies between the table's commit and Spark's own, and is given once more."""
+    fill()
+    spark.dataSource.register(Table)
+    table = tmp_path / "table"
+    asked = drains.DrainOptions(
+        "notes|text", str(tmp_path / "checkpoint"), str(table), sink="table_of_batches"
+    )
+    table.mkdir()
+    (table / "dies").touch()
+    with pytest.raises(Exception, match="the answer to the commit is lost"):
+        drains.run(spark, asked, CONSOLE, threading.Event())
+    assert Message.objects.count() == len(PAYLOADS)
+    (table / "dies").unlink()
+    assert drains.run(spark, asked, CONSOLE, threading.Event()).messages == len(PAYLOADS)
+    assert not Message.objects.exists()
+    first, second = entries_of(table)
+    assert second == {**first, "files": []}
+    keys = duckdb.execute("SELECT key FROM read_parquet(?)", [first["files"]]).fetchall()
+    assert sorted(keys) == sorted((f"k{n}",) for n in range(len(PAYLOADS)))
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "words"),
+    [
+        ("iceberg", "notes|text", "a table of 'iceberg' cannot be"),
+        ("csv", None, "'csv' holds only texts"),
+        ("json", "raw|bytes", "'json' holds only texts"),
+    ],
+)
+def test_forms_that_would_not_come_back(form: str, kind: str | None, words: str):
+    with pytest.raises(InvalidConfiguration, match=words):
+        snapshots.check_form(form, kind)
+
+
+def test_iceberg_needs_a_place_for_its_progress():
+    with pytest.raises(InvalidConfiguration, match="needs --checkpoint"):
+        drains.DrainOptions("notes|text", to="lake.db.orders", sink="iceberg")

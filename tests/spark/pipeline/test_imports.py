@@ -1,0 +1,274 @@
+"""``import`` on a session of Spark in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from delayed_queue import DelayedQueue
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import to_milliseconds
+from delayed_queue.models import Message
+from delayed_queue.spark import counts
+from delayed_queue.spark.pipeline import imports
+from delayed_queue.spark.pipeline.console import Console
+from delayed_queue.spark.pipeline.offers import Spread
+from delayed_queue.spark.source.records import Rules
+from tests.spark.pipelines import CONSOLE, TARGETS, lines, options, schedules
+from tests.spark.support import with_jvm
+
+pytestmark = with_jvm
+
+
+class TestImport:
+    """P6."""
+
+    def test_one_in_a_hundred_is_bad(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: Any
+    ) -> None:
+        records: list[Any] = [{"key": f"k{n}", "payload": {"n": n}} for n in range(1000)]
+        records[50] = "{broken"
+        for place in range(150, 1000, 100):
+            records[place] = {"key": "", "payload": 1}
+        records[150] = {"key": "a\x00b", "payload": 1}
+        records[7] = ""  # a blank line is no record, and still a line
+        records += [{"key": "k1", "payload": "again"}]
+        path = lines(tmp_path / "in put.jsonl", records)
+
+        report = imports.run(spark, options(tmp_path, path), CONSOLE)
+
+        assert report.input == 1000
+        assert report.parts == {
+            "created": 989, "updated": 0, "ignored": 0, "duplicates": 1, "quarantined": 10,
+        }  # fmt: skip
+        assert sum(report.parts.values()) == report.input
+        assert queue.stats().due == 989
+        stored = queue.read("k1")
+        assert stored is not None
+        assert stored.payload == {"n": 1}  # of repeated keys the first is offered
+        self.check_quarantine(spark, report)
+        said = io.StringIO()
+        again = imports.run(spark, options(tmp_path, path), Console(out=said, err=said))
+        # The ledger was asked, and nothing read. It keeps what PostgreSQL cannot store in a text.
+        assert [each["key"] for each in again.samples][1] == "a\ufffdb"
+        assert (again, said.getvalue()) == (replace(report, was_done=True), "")
+        assert queue.stats().due == 989
+        self.check_other_files(spark, tmp_path, report.job)
+
+    def check_other_files(self, spark: Any, tmp_path: Path, job: str) -> None:
+        path = lines(tmp_path / "other.jsonl", [{"key": "a", "payload": 1}])
+        with pytest.raises(InvalidConfiguration, match="of other files or options"):
+            imports.run(spark, options(tmp_path, path, job=job), CONSOLE)
+
+    def check_quarantine(self, spark: Any, report: imports.ImportReport) -> None:
+        rows = spark.read.parquet(report.quarantine).orderBy("line").collect()
+        assert [row["line"] for row in rows] == [51, *range(151, 1001, 100)]
+        assert rows[0]["record"] == "{broken"
+        assert rows[0]["reasons"] == ["The line is not JSON (character 2)."]
+        assert rows[1]["file"].endswith("in%20put.jsonl")
+        assert [row["key"] for row in rows[:3]] == [None, "a\ufffdb", ""]
+
+    def test_a_column_by_which_every_record_is_bad_is_refused_before_any_is_read(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        rows = pa.table({"key": ["a", "b"], "photo": [b"\xff", None]})
+        pq.write_table(rows, tmp_path / "rows.parquet")
+        asked = options(tmp_path, str(tmp_path / "rows.parquet"), form="parquet")
+        with pytest.raises(InvalidConfiguration, match="'photo' has the type binary"):
+            imports.run(spark, asked, CONSOLE)
+        assert queue.stats().due == 0
+
+    def test_lines_are_right_across_blocks(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        """Spark cuts the files; the lines, and the times of a spread, go on over the cuts."""
+        texts = [json.dumps({"key": f"k{n:05}", "payload": n}) for n in range(4000)]
+        texts[3210] = "bad"
+        path = lines(tmp_path / "in.jsonl", texts)
+        before = spark.conf.get("spark.sql.files.maxPartitionBytes")
+        spark.conf.set("spark.sql.files.maxPartitionBytes", "20000")
+        try:
+            spread = Spread.of(datetime(2031, 1, 1, tzinfo=UTC), per_second=10)
+            report = imports.run(spark, options(tmp_path, path, spread=spread), CONSOLE)
+        finally:
+            spark.conf.set("spark.sql.files.maxPartitionBytes", before)
+        assert [each["line"] for each in report.samples] == [3211]
+        start = to_milliseconds(datetime(2031, 1, 1, tzinfo=UTC))
+        times = dict(Message.objects.values_list("key", "scheduled_at"))
+        found = {key: to_milliseconds(at) - start for key, at in times.items()}
+        assert found == {f"k{n:05}": n * 100 for n in range(4000) if n != 3210}
+
+    def test_csv_by_columns(self, queue: DelayedQueue, spark: Any, tmp_path: Path) -> None:
+        path = tmp_path / "in.csv"
+        text = '\ufeffid,amount,at\na,1.5,2031-01-01T01:00:00\nb,2\nc,"3\n\nd,4,tomorrow\n'
+        path.write_bytes(text.encode() + b"e\xff,1,\n")
+        mapping = {"id": "key", "at": "schedule_at"}
+        asked = options(
+            tmp_path, str(path), form="csv", mapping=mapping, time_zone="Europe/Berlin",
+            schema="amount double",
+        )  # fmt: skip
+        found = imports.run(spark, asked, CONSOLE)
+        assert (found.created, found.quarantined) == (1, 4)
+        stored = queue.read("a")
+        assert stored is not None
+        assert stored.payload == {"amount": 1.5}
+        assert stored.scheduled_at == datetime(2031, 1, 1, tzinfo=UTC)
+        assert [each["line"] for each in found.samples] == [3, 4, 6, 7]
+        assert "not UTF-8" in found.samples[-1]["reasons"][0]
+        assert any("in.csv:6 (key 'd'): schedule_at 'tomorrow'" in each for each in found.lines())
+
+    def test_a_missing_column_is_said_before_anything_is_written(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "in.parquet"
+        pq.write_table(pa.table({"a": [1], "b": ["x"]}), path)
+        asked = options(tmp_path, str(path), form="parquet", mapping={"order": "key"})
+        with pytest.raises(InvalidConfiguration, match="no column 'order'; it has a, b"):
+            imports.run(spark, asked, CONSOLE)
+        assert queue.stats().due == 0
+        assert not (tmp_path / "quarantine").exists()
+
+    def test_parquet_of_all_types(self, queue: DelayedQueue, spark: Any, tmp_path: Path) -> None:
+        # As Spark writes it: a directory whose name says nothing.
+        (tmp_path / "written").mkdir()
+        path = tmp_path / "written" / "part-0000.snappy.parquet"
+        at = datetime(2031, 1, 1, tzinfo=UTC)
+        table = pa.table(
+            {
+                "key": ["a", "b", None],
+                "payload": [{"n": 1, "of": [{"m": 2}]}, None, {"n": 3}],
+                "schedule_at": pa.array([at] * 3, pa.timestamp("us", tz="UTC")),
+                "headers": ['{"h":"1"}', None, None],
+            }
+        )
+        pq.write_table(table, path)
+        asked = options(tmp_path, str(path.parent), form=None)
+        found = imports.run(spark, asked, CONSOLE)
+        assert (found.created, found.quarantined) == (1, 2)
+        assert [each["line"] for each in found.samples] == [2, 3]
+        stored = queue.read("a")
+        assert stored is not None
+        assert stored.payload == {"n": 1, "of": [{"m": 2}]}
+        assert stored.headers == {"h": "1"}
+        assert stored.scheduled_at == at
+
+    def test_too_many_bad_ones_stop_it_before_the_first_offer(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        path = lines(tmp_path / "in.jsonl", [{"key": "a", "payload": 1}, "bad"])
+        with pytest.raises(InvalidConfiguration, match=r"1 of 2 records are bad.*nothing was"):
+            imports.run(spark, options(tmp_path, path, max_bad_ratio=0.4), CONSOLE)
+        assert queue.stats().due == 0
+        assert imports.run(spark, options(tmp_path, path, max_bad_ratio=0.5), CONSOLE).created == 1
+
+    def test_a_dry_run_writes_nothing(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        records = [{"key": "a", "payload": 1}, {"key": "a", "payload": 2}, "bad"]
+        path = lines(tmp_path / "in.jsonl", records)
+        found = imports.run(spark, options(tmp_path, path, is_dry_run=True), CONSOLE)
+        assert (found.input, found.duplicates, found.quarantined) == (3, 1, 1)
+        assert "would be offered      1" in found.lines()
+        assert queue.stats().due == 0
+        assert not (tmp_path / "quarantine").exists()
+
+    def test_an_upsert_takes_the_last_and_updates(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: Any
+    ) -> None:
+        queue.offer_or_update("a", "old", datetime(2031, 1, 1, tzinfo=UTC))
+        queue.offer_or_update("b", "same", datetime(2031, 1, 1, tzinfo=UTC))
+        at = "2031-01-01T00:00:00+00:00"
+        records = [
+            {"key": "a", "payload": "new", "schedule_at": at},
+            {"key": "b", "payload": "same", "schedule_at": at},
+            {"key": "c", "payload": "first", "schedule_at": at},
+            {"key": "c", "payload": "last", "schedule_at": at},
+        ]
+        path = lines(tmp_path / "in.jsonl", records)
+        found = imports.run(spark, options(tmp_path, path, mode="upsert"), CONSOLE)
+        assert (found.created, found.updated, found.ignored, found.duplicates) == (1, 1, 1, 1)
+        stored = {each.key: bytes(each.payload) for each in Message.objects.all()}
+        assert stored == {"a": b'"new"', "b": b'"same"', "c": b'"last"'}
+
+    def test_spread_from_now_on_in_the_order_of_the_input(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: Any
+    ) -> None:
+        records: list[Any] = [{"key": f"k{n}", "payload": n} for n in range(100)]
+        records.append({"key": "own", "payload": 1, "schedule_at": "2031-01-01T00:00:00Z"})
+        path = lines(tmp_path / "in.jsonl", records)
+        spread = Spread.of(over=timedelta(seconds=1010))
+        imports.run(spark, options(tmp_path, path, spread=spread), CONSOLE)
+        times = schedules(other)
+        assert times[-1] == to_milliseconds(datetime(2031, 1, 1, tzinfo=UTC))
+        assert [at - times[0] for at in times[:-1]] == [n * 10_000 for n in range(100)]
+
+    def test_repeated_after_a_crash_it_offers_only_what_is_missing(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: Any
+    ) -> None:
+        """Chunks are known again by what is in them: what was handled meanwhile stays away."""
+        records = [{"key": f"k{n}", "payload": n} for n in range(200)]
+        path = lines(tmp_path / "in.jsonl", records)
+        asked = options(tmp_path, path, spread=Spread.of(over=timedelta(hours=1)))
+        assert imports.run(spark, asked, CONSOLE).created == 200
+        # As a driver leaves it that dies before its end.
+        other.execute('DELETE FROM delayed_queue_offer_ledger WHERE "partition" = -1')
+        other.execute("""DELETE FROM delayed_queue WHERE "pKey" < 'k5'""")
+        left = other.execute("SELECT count(*) FROM delayed_queue").fetchone()
+
+        again = imports.run(spark, asked, CONSOLE)
+
+        assert (again.created, again.was_done) == (200, False)
+        assert other.execute("SELECT count(*) FROM delayed_queue").fetchone() == left
+
+    def test_several_queues_in_one_input(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        records = [
+            {"key": f"k{n}", "queue": f"q{n % 3}", "payload": n, "group": f"g{n % 2}"}
+            for n in range(30)
+        ]
+        path = lines(tmp_path / "in.jsonl", records)
+        asked = options(tmp_path, path)
+        rules = Rules(None)
+        report = imports.run(
+            spark, replace(asked, source=replace(asked.source, rules=rules)), CONSOLE
+        )
+        assert report.created == 30
+        assert [DelayedQueue(f"q{n}").stats().due for n in range(3)] == [10, 10, 10]
+        assert Message.objects.filter(group="g1").count() == 15
+        # In one job, however many queues there are.
+        assert counts(report.job).offered == 30
+
+    def test_a_target_is_given_the_rows_that_its_check_lets_through(
+        self, known: str, spark: Any, tmp_path: Path
+    ) -> None:
+        records = [{"key": f"k{n}", "payload": {"amount": n}} for n in range(5)]
+        path = lines(tmp_path / "in.jsonl", records)
+        found = imports.run(spark, options(tmp_path, path, target=f"{TARGETS}:picky"), CONSOLE)
+        assert (found.updated, found.quarantined) == (4, 1)
+        assert found.reasons == (("The amount is not above 0.", 1),)
+
+    @pytest.mark.long
+    def test_a_target_is_told_by_how_much_a_row_is_spread(
+        self, known: str, spark: Any, tmp_path: Path
+    ) -> None:
+        path = lines(tmp_path / "in.jsonl", [{"key": f"k{n}", "payload": n} for n in range(5)])
+        over = Spread.of(None, timedelta(hours=1), None)
+        asked = options(tmp_path, path, target=f"{TARGETS}:spread", spread=over)
+        assert imports.run(spark, asked, CONSOLE).created == 5
+        assert imports.run(spark, replace(asked, spread=None), CONSOLE).ignored == 5
+
+    def test_a_target_that_miscounts_is_found_out(
+        self, known: str, spark: Any, tmp_path: Path
+    ) -> None:
+        path = lines(tmp_path / "in.jsonl", [{"key": "a", "payload": 1}])
+        with pytest.raises(InvalidConfiguration, match="1 messages were given out and 0 were"):
+            imports.run(spark, options(tmp_path, path, target=f"{TARGETS}:losing"), CONSOLE)

@@ -1,0 +1,256 @@
+"""Files as they come: many of them, cut into blocks, of several schemas, with line breaks (P6)."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from delayed_queue import DelayedQueue
+from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
+from delayed_queue.models import Message
+from delayed_queue.spark.pipeline import imports, replays
+from delayed_queue.spark.pipeline.offers import Spread
+from delayed_queue.spark.settings import VARIABLE
+from tests.spark.pipelines import CONSOLE, archive, letters, lines, options, schedules
+from tests.spark.support import with_jvm
+
+pytestmark = with_jvm
+
+
+@contextmanager
+def set_to(spark: Any, **conf: str) -> Iterator[None]:
+    names = {name: f"spark.sql.{name.replace('__', '.')}" for name in conf}
+    before = {name: spark.conf.get(names[name]) for name in conf}
+    for name, value in conf.items():
+        spark.conf.set(names[name], value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(names[name], value)
+
+
+def payloads() -> dict[str, Any]:
+    queue = DelayedQueue("orders")
+    found = {key: queue.read(key) for key in Message.objects.values_list("key", flat=True)}
+    return {key: None if each is None else each.payload for key, each in found.items()}
+
+
+class TestCsv:
+    def test_files_whose_columns_stand_otherwise_are_refused(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        """Read by the header of another file, amounts would be keys."""
+        (tmp_path / "a.csv").write_text("id,amount\nk1,7\n")
+        with gzip.open(tmp_path / "b.csv.gz", "wt") as packed:
+            packed.write("amount,id\n8,k2\n")
+        asked = options(tmp_path, f"{tmp_path}/*.csv*", form="csv", mapping={"id": "key"})
+        said = r"b\.csv\.gz has not the header of .*a\.csv: amount, id instead of id, amount"
+        with pytest.raises(InvalidConfiguration, match=said):
+            imports.run(spark, asked, CONSOLE)
+        assert queue.stats().due == 0
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("key,amount,amount\na,1,2\n", "the column 'amount' more than once"),
+            ('key,"amount\na,1\n', "The header of .*in.csv is not CSV: unexpected end"),
+            ("", "The input is empty"),
+        ],
+    )
+    def test_headers_that_are_none(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, text: str, said: str
+    ) -> None:
+        path = tmp_path / "in.csv"
+        path.write_text(text)
+        with pytest.raises(InvalidConfiguration, match=said):
+            imports.run(spark, options(tmp_path, str(path), form="csv"), CONSOLE)
+
+    @pytest.mark.long
+    def test_line_breaks_in_cells_across_the_cuts_of_spark(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        """What looks like a record inside of a cell never becomes one."""
+        notes = {f"k{n:03}": f"dear {n},\nfalse{n},trap\n\nyours" for n in range(60)}
+        for name, keys in (("a", list(notes)[:40]), ("b", list(notes)[40:])):
+            with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+                writer = csv.writer(file, lineterminator="\r\n")
+                writer.writerow(["key", "note"])
+                writer.writerows((key, notes[key]) for key in keys)
+        with (tmp_path / "b.csv").open("a") as file:
+            file.write("bad\r\n")
+        with set_to(spark, files__maxPartitionBytes="600", files__openCostInBytes="600"):
+            found = imports.run(spark, options(tmp_path, f"{tmp_path}/*.csv", form="csv"), CONSOLE)
+            assert spark.conf.get("spark.sql.files.openCostInBytes") == "600"
+        assert (found.created, found.quarantined, found.input) == (60, 1, 61)
+        assert payloads() == {key: {"note": note} for key, note in notes.items()}
+        assert [each["line"] for each in found.samples] == [1 + 20 * 4 + 1]
+
+
+class TestFiles:
+    def test_of_a_key_in_several_files_the_first_file_wins(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        for name in ("c", "a", "b"):
+            records = [
+                {"key": key, "payload": name, "schedule_at": "2031-01-01T00:00:00Z"}
+                for key in ("same", name)
+            ]
+            lines(tmp_path / f"{name}.jsonl", records)
+        asked = options(tmp_path, f"{tmp_path}/*.jsonl")
+        found = imports.run(spark, asked, CONSOLE)
+        assert (found.created, found.duplicates) == (4, 2)
+        assert payloads() == {"same": "a", "a": "a", "b": "b", "c": "c"}
+        again = imports.run(spark, replace(asked, mode="upsert"), CONSOLE)
+        assert (again.updated, again.ignored, again.duplicates) == (1, 3, 2)
+        assert payloads()["same"] == "c"
+
+    def test_files_that_spark_passes_over_are_refused(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        """Else nothing would be imported, and all be well."""
+        seen = lines(tmp_path / "seen.jsonl", [{"key": "a", "payload": 1}])
+        hidden = lines(tmp_path / "_hidden.jsonl", [{"key": "b", "payload": 1}])
+        (tmp_path / "empty").mkdir()
+        for paths in ([seen, hidden], [hidden], [str(tmp_path / "empty")]):
+            with pytest.raises(InvalidConfiguration, match=r"no file to read at .*(hidden|empty)"):
+                imports.run(spark, options(tmp_path, *paths), CONSOLE)
+        assert queue.stats().due == 0
+
+    def test_columns_that_only_some_files_have_are_kept(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        pq.write_table(pa.table({"key": ["a"], "old": [1]}), tmp_path / "a.parquet")
+        pq.write_table(pa.table({"key": ["b"], "new": [2]}), tmp_path / "b.parquet")
+        asked = options(tmp_path, f"{tmp_path}/*.parquet", form="parquet")
+        assert imports.run(spark, asked, CONSOLE).created == 2
+        assert payloads() == {"a": {"old": 1, "new": None}, "b": {"old": None, "new": 2}}
+
+    def test_headers_may_be_a_map(self, queue: DelayedQueue, spark: Any, tmp_path: Path) -> None:
+        table = pa.table(
+            {
+                "key": ["a", "b"], "payload": ["1", "2"],
+                "headers": pa.array([[("h", "1")], None], pa.map_(pa.string(), pa.string())),
+            }
+        )  # fmt: skip
+        pq.write_table(table, tmp_path / "in.parquet")
+        asked = options(tmp_path, str(tmp_path / "in.parquet"), form="parquet")
+        assert imports.run(spark, asked, CONSOLE).created == 2
+        stored = queue.read("a")
+        assert stored is not None
+        assert stored.headers == {"h": "1"}
+
+
+class TestRatio:
+    @pytest.mark.long
+    def test_the_share_that_is_allowed_is_allowed(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        """0.29 times 100 is less than 29 to a computer."""
+        records: list[Any] = [{"key": f"k{n}", "payload": n} for n in range(71)]
+        path = lines(tmp_path / "in.jsonl", [*records, *["bad"] * 29])
+        asked = options(tmp_path, path, max_bad_ratio=0.29)
+        assert imports.run(spark, asked, CONSOLE).created == 71
+
+    @pytest.mark.long
+    def test_a_dry_run_says_what_would_be_refused(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path
+    ) -> None:
+        path = lines(tmp_path / "in.jsonl", [{"key": "a", "payload": 1}, "bad"])
+        asked = options(tmp_path, path, max_bad_ratio=0.4, is_dry_run=True)
+        found = imports.run(spark, asked, CONSOLE)
+        assert found.refused is not None
+        assert found.refused.startswith("1 of 2 records are bad")
+        assert imports.run(spark, replace(asked, max_bad_ratio=0.5), CONSOLE).refused is None
+        assert not (tmp_path / "quarantine").exists()
+
+
+def test_a_database_that_is_away_is_told_before_anything_is_read(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "host=127.0.0.1 port=1 dbname=x password=geheim")
+    with pytest.raises(ResourceUnavailable, match=r"'x' at 127\.0\.0\.1:1 cannot be") as told:
+        imports.run(spark, options(tmp_path, str(tmp_path / "nothing.jsonl")), CONSOLE)
+    assert "geheim" not in str(told.value)
+    with pytest.raises(ResourceUnavailable):
+        replays.run(spark, replays.ReplayOptions((str(tmp_path),)), CONSOLE)
+
+
+class TestRepeated:
+    """After a crash: as a driver leaves it that dies before its end."""
+
+    @pytest.mark.long
+    def test_what_is_missing_gets_the_times_that_it_would_have_had(
+        self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any]
+    ) -> None:
+        """Counted from the repetition, seconds would get up to twice their rate."""
+        records = [{"key": f"k{n}", "queue": f"q{n % 2}", "payload": n} for n in range(100)]
+        asked = options(
+            tmp_path, lines(tmp_path / "in.jsonl", records), spread=Spread.of(per_second=10)
+        )
+        imports.run(spark, asked, CONSOLE)
+        times = schedules(other)
+        # What was noted at the beginning is left.
+        other.execute('DELETE FROM delayed_queue_offer_ledger WHERE "partition" >= -1')
+        other.execute("""DELETE FROM delayed_queue WHERE "pKind" = 'q1|json'""")
+
+        again = imports.run(spark, asked, CONSOLE)
+
+        assert (again.created, again.ignored, again.was_done) == (50, 50, False)
+        assert schedules(other) == times
+        assert len(set(times)) == 100
+
+    @pytest.mark.long
+    def test_a_replay_on_another_cluster_brings_the_same_chunks(
+        self, queue: DelayedQueue, spark: Any, lake: str, other: psycopg.Connection[Any]
+    ) -> None:
+        """By other chunks what was delivered meanwhile would be offered, and delivered, again."""
+        letters(200)
+        archive(spark, lake, rows_per_file=50)
+        spread = Spread.of(per_second=1000)
+        asked = replays.ReplayOptions((f"{lake}/delayed_queue_dead_letter",), spread=spread)
+        assert replays.run(spark, asked, CONSOLE).counts.created == 200
+        other.execute('DELETE FROM delayed_queue_offer_ledger WHERE "partition" = -1')
+        other.execute("""DELETE FROM delayed_queue WHERE "pKey" < 'k5'""")
+        left = Message.objects.count()
+
+        with set_to(spark, shuffle__partitions="7", files__maxPartitionBytes="1000"):
+            again = replays.run(spark, asked, CONSOLE)
+
+        assert (again.counts.created, again.was_done) == (200, False)
+        assert Message.objects.count() == left < 200
+
+    @pytest.mark.long
+    def test_replays_under_new_keys_do_not_meet(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        letters(3)
+        archive(spark, lake)
+        asked = replays.ReplayOptions((f"{lake}/delayed_queue_dead_letter",), suffix=True)
+        for job in ("campaign-2026-1", "campaign-2026-2", None):
+            given = replace(asked, job=job)
+            assert replays.run(spark, given, CONSOLE).counts.created == 3
+            assert replays.run(spark, given, CONSOLE).was_done
+        assert Message.objects.count() == 9
+
+
+def test_an_id_is_a_name(tmp_path: Path) -> None:
+    """What an import puts aside replaces the directory of its id."""
+    for job in ("", "..", ".", "a/b", "_a", "a b", "x" * 100):
+        with pytest.raises(InvalidConfiguration, match="--id"):
+            options(tmp_path, "in.csv", job=job)
+        with pytest.raises(InvalidConfiguration, match="--id"):
+            replays.ReplayOptions(("lake",), job=job)
+    assert options(tmp_path, "in.csv", job="spring-2026.v1_x").job is not None
+    assert os.listdir(tmp_path) == []  # noqa: PTH208

@@ -1,0 +1,109 @@
+"""The pieces, checksums and holders of archives: without a JVM and without a database."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.pipeline.files import Sums
+from delayed_queue.spark.pipeline.manifests import files_read, is_dead, new_holder
+from delayed_queue.spark.pipeline.tables import (
+    Piece,
+    joined,
+    named,
+    parse_only,
+    ranges_of,
+    stretches,
+)
+
+KEYS = st.lists(st.integers(0, 1000), unique=True).map(sorted)
+
+
+def bounds_of(keys: list[int], piece: int) -> list[tuple[str, int]]:
+    """What PostgreSQL answers: the first, one each so many, and the last."""
+    places = sorted({*range(1, len(keys) + 1, piece), len(keys)} - {0})
+    return [(str(keys[place - 1]), place) for place in places]
+
+
+def within(piece: Piece, keys: list[int]) -> list[int]:
+    lower, upper = int(piece.lower or 0), int(piece.upper or 0)
+    return [each for each in keys if lower < each <= upper or (piece.is_first and each == lower)]
+
+
+class TestArchives:
+    @given(KEYS, KEYS, st.integers(1, 10), st.integers(1, 5), st.integers(1, 8))
+    def test_files_hold_every_key_once(
+        self, some: list[int], more: list[int], piece: int, most: int, least: int
+    ) -> None:
+        """Of two parts that were walked along apart, and joined to files."""
+        parts = [some, [1001 + each for each in more]]
+        pieces = [one for keys in parts for one in ranges_of(bounds_of(keys, piece))]
+        keys = [each for part in parts for each in part]
+        if not pieces:
+            assert keys == []
+            return
+        files = joined(pieces, most, least)
+        found = [within(each, keys) for each in files]
+        assert [each for some in found for each in some] == keys
+        assert [len(each) for each in found] == [each.rows for each in files]
+        assert min(least, len(pieces)) <= len(files) <= max(-(-len(pieces) // most), least)
+
+    @given(st.lists(st.integers(1, 9)), st.integers(1, 20))
+    def test_archives_are_of_so_many_rows_at_most(self, rows: list[int], most: int) -> None:
+        pieces = [Piece(str(n), str(n), True, each) for n, each in enumerate(rows)]
+        found = list(stretches(pieces, most))
+        assert [one for some in found for one in some] == pieces
+        for some in found:
+            assert len(some) == 1 or sum(each.rows for each in some) <= most
+
+    @given(st.lists(st.integers(0, 4)), st.integers(1, 3))
+    def test_each_file_is_read_to_its_end(self, lengths: list[int], size: int) -> None:
+        files = [f"f{n}" for n, length in enumerate(lengths) for _ in range(length)]
+        rows = pa.table({"key": range(len(files)), "file": pa.array(files, pa.string())})
+        found = list(files_read(iter(rows.to_batches(max_chunksize=size))))
+        assert [name for name, _ in found] == list(dict.fromkeys(files))
+        keys = [key for _, table in found for key in table["key"].to_pylist()]
+        assert keys == list(range(len(files)))
+
+    @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.randoms())
+    def test_checksums_are_the_same_in_any_order(self, hashes: list[int], random: Any) -> None:
+        one = [Sums.of(1, each >> 32, each & (2**32 - 1)) for each in hashes]
+        assert [each.checksum for each in one] == hashes
+        mixed = random.sample(one, len(one))
+        assert sum(one, Sums(0, 0)) == sum(mixed, Sums(0, 0))
+        together = Sums.of(
+            len(hashes),
+            sum(each >> 32 for each in hashes),
+            sum(each & (2**32 - 1) for each in hashes),
+        )
+        assert sum(one, Sums(0, 0)) == together
+
+    def test_of_no_rows_there_are_no_sums(self) -> None:
+        assert Sums.of(0, None, None) == Sums(0, 0)
+
+    def test_holders(self) -> None:
+        assert is_dead(new_holder())  # an earlier run of this very process
+        assert not is_dead(f"elsewhere:{os.getpid()}:x")
+        host = new_holder().partition(":")[0]
+        assert not is_dead(f"{host}:1:x")
+        assert is_dead(f"{host}:{2**22 + 1}:x")
+        assert not is_dead("")
+
+    def test_tables_by_name(self) -> None:
+        assert named("dead-letters", None, None, {}).age == "diedAt"
+        assert named("notes", "uuid", "ended_at", {}).key == "uuid"
+        with pytest.raises(InvalidConfiguration, match="--age"):
+            named("notes", None, None, {})
+
+    def test_only(self) -> None:
+        assert parse_only(["status=sent,failed"]) == {"status": ["sent", "failed"]}
+        assert parse_only(["a=1", "a=2", "b=3"]) == {"a": ["1", "2"], "b": ["3"]}
+        for wrong in ("status", "status=", "=x"):
+            with pytest.raises(InvalidConfiguration, match="--only"):
+                parse_only([wrong])

@@ -1,0 +1,315 @@
+"""What an import makes of records and files: without a JVM and without a database."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.pipeline import figures
+from delayed_queue.spark.pipeline.console import Console
+from delayed_queue.spark.pipeline.handling import load
+from delayed_queue.spark.pipeline.inputs import Input, batch_of, check_columns, format_of, rows_of
+from delayed_queue.spark.pipeline.lines import Block, numbered
+from delayed_queue.spark.pipeline.offers import telling
+from delayed_queue.spark.source.records import (
+    FIELDS,
+    Checked,
+    Checker,
+    Rules,
+    is_deeper,
+    parse_mapping,
+    plain,
+    storable_json,
+)
+
+# Also what PostgreSQL, Arrow or UTF-8 refuse: NUL and lone surrogates.
+TEXTS = st.text(st.sampled_from("a0é\x00\ud800\U0001f4a9"), max_size=5)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+JSON_TEXTS = Rules("orders", are_texts_json=True)
+
+
+def checked(record: dict[str, Any], rules: Rules = JSON_TEXTS) -> Checked:
+    return Checker(rules).check(record)
+
+
+def reasons(record: dict[str, Any], rules: Rules = JSON_TEXTS) -> str:
+    found = checked(record, rules)
+    assert found.payload is None
+    return " ".join(found.reasons)
+
+
+class TestRecords:
+    def test_a_record_is_a_message_as_a_queue_would_store_it(self) -> None:
+        found = checked(
+            {"key": "a", "payload": '{"b": 1, "a": 2}', "schedule_at": AT.isoformat(),
+             "headers": '{"h": "1"}'}
+        )  # fmt: skip
+        assert found.kind == "orders|json"
+        assert found.payload == b'{"a":2,"b":1}'
+        assert found.schedule_ms == int(AT.timestamp() * 1000)
+        assert json.loads(found.headers or "") == {"h": "1"}
+        assert found.reasons == ()
+
+    @pytest.mark.parametrize(
+        ("at", "utc"),
+        [
+            ("2026-11-22 09:00", "2026-11-22T08:00:00+00:00"),
+            (datetime(2026, 7, 1, 9), "2026-07-01T07:00:00+00:00"),  # noqa: DTZ001 - that is it
+            (date(2026, 7, 1), "2026-06-30T22:00:00+00:00"),
+            ("2026-07-01T09:00:00Z", "2026-07-01T09:00:00+00:00"),
+            # An hour that comes twice: the first.
+            ("2026-10-25T02:30", "2026-10-25T00:30:00+00:00"),
+        ],
+    )
+    def test_instants_without_an_offset_are_of_the_zone(self, at: Any, utc: str) -> None:
+        record = {"key": "a", "payload": "1", "schedule_at": at}
+        found = checked(record, replace(JSON_TEXTS, time_zone="Europe/Berlin"))
+        assert found.schedule_ms == int(datetime.fromisoformat(utc).timestamp() * 1000)
+
+    def test_an_instant_that_no_clock_shows_is_refused(self) -> None:
+        record = {"key": "a", "payload": "1", "schedule_at": "2026-03-29T02:30"}
+        rules = replace(JSON_TEXTS, time_zone="Europe/Berlin")
+        assert "an hour that Europe/Berlin skips" in reasons(record, rules)
+        assert "pass --time-zone for all of them" in reasons(record)
+
+    def test_cells_have_the_types_of_the_schema(self) -> None:
+        types = {
+            "n": "integer", "x": "double", "paid": "boolean", "price": "decimal", "on": "date",
+            "note": "string", "none": "long",
+        }  # fmt: skip
+        cells = {
+            "n": "7", "x": "1.5", "paid": "TRUE", "price": "729.640", "on": "2026-01-02",
+            "note": "", "none": "",
+        }  # fmt: skip
+        found = checked({"key": "a", **cells}, replace(JSON_TEXTS, types=types))
+        assert json.loads(found.payload or b"") == {
+            "n": 7, "x": 1.5, "paid": True, "price": "729.640", "on": "2026-01-02", "note": "",
+            "none": None,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("kind", "cell"),
+        [
+            ("integer", "1_000"), ("integer", "1.5"), ("double", "nan"), ("double", "7,5"),
+            ("boolean", "maybe"), ("decimal", "much"), ("date", "tomorrow"),
+        ],
+    )  # fmt: skip
+    def test_a_cell_that_is_not_of_its_type_is_not_quoted(self, kind: str, cell: str) -> None:
+        rules = replace(JSON_TEXTS, types={"cell": kind})
+        assert reasons({"key": "a", "cell": cell}, rules) == f"The column cell is no {kind}."
+
+    @pytest.mark.parametrize(("given", "found"), [("g", "g"), (7, "7"), ("", None), (None, None)])
+    def test_groups(self, given: Any, found: str | None) -> None:
+        assert checked({"key": "a", "payload": "1", "group": given}).group == found
+        assert "1 to 100 characters" in reasons({"key": "a", "payload": "1", "group": "g" * 101})
+
+    def test_a_bad_record_is_found_by_its_key(self) -> None:
+        checker = Checker(JSON_TEXTS)
+        assert checker.key_of({"key": 7}) == "7"
+        assert checker.key_of({"key": "a\ud800"}) == "a?"
+        assert checker.key_of({"key": "a\x00"}) == "a\ufffd"
+        assert checker.key_of({"key": None}) is None
+
+    def test_columns_that_are_mapped_to_nothing_are_the_payload(self) -> None:
+        rules = Rules("orders", mapping={"id": "key"})
+        found = checked({"id": 7, "amount": Decimal("1.50"), "on": date(2026, 1, 2)}, rules)
+        assert found.key == "7"
+        assert found.payload == b'{"amount":"1.50","on":"2026-01-02"}'
+
+    @pytest.mark.parametrize(
+        ("record", "said"),
+        [
+            ({}, "It has no key."),
+            ({"key": "", "payload": "1"}, "1 to 200 characters; this one has 0"),
+            ({"key": "x" * 201, "payload": "1"}, "this one has 201"),
+            ({"key": "a\x00", "payload": "1"}, "NUL"),
+            ({"key": "\ud800", "payload": "1"}, "not valid Unicode"),
+            ({"key": "a", "payload": "{"}, "The payload is not JSON (character 2)."),
+            ({"key": "a", "payload": "NaN"}, "not JSON"),
+            ({"key": "a", "payload": '{"b": [{"c": 1, "c": 1}]}'}, "same name twice"),
+            ({"key": "a", "payload": "1", "headers": '{"h": 1, "h": 2}'}, "headers has an object"),
+            ({"key": "a", "payload": "1", "delay": -0.001}, "delay -0.001 is negative"),
+            ({"key": "a", "payload": "1", "delay": "-5"}, "delay '-5' is negative"),
+            ({"key": "a", "payload": b"\xff"}, "not JSON"),
+            ({"key": "a", "payload": "[" * 100_000}, "not JSON"),
+            ({"key": "a", "payload": "[" * 33 + "]" * 33}, "nested deeper than 32"),
+            ({"key": "a", "payload": '"' + "x" * 262_143 + '"'}, "262,145 bytes"),
+            ({"key": "a", "payload": "1", "schedule_at": "soon"}, "'soon' is no instant"),
+            ({"key": "a", "payload": "1", "schedule_at": "2026-01-01T00:00"}, "no time zone"),
+            ({"key": "a", "payload": "1", "schedule_at": 10**17}, "outside the years"),
+            ({"key": "a", "payload": "1", "delay": "a while"}, "neither seconds nor a duration"),
+            ({"key": "a", "payload": "1", "delay": 1e300}, "neither seconds nor a duration"),
+            ({"key": "a", "payload": "1", "delay": True}, "neither seconds nor a duration"),
+            ({"key": "a", "payload": "1", "delay": 5, "schedule_at": 5}, "both"),
+            ({"key": "a", "payload": "1", "headers": "[]"}, "headers must map"),
+            ({"key": "a", "payload": "1", "headers": "x"}, "headers is not JSON"),
+            ({"key": "a", "payload": "1", "headers": {"h": "x" * 65_536}}, "at most 65536"),
+            ({"key": "a", "payload": "1", "queue": "q" * 100}, "105 characters"),
+            ({"key": "a", "payload": "1", "queue": 7}, "a text, not int"),
+        ],
+    )  # fmt: skip
+    def test_what_is_wrong_is_said(self, record: dict[str, Any], said: str) -> None:
+        assert said in reasons(record)
+
+    def test_everything_that_is_wrong_is_said(self) -> None:
+        found = checked({"key": "", "payload": "{", "schedule_at": "x"})
+        assert len(found.reasons) == 3
+
+    def test_the_payload_is_not_in_the_reason(self) -> None:
+        assert "secret" not in reasons({"key": "a", "payload": "{secret"})
+
+    def test_without_a_queue_the_record_must_name_one(self) -> None:
+        rules = Rules(None, are_texts_json=True)
+        assert checked({"key": "a", "payload": "1", "queue": "b"}, rules).kind == "b|json"
+        assert "names no queue" in reasons({"key": "a", "payload": "1"}, rules)
+
+    @pytest.mark.parametrize(
+        ("value", "milliseconds"), [("1.5", 1500), (2, 2000), ("15m", 900_000), ("", None)]
+    )
+    def test_delays(self, value: Any, milliseconds: int | None) -> None:
+        found = checked({"key": "a", "payload": "1", "delay": value})
+        assert found.delay_ms == milliseconds
+
+    @pytest.mark.parametrize(("codec", "value"), [("text", "words"), ("bytes", b"\x00\xff")])
+    def test_other_codecs(self, codec: str, value: Any) -> None:
+        found = checked({"key": "a", "payload": value}, Rules("orders", codec))
+        data = value.encode() if isinstance(value, str) else value
+        assert (found.kind, found.payload) == (f"orders|{codec}", data)
+
+    def test_other_codecs_need_a_payload(self) -> None:
+        assert "It has no payload." in reasons({"key": "a"}, Rules("orders", "text"))
+
+    def test_texts_of_json_lines_are_values(self) -> None:
+        assert checked({"key": "a", "payload": "1"}, Rules("orders")).payload == b'"1"'
+        assert checked({"key": "a", "payload": None}, Rules("orders")).payload == b"null"
+
+    def test_a_targets_own_check_is_asked_about_good_records(self) -> None:
+        seen: list[dict[str, Any]] = []
+        checker = Checker(JSON_TEXTS, lambda row: seen.append(row) or ["no"])  # type: ignore[func-returns-value]
+        assert checker.check({"key": "a", "payload": '{"x": 1}'}).reasons == ("no",)
+        assert checker.check({"key": "", "payload": '{"x": 1}'}).reasons != ("no",)
+        (row,) = seen
+        assert row["payload"] == {"x": 1}
+        assert row["queue"] == "orders"
+
+    @given(
+        st.recursive(
+            st.none(), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(
+                st.just("k"), inner
+            ), max_leaves=20
+        ), st.integers(0, 6),
+    )  # fmt: skip
+    def test_depth_is_that_of_a_recursive_count(self, value: Any, most: int) -> None:
+        def depth(each: Any) -> int:
+            inner = each.values() if isinstance(each, dict) else each
+            return 0 if each is None else 1 + max((depth(one) for one in inner), default=0)
+
+        assert is_deeper(value, most) == (depth(value) > most)
+
+    @given(
+        st.dictionaries(st.sampled_from(FIELDS) | TEXTS, ANYTHING, max_size=8),
+        st.sampled_from(["json", "text", "bytes"]), st.lists(TEXTS, max_size=2),
+    )  # fmt: skip
+    def test_whatever_a_record_contains_its_row_and_the_answer_can_be_stored(
+        self, record: dict[str, Any], codec: str, more: list[str]
+    ) -> None:
+        checker = Checker(Rules("orders", codec=codec), lambda _: more)
+        row = batch_of(rows_of(iter([(("file", 0, 0), record)]), checker)).to_pylist()[0]
+        answer = json.loads(
+            storable_json({"key": row["key"], "reasons": row["reasons"], "a": more})
+        )
+        stored = [answer["key"] or "", *(answer["reasons"] or ()), *answer["a"]]
+        assert "\x00" not in "".join(stored).encode().decode()
+
+    def test_plain_leaves_json_alone(self) -> None:
+        value = {"a": [1, 2.5, None, True, {"b": "c"}]}
+        assert plain(value) == value
+
+
+class TestMapping:
+    def test_columns_by_field(self) -> None:
+        assert parse_mapping(["id=key", "a=b=payload"]) == {"id": "key", "a=b": "payload"}
+
+    @pytest.mark.parametrize("pair", ["id", "=key", "id=kee", "x=key,x"])
+    def test_wrong_pairs(self, pair: str) -> None:
+        with pytest.raises(InvalidConfiguration):
+            parse_mapping([pair])
+
+    def test_twice(self) -> None:
+        with pytest.raises(InvalidConfiguration, match="twice"):
+            parse_mapping(["a=key", "b=key"])
+
+    def test_of_events(self) -> None:
+        assert figures.parse_mapping(["ended=finished_at"]) == {"finished_at": "ended"}
+        with pytest.raises(InvalidConfiguration, match="fields are kind"):
+            figures.parse_mapping(["ended=end"])
+
+    def test_a_missing_column_is_named_with_those_there_are(self) -> None:
+        with pytest.raises(InvalidConfiguration, match="no column 'id'; it has a, b"):
+            check_columns(["a", "b"], Rules("orders", mapping={"id": "key"}))
+        with pytest.raises(InvalidConfiguration, match="no column 'key'"):
+            check_columns(["a", "b"], Rules("orders"))
+
+
+class TestInputs:
+    @pytest.mark.parametrize(
+        ("paths", "found"),
+        [
+            (["a.csv", "b.CSV.gz"], "csv"),
+            (["x/a.jsonl", "x/part-0000-c000.json.zst"], "jsonl"),
+            (["lake/part-0000.snappy.parquet", "lake/part-0001.parquet"], "parquet"),
+        ],
+    )
+    def test_formats_by_name(self, paths: list[str], found: str) -> None:
+        assert format_of(paths) == found
+
+    @pytest.mark.parametrize("paths", [["a.csv", "b.jsonl"], ["part-0000"]])
+    def test_names_that_do_not_say(self, paths: list[str]) -> None:
+        with pytest.raises(InvalidConfiguration, match="--input-format"):
+            format_of(paths)
+        assert Input(tuple(paths), "csv", Rules("orders")).known(paths).format == "csv"
+
+    def test_a_schema_is_for_texts_alone(self) -> None:
+        with pytest.raises(InvalidConfiguration, match="--schema is for CSV"):
+            Input(("a.jsonl",), None, Rules("orders"), schema="a int").known(["a.jsonl"])
+
+    def test_how_far_it_is_is_told_now_and_then(self) -> None:
+        err, told = io.StringIO(), threading.Event()
+
+        def sentence() -> str:
+            told.set()
+            return "7 of 9 messages are offered"
+
+        with telling(Console(out=io.StringIO(), err=err), sentence, every=0.01):
+            assert told.wait(10)
+        assert "7 of 9 messages are offered" in err.getvalue()
+
+    def test_lines_and_ordinals_are_sums_of_the_blocks_before(self) -> None:
+        blocks = [
+            Block("b", 0, 5, 5, 0), Block("a", 64, 7, 6, 1), Block("a", 0, 10, 10, 0),
+        ]  # fmt: skip
+        assert [
+            (each.file, each.block, each.first_line, each.first_ordinal)
+            for each in numbered(blocks)
+        ] == [("a", 0, 0, 0), ("a", 64, 10, 10), ("b", 0, 0, 17)]
+
+    def test_what_cannot_be_loaded_is_named(self) -> None:
+        assert load("json:JSONEncoder.encode") is json.JSONEncoder.encode
+        for path in ("json:nothing", "nowhere.at.all:x", "json"):
+            with pytest.raises(InvalidConfiguration, match="cannot be loaded"):
+                load(path)

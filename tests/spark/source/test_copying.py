@@ -1,0 +1,86 @@
+"""Encoded columns, given to a real COPY and read back."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.conninfo import make_conninfo
+
+from delayed_queue.spark.database import DriverError, PsycopgSession
+from delayed_queue.spark.source.arrow import encode_rows
+
+LONG: Final = st.integers(-(2**63), 2**63 - 1)
+SHORT: Final = st.integers(-(2**31), 2**31 - 1)
+TEXT: Final = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]))
+ROW: Final = st.tuples(
+    LONG, SHORT, TEXT, st.binary(), st.none() | TEXT, st.none() | st.binary()
+)  # fmt: skip
+TABLE: Final = ("pg_temp", "copied")
+NAMES: Final = ("long", "short", "word", "bytes", "maybe_word", "maybe_bytes")
+TYPES: Final = (pa.int64(), pa.int32(), pa.string(), pa.binary(), pa.string(), pa.binary())
+
+
+@pytest.fixture
+def session(known: str) -> Any:
+    made = PsycopgSession(make_conninfo(known))
+    made.run(
+        "CREATE TEMPORARY TABLE copied (place serial, long int8, short int4, word text, "
+        "bytes bytea, maybe_word text, maybe_bytes bytea, same text, many int8)"
+    )
+    yield made
+    made.close()
+
+
+def columns(rows: list[tuple[Any, ...]]) -> dict[str, pa.Array]:
+    return {
+        name: pa.array(values, kind)
+        for name, kind, values in zip(NAMES, TYPES, zip(*rows, strict=True), strict=True)
+    }
+
+
+def copied(session: PsycopgSession, made: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Copy into the empty table and return what is there."""
+    session.run("TRUNCATE copied")
+    session.copy(TABLE, made, encode_rows(made))
+    found = session.fetch("SELECT * FROM copied ORDER BY place", {})
+    return [row[1 : len(made) + 1] for row in found]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(ROW, min_size=1, max_size=20))
+def test_what_is_copied_is_read_back(session: PsycopgSession, rows: list[tuple[Any, ...]]):
+    assert copied(session, columns(rows)) == rows
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(ROW, min_size=3, max_size=20), TEXT, LONG)
+def test_slices_and_pieces_and_what_every_row_has(
+    session: PsycopgSession, rows: list[tuple[Any, ...]], same: str, many: int
+):
+    whole = {name: column.slice(1) for name, column in columns(rows).items()}
+    pieces = {
+        name: pa.chunked_array([column.slice(0, 1), column.slice(1)])
+        for name, column in whole.items()
+    }
+    made = {**pieces, "same": pa.scalar(same), "many": pa.scalar(many, pa.int64())}
+    assert copied(session, made) == [(*row, same, many) for row in rows[1:]]
+
+
+def test_more_than_the_driver_sends_at_once(session: PsycopgSession):
+    rows = [(n, -n, str(n), bytes([n % 256]) * 5000, None, b"") for n in range(2000)]
+    assert copied(session, columns(rows)) == rows
+
+
+def test_a_number_that_is_null_is_no_zero():
+    with pytest.raises(pa.ArrowInvalid):
+        encode_rows({"key": pa.array(["a", "b"]), "due": pa.array([1, None], pa.int64())})
+
+
+def test_what_the_table_refuses_is_named_without_the_row(session: PsycopgSession):
+    with pytest.raises(DriverError, match="invalid byte sequence") as caught:
+        copied(session, {"word": pa.array([b"secret\x00"])})
+    assert (caught.value.sqlstate, "secret" in str(caught.value)) == ("22021", False)

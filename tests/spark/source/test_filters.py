@@ -1,0 +1,152 @@
+"""Which filters go to PostgreSQL, and that it decides them as Spark would: without a JVM."""
+
+from __future__ import annotations
+
+import operator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+
+from delayed_queue.messages import EPOCH, MAX_MILLISECONDS, MIN_MILLISECONDS, from_milliseconds
+from delayed_queue.spark.database import bound
+from delayed_queue.spark.source.reader import conditions_of, wrap
+
+COMPARISONS: Final[dict[Any, Any]] = {
+    EqualTo: operator.eq,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+}
+AT: Final = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def taken(given: Filter) -> tuple[str, str, Any] | None:
+    found = conditions_of([given])
+    return (found[0].column, found[0].operator, found[0].value) if found else None
+
+
+class TestWhichAreTaken:
+    @pytest.mark.parametrize("column", ["key", "kind", "state", "lock_uuid"])
+    def test_texts_are_compared_for_equality_alone(self, column: str):
+        assert taken(EqualTo((column,), "a")) == (column, "=", "a")
+        assert taken(In((column,), ("a", None, "b"))) == (column, "IN", ["a", "b"])
+        # The order of a collation is not that of Spark.
+        for kind in (LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual):
+            assert taken(kind((column,), "a")) is None
+
+    @pytest.mark.parametrize("column", ["id", "attempts"])
+    def test_numbers(self, column: str):
+        assert taken(GreaterThan((column,), 3)) == (column, ">", 3)
+        assert taken(In((column,), (1, 2))) == (column, "IN", [1, 2])
+
+    @pytest.mark.parametrize("column", ["lock_uuid", "headers", "due_at"])
+    def test_whether_there_is_any(self, column: str):
+        assert taken(IsNull((column,))) == (column, "IS NULL", None)
+        assert taken(IsNotNull((column,))) == (column, "IS NOT NULL", None)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            EqualTo(("queue",), "orders"),  # made from the kind, on the way
+            EqualTo(("payload",), "1"),
+            EqualTo(("key", "part"), "a"),
+            EqualTo(("key",), "a\x00"),
+            EqualTo(("key",), None),
+            In(("key",), ("a", "b\x00")),
+            EqualTo(("id",), "1"),
+            EqualTo(("id",), True),
+            EqualNullSafe(("key",), "a"),
+            Not(EqualTo(("key",), "a")),
+            StringStartsWith(("key",), "a"),
+            IsNotNull(("queue",)),
+            EqualTo(("created_at",), AT.replace(tzinfo=None)),
+            EqualTo(("created_at",), AT + timedelta(microseconds=1)),
+            In(("created_at",), (AT, AT + timedelta(microseconds=1))),
+            GreaterThan(("created_at",), datetime.min.replace(tzinfo=UTC)),
+            LessThan(("created_at",), datetime.max.replace(tzinfo=UTC)),
+        ],
+        ids=str,
+    )
+    def test_what_might_be_decided_otherwise_is_left_to_spark(self, given: Filter):
+        assert taken(given) is None
+
+
+class TestTimes:
+    @pytest.mark.parametrize(
+        "column", ["scheduled_at", "scheduled_at_initially", "created_at", "due_at"]
+    )
+    def test_whole_milliseconds(self, column: str):
+        at = (AT - EPOCH) // timedelta(milliseconds=1)
+        assert taken(GreaterThanOrEqual((column,), AT)) == (column, ">=", at)
+        assert taken(In((column,), (AT,))) == (column, "IN", [at])
+
+    @given(
+        st.sampled_from(list(COMPARISONS)),
+        st.datetimes(timezones=st.just(UTC)),
+        st.one_of(
+            st.integers(-(2**63), 2**63 - 1),
+            st.integers(-2, 2),
+            st.sampled_from([MIN_MILLISECONDS - 1, MAX_MILLISECONDS + 1]),
+        ),
+        st.booleans(),
+    )
+    def test_stored_ones_are_divided_as_those_that_are_shown(
+        self, kind: Any, instant: datetime, stored: int, is_near: bool
+    ):
+        found = taken(kind(("due_at",), instant))
+        if found is None:
+            return
+        near = (instant - EPOCH) // timedelta(milliseconds=1) + stored % 5 - 2
+        stored = near if is_near else stored
+        in_python = {"=": operator.eq, "<": operator.lt, ">": operator.gt}
+        in_python |= {"<=": operator.le, ">=": operator.ge}
+        shown = from_milliseconds(stored)
+        assert in_python[found[1]](stored, found[2]) == COMPARISONS[kind](shown, instant)
+
+
+class TestInSql:
+    ROWS: Final = "SELECT * FROM (VALUES ('a', 1, NULL), ('b', 2, 'x')) AS rows (key, id, headers)"
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+    @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00")))
+    def test_a_list_of_any_texts(self, other: psycopg.Connection[Any], text: str):
+        statement, params = wrap(
+            "SELECT %(row)s AS key", ["key"], conditions_of([In(("key",), (text, "other"))])
+        )
+        assert other.execute(bound(statement, {**params, "row": text})).fetchall() == [(text,)]
+
+    @pytest.mark.parametrize(
+        ("given", "keys"),
+        [
+            (EqualTo(("key",), "a"), ["a"]),
+            (In(("key",), ("b", "c", None)), ["b"]),
+            (In(("key",), (None,)), []),
+            (In(("id",), (2, 2**40)), ["b"]),
+            (GreaterThanOrEqual(("id",), 2), ["b"]),
+            (IsNull(("headers",)), ["a"]),
+            (IsNotNull(("headers",)), ["b"]),
+        ],
+        ids=str,
+    )
+    def test_each_operator(self, other: psycopg.Connection[Any], given: Filter, keys: list[str]):
+        statement, params = wrap(self.ROWS, ["key"], conditions_of([given]))
+        assert [row[0] for row in other.execute(bound(statement, params))] == keys

@@ -1,0 +1,112 @@
+"""How a range of ids is read, on PostgreSQL and without Spark (P1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.spark.database import Session, connect
+from delayed_queue.spark.settings import TASKS
+from delayed_queue.spark.source.options import parse_options
+from delayed_queue.spark.source.reader import BY_PAGES, QueueReader, wrap
+from delayed_queue.spark.source.schema import read_schema
+from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE
+from tests.spark.leasing import fill, reader
+from tests.spark.support import job, offer, rows
+
+pytestmark = pytest.mark.usefixtures("queue")
+
+ALL = ReadMaxRows(100_000)
+KEYS = [f"{each * 7919 % 10_007:05}" for each in range(5000)]
+
+
+@pytest.fixture(params=["adbc", "psycopg"])
+def session(request: pytest.FixtureRequest, known: str) -> Iterator[Session]:
+    made = connect(parse_options({"driver": request.param}), reads_rows=True)
+    yield made
+    made.close()
+
+
+def test_each_page_is_visited_once(session: Session, other: psycopg.Connection[Any]):
+    """Of tasks that write at once, the ids are on many pages in turns."""
+    offer(job(), [rows(KEYS, "1" * 100)])
+    other.execute("ANALYZE delayed_queue")
+    statement, params = wrap(READ_RANGE, ["id", "payload"], [])
+    session.run(BY_PAGES)
+    (first,) = session.fetch(ID_RANGE, {"now": None})[0][:1]
+    params |= {"first": first, "last": first + 1000, "now": 0}
+    plan = "\n".join(row[0] for row in session.fetch(f"EXPLAIN {statement}", params))
+    assert "Bitmap Heap Scan" in plan
+    session.rollback()
+    assert session.fetch("SELECT current_setting('enable_indexscan')", {}) == [("on",)]
+
+
+def outliers(queue: DelayedQueue, other: psycopg.Connection[Any], count: int) -> None:
+    """One message of long ago, then a jump of ten million ids, then the others."""
+    fill(queue, 1)
+    other.execute(
+        "SELECT setval(seq, nextval(seq) + 10000000) "
+        "FROM pg_get_serial_sequence('delayed_queue', 'id') AS seq"
+    )
+    queue.offer_batch([ScheduledMessage(f"n{each:05}", 1) for each in range(count - 1)])
+
+
+def counted(source: Any, partitions: Sequence[InputPartition]) -> list[int]:
+    return [sum(batch.num_rows for batch in source.read(each)) for each in partitions]
+
+
+class TestSkew:
+    """One old id must not put all others into one task."""
+
+    def test_a_lease_is_cut_by_its_messages(
+        self, queue: DelayedQueue, other: psycopg.Connection[Any]
+    ):
+        outliers(queue, other, 2000)
+        source = reader(numPartitions="8", rowsPerTask="10")
+        start = source.initialOffset()
+        sizes = counted(source, source.partitions(start, source.latestOffset(start, ALL)))
+        source.stop()
+        assert (len(sizes), sum(sizes)) == (8, 2000)
+        assert max(sizes) <= 1.1 * 2000 / 8
+
+    def test_no_task_is_smaller_than_it_is_worth(self, queue: DelayedQueue):
+        fill(queue, 50)
+        source = reader(numPartitions="8", rowsPerTask="20")
+        start = source.initialOffset()
+        sizes = counted(source, source.partitions(start, source.latestOffset(start, ALL)))
+        source.stop()
+        assert sizes == [25, 25]
+
+    def test_a_table_is_cut_by_the_messages_of_the_kind(
+        self, queue: DelayedQueue, other: psycopg.Connection[Any]
+    ):
+        outliers(queue, other, 2000)
+        DelayedQueue("others").offer_batch([ScheduledMessage(f"o{n}", 1) for n in range(4000)])
+        options = parse_options({"queue": "orders", "numPartitions": "8"})
+        source = QueueReader(options, read_schema(options.kind))
+        sizes = counted(source, source.partitions())
+        assert (len(sizes), sum(sizes)) == (8, 2000)
+        assert max(sizes) <= 1.1 * 2000 / 8
+
+    def test_an_empty_lease_is_one_empty_task(self, queue: DelayedQueue):
+        fill(queue, 5)
+        source = reader()
+        start = source.initialOffset()
+        end = source.latestOffset(start, ALL)
+        source.commit(end)
+        assert counted(source, source.partitions(start, end)) == [0]
+        source.stop()
+
+
+def test_a_read_has_three_tasks_for_each_that_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(TASKS, "16")
+    assert parse_options({}).partitions == 48
+    assert parse_options({"numPartitions": "5"}).partitions == 5
+    monkeypatch.delenv(TASKS)
+    assert parse_options({}).partitions == 8
