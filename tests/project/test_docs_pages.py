@@ -22,7 +22,9 @@ OF_HTTP = {
     DOCS / "guides/admin.md", DOCS / "guides/demo.md", DOCS / "internals/callbacks.md",
     DOCS / "operations/callbacks.md", DOCS / "operations/security.md", DOCS / "benchmarks.md",
     ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "README.md",
-    DOCS / "internals/concurrency.md", DOCS / "comparison.md", DESIGNS, GLOSSARY,
+    DOCS / "internals/concurrency.md", DOCS / "internals/concurrency-jobs.md",
+    DOCS / "internals/concurrency-offers.md", DOCS / "internals/concurrency-settling.md",
+    DOCS / "internals/concurrency-spark.md", DOCS / "comparison.md", DESIGNS, GLOSSARY,
     DOCS / "how-do-i.md", DOCS / "operations/rights.md", DOCS / "guides/rest-topics.md",
     DOCS / "guides/rest-client.md",
 }  # fmt: skip
@@ -83,6 +85,7 @@ class TestPages:
         # There they are words of Spark's, and of schedulers.
         if page.name in {
             "spark.md", "pipeline.md", "archives.md", "running-pipelines.md", "clusters.md",
+            "concurrency-spark.md",
         }:  # fmt: skip
             return
         words = r"(?<!django-)\b(?:tasks?)\b" if page in OF_HTTP else WORDS_OF_OTHERS

@@ -36,7 +36,7 @@ BURY: Final = (
     "rest-api.md",
     "rest-topics.md",
     "glossary.md",
-    "concurrency.md",
+    "internals/concurrency",
     "lost-connections.md",
 )
 
