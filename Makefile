@@ -99,9 +99,8 @@ package: $(VENV)/packagers ## the sdist and the wheel in dist, and whether they 
 	$(BIN)/pyroma --min 10 dist/*.tar.gz
 	$(BIN)/python .ci/contents.py
 
-bench: $(VENV)/installed ## the queue against bare SQL; bench-peers is against other queues
+bench: $(VENV)/installed ## every call beside bare SQL
 	$(BIN)/python -m benchmarks $(ARGS)
-	@echo "The worker against its peers: make bench-peers, which takes about 25 minutes."
 
 pictures: $(VENV)/installed ## the screenshots of the README, taken anew; needs Chromium
 	README_PICTURES=docs/images $(BIN)/python -m pytest -m long tests/project/test_pictures.py
@@ -110,12 +109,12 @@ $(VENV)/bench: $(VENV)/installed
 	$(INSTALL) --group bench
 	@touch $@
 
-bench-peers: $(VENV)/bench ## the worker against its peers, each in an environment of its own
+bench-peers: $(VENV)/bench ## the worker beside other queues; about 25 minutes
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-bench-growth: $(VENV)/bench ## millions of messages, an old snapshot, an idle queue, PgBouncer, the admin's pages
-	@for each in growth held_snapshot idle pgbouncer pages; do \
-		$(BIN)/python -m benchmarks.$$each $(ARGS) || exit 1; done
+bench-growth: $(VENV)/bench ## millions of messages, and a snapshot that another session holds
+	$(BIN)/python -m benchmarks.growth $(ARGS)
+	$(BIN)/python -m benchmarks.held_snapshot $(ARGS)
 
 bench-notifications: $(VENV)/bench ## the dispatcher at 1,200/s with providers that take 100 ms
 	$(BIN)/python -m benchmarks.notifications $(ARGS)

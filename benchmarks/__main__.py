@@ -1,78 +1,70 @@
-"""Run the comparisons: ``python -m benchmarks``."""
+"""Compare every call of the queue with bare SQL for the same work: ``python -m benchmarks``."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
-from pathlib import Path
+from argparse import Namespace
+from statistics import median
+from typing import Any, Final
 
-from benchmarks.database import benchmark_database, embedded_server
-from benchmarks.machine import describe
-from benchmarks.measuring import Comparison, Meter, Result
-from benchmarks.reporting import as_json, as_markdown
+from benchmarks.bare import create_bare_table
+from benchmarks.shared.database import benchmark_database
+from benchmarks.shared.machine import describe
+from benchmarks.shared.reporting import Options, Report, Table
+from benchmarks.shared.rounds import spread
+from benchmarks.shared.short_turns import Comparison, Result, compare
+
+HEADER: Final = (
+    "work", "queue, messages/s", "bare, messages/s", "ratio (rounds)", "aim",
+    "queue p50 / p99, ms", "bare p50 / p99, ms", "WAL, bytes a message: queue / bare",
+)  # fmt: skip
 
 
 def main() -> None:
-    """Measure what was asked for, in a database that is dropped at the end."""
+    """Measure the comparisons that the options name, or all of them."""
     options = _options()
-    with benchmark_database(options.database_url or embedded_server()) as connection:
-        # Only now: Django's models cannot be imported before there are settings.
-        from benchmarks import groups
-        from benchmarks.drains import drains
-        from benchmarks.workloads import comparisons
+    with benchmark_database(options.database_url) as connection:
+        create_bare_table(connection)
+        # Django's models cannot be imported before it is configured.
+        from benchmarks.calls import comparisons
 
-        machine = describe(connection)
-        chosen = _chosen(
-            [*comparisons(connection), *groups.comparisons(connection), *drains(connection)],
-            options.only,
-        )
-        meter = Meter(connection, options.seconds)
-        results = [_measured(meter, each, options.rounds) for each in chosen]
-    _write(options, machine, results)
+        report, table = Report(describe(connection)), Table("Calls beside bare SQL", HEADER)
+        for each in _chosen(comparisons(connection), options.only):
+            result = compare(connection, each, options.rounds, options.seconds)
+            table.add(*_cells(result))
+            report.data[each.name] = _figures(result)
+    report.tables.append(table)
+    report.write(options)
 
 
 def _options() -> Namespace:
-    parser = ArgumentParser("python -m benchmarks", description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="of each side, in turns (5)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of work in a round (1)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="e.g. offer poll-100")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--database-url",
-        default=os.environ.get("DATABASE_URL"),
-        help="a server on which a database may be created; otherwise DATABASE_URL, otherwise "
-        "the embedded PostgreSQL, which is started and left running",
-    )
-    return parser.parse_args()
+    options = Options("", __doc__).size("rounds", 5, 1, "rounds of each side, in turns")
+    options.size("seconds", 1.0, 0.05, "seconds of work in a round")
+    options.parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    return options.parse()
 
 
-def _chosen(comparisons: list[Comparison], names: list[str]) -> Iterable[Comparison]:
+def _chosen(comparisons: list[Comparison], names: list[str]) -> list[Comparison]:
     known = {each.name: each for each in comparisons}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"Unknown: {', '.join(unknown)}. Known: {', '.join(known)}.")
     return [known[name] for name in names] or comparisons
 
 
-def _measured(meter: Meter, comparison: Comparison, rounds: int) -> Result:
-    result = meter.compare(comparison, rounds)
-    sys.stderr.write(
-        f"{result.name:15} {result.ours.rate:10,.0f}/s  bare {result.bare.rate:10,.0f}/s  "
-        f"ratio {result.ratio:.2f} ({min(result.ratios):.2f}-{max(result.ratios):.2f})\n"
-    )
-    return result
+def _cells(result: Result) -> list[str]:
+    comparison, ours, bare = result.comparison, result.ours, result.bare
+    return [
+        comparison.title, f"{ours.rate:,.0f}", f"{bare.rate:,.0f}", spread(result.ratios, ".2f"),
+        f"≥ {comparison.aim}" if comparison.aim else "", ours.percentiles_ms, bare.percentiles_ms,
+        f"{median(ours.wal):,.0f} / {median(bare.wal):,.0f}",
+    ]  # fmt: skip
 
 
-def _write(options: Namespace, machine: dict[str, str], results: list[Result]) -> None:
-    markdown = as_markdown(machine, results)
-    sys.stdout.write(markdown)
-    if options.markdown:
-        options.markdown.write_text(markdown)
-    if options.json:
-        options.json.write_text(json.dumps(as_json(machine, results), indent=2) + "\n")
+def _figures(result: Result) -> dict[str, Any]:
+    sides = {"queue": result.ours, "bare": result.bare}
+    return {
+        name: {"rates": side.rates, "wal": side.wal, "p50 / p99, ms": side.percentiles_ms}
+        for name, side in sides.items()
+    }
 
 
 if __name__ == "__main__":

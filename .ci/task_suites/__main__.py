@@ -114,7 +114,7 @@ def change(path: Path, edits: tuple[tuple[str, str], ...]) -> None:
 
 def run(directory: Path, label: str) -> None:
     """Run the suite in the directory, on a database of its own; end with its exit code."""
-    from benchmarks.database import embedded_server
+    from benchmarks.shared.database import embedded_server
 
     paths = (str(directory), str(HERE), str(ROOT), os.environ.get("PYTHONPATH", ""))
     environment = {

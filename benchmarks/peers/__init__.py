@@ -1,1 +1,1 @@
-"""The worker against its peers: the same jobs, one PostgreSQL, real processes, in turns."""
+"""The worker beside other queues: the same jobs, one PostgreSQL, real processes, in turns."""

@@ -1,3 +1,1 @@
-"""The app of the worker processes that are measured: one handler, which stamps."""
-
-from __future__ import annotations
+"""The Django app of measured worker processes."""

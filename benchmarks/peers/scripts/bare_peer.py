@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 
-import ours
+import ours_peer
 import protocol
 import psycopg
 
-from benchmarks.bare import BareQueue
-from benchmarks.database import BARE_TABLE, SAME_STORAGE
+from benchmarks.bare import BareQueue, create_bare_table
 
-KIND = "benchmark|bytes"
-PAYLOAD = protocol.TEXT.encode()
 IDLE_SECONDS = 0.05
+PAYLOAD = protocol.TEXT.encode()
 
 
 def connected() -> psycopg.Connection:
     return psycopg.connect("", autocommit=True)
 
 
+def bare_queue() -> BareQueue:
+    return BareQueue(connected(), "benchmark|bytes")
+
+
 def schema() -> None:
-    ours.django_command("migrate", "--verbosity=0")
-    with connected() as connection:
-        connection.execute(BARE_TABLE)
-        connection.execute(SAME_STORAGE)
+    ours_peer.schema()
+    create_bare_table(connected())
 
 
-def keys():
-    start = f"{os.getpid()}-"
-    return (start + str(number) for number in itertools.count())
+def offer(sizes) -> None:
+    queue = bare_queue()
+    for _ in sizes:
+        queue.offer(protocol.key(), PAYLOAD)
 
 
-def offer(count: int) -> float:
-    with connected() as connection:
-        queue, names = BareQueue(connection, KIND), keys()
-        return protocol.one_by_one(count, lambda: queue.offer(next(names), PAYLOAD))
-
-
-def bulk(count: int) -> float:
-    with connected() as connection:
-        queue, names = BareQueue(connection, KIND), keys()
-        return protocol.in_chunks(
-            count, lambda size: queue.copy([(next(names), PAYLOAD) for _ in range(size)])
-        )
+def bulk(sizes) -> None:
+    queue = bare_queue()
+    for size in sizes:
+        queue.copy([(protocol.key(), PAYLOAD) for _ in range(size)])
 
 
 def handle(row) -> None:
@@ -53,18 +44,11 @@ def handle(row) -> None:
 
 
 def work() -> None:
-    limit = protocol.OPTIONS["batch"]
-    with connected() as connection:
-        queue = BareQueue(connection, KIND)
-        while True:
-            lease_id, rows = queue.claim(limit)
-            for row in rows:
-                handle(row)
-            if rows:
-                queue.acknowledge_lease(lease_id)
-            else:
-                time.sleep(IDLE_SECONDS)
+    take = bare_queue().take(protocol.OPTIONS["batch"], handle)
+    while True:
+        if not take():
+            time.sleep(IDLE_SECONDS)
 
 
 if __name__ == "__main__":
-    protocol.main(schema, offer, bulk, lambda count, rate: None, work)
+    protocol.main(schema, offer, bulk, list, work)

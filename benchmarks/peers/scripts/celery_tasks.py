@@ -1,4 +1,4 @@
-"""The application of Celery: its broker, its settings and its tasks."""
+"""The application of Celery: its broker, its settings, its tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Django peers: django-tasks-db, django-ox and django-q2; workers by their commands."""
+"""django-tasks-db and django-ox: ``enqueue``, and workers by their commands."""
 
 from __future__ import annotations
 
@@ -12,66 +12,61 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "django_peer_settings"
 
 import django
 import protocol
+from django.core.management import call_command
 
-PEER = os.environ["BENCH_PEER"]
-
-
-def django_command(*arguments: str) -> None:
-    from django.core.management import execute_from_command_line
-
-    execute_from_command_line([str(Path(__file__).with_name("manage.py")), *arguments])
+IS_OX = os.environ["BENCH_PEER"] == "django_ox"
 
 
-def enqueue(name: str):
-    """Return the call that offers one job of that name."""
+def tasks():
     django.setup()
     import django_peer_tasks
 
-    if PEER == "django_q":
-        from django_q.tasks import async_task
-
-        return lambda argument: async_task(f"django_peer_tasks.{name}", argument)
-    return getattr(django_peer_tasks, name).enqueue
+    return django_peer_tasks
 
 
-def offer(count: int) -> float:
-    noop = enqueue("noop")
-    return protocol.one_by_one(count, lambda: noop(protocol.TEXT))
+def schema() -> None:
+    django.setup()
+    call_command("migrate", verbosity=0)
 
 
-def bulk(count: int) -> float:
-    noop = enqueue("noop")
+def offer(sizes) -> None:
+    noop = tasks().noop
+    for _ in sizes:
+        noop.enqueue(protocol.TEXT)
+
+
+def bulk(sizes) -> None:
+    noop = tasks().noop
+    for size in sizes:
+        (by_its_own_call if IS_OX else in_a_transaction)(noop, size)
+
+
+def by_its_own_call(noop, size: int) -> None:
+    from django_ox.bulk import enqueue_many
+
+    enqueue_many(noop, [((protocol.TEXT,), {})] * size)
+
+
+def in_a_transaction(noop, size: int) -> None:
     from django.db import transaction
 
-    def in_a_transaction(size: int) -> None:
-        with transaction.atomic():
-            for _ in range(size):
-                noop(protocol.TEXT)
-
-    def by_its_own_call(size: int) -> None:
-        from django_ox.bulk import enqueue_many
-        from django_peer_tasks import noop as task
-
-        enqueue_many(task, [((protocol.TEXT,), {})] * size)
-
-    own = by_its_own_call if PEER == "django_ox" else in_a_transaction
-    return protocol.in_chunks(count, own)
+    with transaction.atomic():
+        for _ in range(size):
+            noop.enqueue(protocol.TEXT)
 
 
-def pace(count: int, rate: float) -> None:
-    stamped = enqueue("stamped")
-    for moment in protocol.paced(count, rate):
-        stamped(moment)
+def pace(moments) -> None:
+    stamped = tasks().stamped
+    for moment in moments:
+        stamped.enqueue(moment)
 
 
 def work() -> None:
-    # Replaced, not called: commands with children start those as they were started themselves.
-    manage = str(Path(__file__).with_name("manage.py"))
-    arguments = list(protocol.OPTIONS["command"])
-    if PEER == "django_ox":
-        arguments += ["--processes", str(protocol.PROCESSES)]
-    os.execv(sys.executable, [sys.executable, manage, *arguments])  # noqa: S606
+    # Replaced, not called: its children are started by the command line of this process.
+    processes = ("--processes", str(protocol.PROCESSES)) if IS_OX else ()
+    command = ("-m", "django", *protocol.OPTIONS["command"], *processes)
+    os.execv(sys.executable, [sys.executable, *command])  # noqa: S606
 
 
 if __name__ == "__main__":
-    protocol.main(lambda: django_command("migrate", "--verbosity=0"), offer, bulk, pace, work)
+    protocol.main(schema, offer, bulk, pace, work)

@@ -1,4 +1,4 @@
-"""The jobs of the Django peers: one that does nothing, one that notes when it was started."""
+"""The jobs of the Django peers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import os
 
 import protocol
 
-if os.environ["BENCH_PEER"] == "django_q":
-
-    def task(function):
-        return function
-elif os.environ["BENCH_PEER"] == "django_ox":
+if os.environ["BENCH_PEER"] == "django_ox":
     from django.tasks import task
 else:
     from django_tasks import task

@@ -1,18 +1,11 @@
 // pg-boss: send, insert, and either work() or a loop of fetch and complete.
 import { setTimeout as sleep } from "node:timers/promises";
-import { group, main, observe, OPTIONS, packages, stamp, TEXT } from "./protocol.mjs";
+import { DATABASE, group, main, OPTIONS, packages, stamp, TEXT, times } from "./protocol.mjs";
 
 const { PgBoss } = packages("pg-boss");
-const environment = {
-  host: process.env.PGHOST,
-  port: process.env.PGPORT && Number(process.env.PGPORT),
-  user: process.env.PGUSER,
-  password: process.env.PGPASSWORD,
-  database: process.env.PGDATABASE,
-};
 
 async function start(more) {
-  const boss = new PgBoss({ ...environment, ...more });
+  const boss = new PgBoss({ ...DATABASE, ...more });
   boss.on("error", (error) => console.error(error));
   await boss.start();
   return boss;
@@ -21,7 +14,6 @@ async function start(more) {
 async function fetchAndComplete(boss, batchSize) {
   for (;;) {
     const jobs = await boss.fetch("noop", { batchSize, ...OPTIONS.limits });
-    if (OPTIONS.handler_seconds) await Promise.all(jobs.map((job) => observe(job.groupId)));
     if (jobs.length > 0) await boss.complete("noop", jobs.map((job) => job.id));
     else await sleep(50);
   }
@@ -33,12 +25,6 @@ await main({
     for (const name of ["noop", "stamped"]) await boss.createQueue(name, { notify: true });
     await boss.stop({ graceful: false });
   },
-  open: () => start({ supervise: false, schedule: false }),
-  close: (boss) => boss.stop({ graceful: false }),
-  offer: (boss) => boss.send("noop", { text: TEXT }),
-  bulk: (boss, size) =>
-    boss.insert("noop", Array.from({ length: size }, () => ({ data: { text: TEXT }, ...group() }))),
-  stamped: (boss, offeredAt) => boss.send("stamped", { offeredAt }),
   work: async () => {
     const boss = await start(OPTIONS.boss);
     await boss.work("stamped", OPTIONS.work ?? {}, async (jobs) => {
@@ -47,4 +33,10 @@ await main({
     if (OPTIONS.fetch) await fetchAndComplete(boss, OPTIONS.fetch);
     else await boss.work("noop", OPTIONS.work ?? {}, async () => {});
   },
+  open: () => start({ supervise: false, schedule: false }),
+  close: (boss) => boss.stop({ graceful: false }),
+  offer: (boss) => boss.send("noop", { text: TEXT }),
+  bulk: (boss, size) =>
+    boss.insert("noop", times(size, () => ({ data: { text: TEXT }, ...group() }))),
+  stamped: (boss, offeredAt) => boss.send("stamped", { offeredAt }),
 });

@@ -18,40 +18,40 @@ PAYLOAD = protocol.TEXT.encode()
 async def connected():
     connection = await asyncpg.connect()
     try:
-        yield connection
+        yield AsyncpgDriver(connection)
     finally:
         await connection.close()
 
 
 async def schema() -> None:
-    async with connected() as connection:
-        await Queries(AsyncpgDriver(connection)).install()
+    async with connected() as driver:
+        await Queries(driver).install()
 
 
-async def offer(count: int) -> float:
-    async with connected() as connection:
-        queries = Queries(AsyncpgDriver(connection))
-        return await protocol.aone_by_one(count, lambda: queries.enqueue("noop", PAYLOAD))
+async def offer(sizes) -> None:
+    async with connected() as driver:
+        queries = Queries(driver)
+        for _ in sizes:
+            await queries.enqueue("noop", PAYLOAD)
 
 
-async def bulk(count: int) -> float:
-    async with connected() as connection:
-        queries = Queries(AsyncpgDriver(connection))
-        return await protocol.ain_chunks(
-            count, lambda size: queries.enqueue(["noop"] * size, [PAYLOAD] * size, [0] * size)
-        )
+async def bulk(sizes) -> None:
+    async with connected() as driver:
+        queries = Queries(driver)
+        for size in sizes:
+            await queries.enqueue(["noop"] * size, [PAYLOAD] * size, [0] * size)
 
 
-async def pace(count: int, rate: float) -> None:
-    async with connected() as connection:
-        queries = Queries(AsyncpgDriver(connection))
-        async for moment in protocol.apaced(count, rate):
+async def pace(moments) -> None:
+    async with connected() as driver:
+        queries = Queries(driver)
+        for moment in moments:
             await queries.enqueue("stamped", str(moment).encode())
 
 
 async def work() -> None:
-    async with connected() as connection:
-        worker = PgQueuer(AsyncpgDriver(connection))
+    async with connected() as driver:
+        worker = PgQueuer(driver)
 
         @worker.entrypoint("noop")
         async def noop(job) -> None:
@@ -65,10 +65,4 @@ async def work() -> None:
 
 
 if __name__ == "__main__":
-    protocol.main(
-        lambda: uvloop.run(schema()),
-        lambda count: uvloop.run(offer(count)),
-        lambda count: uvloop.run(bulk(count)),
-        lambda count, rate: uvloop.run(pace(count, rate)),
-        lambda: uvloop.run(work()),
-    )
+    protocol.main(schema, offer, bulk, pace, work, run=uvloop.run)

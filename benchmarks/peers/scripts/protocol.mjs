@@ -1,4 +1,4 @@
-// What every script answers to, as in protocol.py.
+// What the harness asks of each script, as in protocol.py.
 import { appendFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -6,38 +6,34 @@ import { setTimeout as sleep } from "node:timers/promises";
 export const packages = createRequire(`${process.env.BENCH_MODULES}/`);
 export const OPTIONS = JSON.parse(process.env.BENCH_OPTIONS ?? "{}");
 export const TEXT = "x".repeat(90);
+export const DATABASE = {
+  host: process.env.PGHOST,
+  port: process.env.PGPORT && Number(process.env.PGPORT),
+  user: process.env.PGUSER,
+  password: process.env.PGPASSWORD,
+  database: process.env.PGDATABASE,
+};
 const CHUNK = 1000;
 const WARM_UP = 5;
+let numbers = 0;
 
-// Date.now() knows whole milliseconds only.
+// Date.now() returns whole milliseconds only.
 const now = () => (performance.timeOrigin + performance.now()) / 1000;
+
+export const times = (size, make) => Array.from({ length: size }, make);
+
+export const group = () =>
+  OPTIONS.groups ? { group: { id: `group-${numbers++ % OPTIONS.groups}` } } : {};
 
 export function stamp(offeredAt) {
   appendFileSync(process.env.BENCH_STAMPS, `${offeredAt} ${now()}\n`);
 }
 
-const GROUPS = Number(process.env.BENCH_GROUPS ?? 0);
-let offered = 0;
-
-export const group = () => (GROUPS ? { group: { id: `group-${offered++ % GROUPS}` } } : {});
-
-export async function observe(of) {
-  const begunAt = now();
-  await sleep(OPTIONS.handler_seconds * 1000);
-  appendFileSync(process.env.BENCH_STAMPS, `${of} ${begunAt} ${now()}\n`);
-}
-
-async function oneByOne(count, offer) {
-  for (let n = 0; n < Math.min(WARM_UP, count); n++) await offer();
+async function timed(count, chunk, offer) {
+  if (chunk === 1) for (let n = 0; n < WARM_UP; n++) await offer(1);
   const startedAt = performance.now();
-  for (let n = 0; n < count; n++) await offer();
-  return (performance.now() - startedAt) / 1000;
-}
-
-async function inChunks(count, offer) {
-  const startedAt = performance.now();
-  for (let start = 0; start < count; start += CHUNK) await offer(Math.min(CHUNK, count - start));
-  return (performance.now() - startedAt) / 1000;
+  for (let start = 0; start < count; start += chunk) await offer(Math.min(chunk, count - start));
+  console.log(JSON.stringify({ count, seconds: (performance.now() - startedAt) / 1000 }));
 }
 
 async function pace(count, rate, offer) {
@@ -47,19 +43,14 @@ async function pace(count, rate, offer) {
   }
 }
 
-export async function main({ schema, open, close, offer, bulk, stamped, work }) {
+// schema and work stand alone; offer, bulk and stamped get the client that open returns.
+export async function main({ schema, work, open, close, offer, bulk, stamped }) {
   const [what, count, rate] = process.argv.slice(2);
   if (what === "schema") return void (await schema());
   if (what === "work") return void (await work());
   const client = await open();
-  if (what === "pace") {
-    await pace(Number(count), Number(rate), (moment) => stamped(client, moment));
-  } else {
-    const seconds =
-      what === "offer"
-        ? await oneByOne(Number(count), () => offer(client))
-        : await inChunks(Number(count), (size) => bulk(client, size));
-    console.log(JSON.stringify({ count: Number(count), seconds }));
-  }
+  if (what === "offer") await timed(Number(count), 1, () => offer(client));
+  if (what === "bulk") await timed(Number(count), CHUNK, (size) => bulk(client, size));
+  if (what === "pace") await pace(Number(count), Number(rate), (at) => stamped(client, at));
   await close(client);
 }

@@ -1,137 +1,89 @@
-"""What every script answers to; it runs in the environments of the peers, so it imports no one.
+"""What the harness asks of each peer's script, which runs in the peer's environment.
 
-``schema`` makes the tables; ``offer COUNT`` offers no-op jobs one by one and ``bulk COUNT`` by a
-thousand, both print how long that took; ``pace COUNT RATE`` offers jobs that note when they were
-started; ``work`` handles jobs until it is killed. The database is named by libpq's variables.
+    schema            create the tables
+    offer COUNT       offer jobs one by one; print the seconds
+    bulk COUNT        offer jobs, 1,000 a call; print the seconds
+    pace COUNT RATE   offer jobs at irregular intervals whose handler calls ``stamp``
+    work              handle jobs until killed
+
+libpq's variables name the database; ``BENCH_OPTIONS`` has the options of the contender.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 import os
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-TEXT = "x" * 90  # about 100 bytes of payload with what is around it
+TEXT = "x" * 90  # with what is around it a payload of about 100 bytes
 CHUNK = 1_000
+WARM_UP = 5  # offers before the clock starts: connections and caches
 OPTIONS: dict[str, Any] = json.loads(os.environ.get("BENCH_OPTIONS", "{}"))
 PROCESSES = int(os.environ.get("BENCH_PROCESSES", "1"))
-GROUPS = int(os.environ.get("BENCH_GROUPS", "0"))
-WARM_UP = 5  # offers before the clock starts: connections and caches
+_numbers = itertools.count()
+_stamps: list[int] = []
 
 
 def main(
     schema: Callable[[], Any],
-    offer: Callable[[int], float],
-    bulk: Callable[[int], float],
-    pace: Callable[[int, float], Any],
+    offer: Callable[[Iterator[int]], Any],
+    bulk: Callable[[Iterator[int]], Any],
+    pace: Callable[[Iterator[float]], Any],
     work: Callable[[], Any],
+    run: Callable[[Any], Any] = asyncio.run,
 ) -> None:
-    """Do what the command line says, and print what it took."""
-    what, *counts = sys.argv[1:]
-    if what in ("offer", "bulk"):
-        count = int(counts[0])
-        seconds = {"offer": offer, "bulk": bulk}[what](count)
-        sys.stdout.write(json.dumps({"count": count, "seconds": seconds}) + "\n")
-    elif what == "pace":
-        pace(int(counts[0]), float(counts[1]))
-    else:
-        {"schema": schema, "work": work}[what]()
+    """Do what the command line says; ``run`` runs the functions that are coroutines."""
+    what, *numbers = sys.argv[1:]
+    calls: dict[str, Callable[[], Any]] = {
+        "schema": schema,
+        "offer": lambda: offer(sizes(int(numbers[0]), 1)),
+        "bulk": lambda: bulk(sizes(int(numbers[0]), CHUNK)),
+        "pace": lambda: pace(moments(int(numbers[0]), float(numbers[1]))),
+        "work": work,
+    }
+    done = calls[what]()
+    if inspect.isawaitable(done):
+        run(done)
 
 
-def one_by_one(count: int, offer: Callable[[], Any]) -> float:
-    """Return the seconds of so many calls, after some to warm up."""
-    for _ in range(min(WARM_UP, count)):
-        offer()
-    started_at = time.perf_counter()
-    for _ in range(count):
-        offer()
-    return time.perf_counter() - started_at
+def sizes(count: int, chunk: int) -> Iterator[int]:
+    """Yield how many jobs each call is to offer; print at the end how long all calls took."""
+    if chunk == 1:
+        yield from [1] * WARM_UP
+    began_at = time.perf_counter()
+    for start in range(0, count, chunk):
+        yield min(chunk, count - start)
+    seconds = time.perf_counter() - began_at
+    sys.stdout.write(json.dumps({"count": count, "seconds": seconds}) + "\n")
 
 
-async def aone_by_one(count: int, offer: Callable[[], Any]) -> float:
-    """Return the seconds of so many awaited calls, after some to warm up."""
-    for _ in range(min(WARM_UP, count)):
-        await offer()
-    started_at = time.perf_counter()
-    for _ in range(count):
-        await offer()
-    return time.perf_counter() - started_at
-
-
-def chunks(count: int) -> Iterator[int]:
-    """Yield sizes of at most CHUNK that make up the count."""
-    for start in range(0, count, CHUNK):
-        yield min(CHUNK, count - start)
-
-
-def in_chunks(count: int, offer: Callable[[int], Any]) -> float:
-    started_at = time.perf_counter()
-    for size in chunks(count):
-        offer(size)
-    return time.perf_counter() - started_at
-
-
-async def ain_chunks(count: int, offer: Callable[[int], Any]) -> float:
-    started_at = time.perf_counter()
-    for size in chunks(count):
-        await offer(size)
-    return time.perf_counter() - started_at
-
-
-def paced(count: int, rate: float) -> Iterator[float]:
-    """Yield so many moments at irregular intervals around the rate."""
+def moments(count: int, rate: float) -> Iterator[float]:
+    """Yield the time at irregular intervals around the rate."""
     for _ in range(count):
         time.sleep(random.uniform(0.5, 1.5) / rate)  # noqa: S311
         yield time.time()
 
 
-async def apaced(count: int, rate: float) -> AsyncIterator[float]:
-    for _ in range(count):
-        await asyncio.sleep(random.uniform(0.5, 1.5) / rate)  # noqa: S311
-        yield time.time()
-
-
-_numbers = itertools.count()
+def key() -> str:
+    return f"{os.getpid()}-{next(_numbers)}"
 
 
 def group() -> str | None:
-    """Return the group of the next job in bulk, all of them by turns; none where none are asked."""
-    return f"group-{next(_numbers) % GROUPS}" if GROUPS else None
-
-
-def is_observed() -> bool:
-    return "handler_seconds" in OPTIONS
-
-
-def observe(of: str) -> None:
-    """Take the time that a handler is to take, and note of which group it was, and when."""
-    begun_at = time.time()
-    time.sleep(OPTIONS["handler_seconds"])
-    _note(of, begun_at, time.time())
-
-
-async def aobserve(of: str) -> None:
-    begun_at = time.time()
-    await asyncio.sleep(OPTIONS["handler_seconds"])
-    _note(of, begun_at, time.time())
-
-
-_stamps: list[int] = []
+    """Return the group of the next job, all groups by turns; None without groups."""
+    groups = OPTIONS.get("groups", 0)
+    return f"group-{next(_numbers) % groups}" if groups else None
 
 
 def stamp(offered_at: float) -> None:
-    """Note when the handler of a job was started, and when the job was offered."""
-    _note(offered_at, time.time())
-
-
-def _note(*facts: object) -> None:
+    """Write down when a job was offered and when its handler was called."""
     if not _stamps:
         flags = os.O_APPEND | os.O_CREAT | os.O_WRONLY
         _stamps.append(os.open(os.environ["BENCH_STAMPS"], flags))
-    os.write(_stamps[0], (" ".join(map(str, facts)) + "\n").encode())
+    os.write(_stamps[0], f"{offered_at} {time.time()}\n".encode())

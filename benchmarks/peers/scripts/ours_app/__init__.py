@@ -1,1 +1,1 @@
-"""The app that has the handlers of the worker under test."""
+"""The Django app with the handlers of the worker under test."""

@@ -1,4 +1,4 @@
-"""The jobs: one that does nothing, one that notes when it was started."""
+"""A handler that does nothing, and one that writes down when it was called."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import protocol
 
 from delayed_queue import Groups, handler
 
-options = {"transactional": True} if protocol.OPTIONS.get("transactional") else {}
+options = dict(protocol.OPTIONS.get("handler", {}))
 if "limits" in protocol.OPTIONS:
     options["groups"] = Groups(**protocol.OPTIONS["limits"])
 
 
 @handler("benchmark", **options)
 def noop(envelope) -> None:
-    """Do nothing, or what takes so long."""
-    if protocol.is_observed():
-        protocol.observe(envelope.group)
+    """Do nothing."""
 
 
-@handler("benchmark-stamped")
+@handler("stamped")
 def stamped(envelope) -> None:
     protocol.stamp(envelope.payload)

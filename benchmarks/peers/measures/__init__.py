@@ -1,1 +1,0 @@
-"""One module for each thing that is measured; each returns the figures of one run."""

@@ -1,0 +1,1 @@
+"""What all benchmarks share: databases, processes, rounds, the machine, reports."""
