@@ -1,83 +1,79 @@
-"""The dead letters: what was given up on, why, and the way back."""
+"""The dead letters: their reasons, and redriving or dropping them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin.models import DELETION
 from django.db import router
 from django.http import HttpRequest, HttpResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import KeyedRowAdmin
+from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin
 from delayed_queue.admin.failures import failures_view
 from delayed_queue.admin.filters import KIND, DiedFilter, GroupFilter, KindFilter, chosen_kind
-from delayed_queue.admin.lists import Keyset, LetterRow
-from delayed_queue.admin.operations import (
-    LETTERS,
-    Call,
-    Entry,
-    Operation,
-    Report,
-    english,
-    lock,
-    parse_ids,
-    record,
-    wake,
-)
+from delayed_queue.admin.formats import column
+from delayed_queue.admin.lists import Keyset
+from delayed_queue.admin.operations import Call, Operation, Report, english, lock, parse_ids
+from delayed_queue.admin.rows import LetterRow
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queue.store.dead_letters import DeadLetterManager
 
-ALIVE: Final = _("because a message has their key, or a newer dead letter of the key was redriven")
+_ALIVE: Final = _("because a message has their key, or a newer dead letter of the key was redriven")
 _OUTCOMES: Final = {True: _("created"), False: _("overwritten")}
+_BY_DEATH: Final = Keyset("died_at", descending=True)
+_OF_ONE_KEY: Final = Keyset(descending=True, hides_index=True)
 
 
-def _letters() -> DeadLetterManager[DeadLetter]:
-    return DeadLetter.objects
+class LetterOperation(Operation):
+    """An operation that removes dead letters; their id is fence enough, as they never change."""
+
+    noun = ngettext_lazy("%(count)s dead letter", "%(count)s dead letters", "count")
+    flag = DELETION
+
+    def audit(self, row: Any, call: Call) -> str:
+        return f"{english(self.past)}. Queue {row.kind}, key {row.key!r}."
 
 
-class Redrive(Operation):
-    name = "redrive"
-    label = _("Redrive")
+class Redrive(LetterOperation):
+    name, label, past = "redrive", _("Redrive"), _("Redriven")
     help = _(
         "Offer the dead letter again, due now, as a first attempt. A message that "
         "has its key is not replaced. If the group is still blocked then, resume "
         "the group."
     )
     permission = "delayed_queue.redrive_deadletter"
+    wakes = True
     overwrites = False
 
-    def run(self, call: Call) -> Report:
-        report = Report(_("Redriven"), LETTERS)
-        with call.transaction():
-            ids = parse_ids(call.tokens)
-            # Before the letters: who deletes a job locks it first, then its letters.
-            _letters().hold_jobs(ids, using=call.using)
-            rows = cast("list[LetterRow]", lock(call, ids, report))
-            answers = _letters().redrive(
-                [row.id for row in rows], overwrite=self.overwrites, using=call.using
-            )
-            created = {each.id: each.created for each in answers if each.created is not None}
-            entries = []
-            for row in rows:
-                if row.id not in created:
-                    report.leave(ALIVE, row.key)
-                    continue
-                outcome = _OUTCOMES[created[row.id]]
-                report.changed.append(f"{row.key} ({outcome})")
-                entries.append(Entry(row, f"Redriven, {english(outcome)}. {_identity(row)}"))
-            record(call, DELETION, entries)
-            wake({entry.row.kind for entry in entries}, call.using)
-        return report
+    def rows(self, call: Call, report: Report) -> list[Any]:
+        """Lock the jobs, then their letters: the order in which a job is deleted."""
+        ids = parse_ids(call.tokens)
+        DeadLetter.objects.hold_jobs(ids, using=call.using)
+        return lock(call, ids, report)
+
+    def apply(self, rows: list[Any], call: Call, report: Report) -> Iterator[tuple[Any, Any]]:
+        ids = [row.id for row in rows]
+        answers = DeadLetter.objects.redrive(ids, overwrite=self.overwrites, using=call.using)
+        created = {each.id: each.created for each in answers if each.created is not None}
+        for row in rows:
+            row.outcome = _OUTCOMES[created[row.id]] if row.id in created else None
+            yield row, row.outcome is not None or _ALIVE
+
+    def name_of(self, row: Any) -> str:
+        return row.key if row.outcome is None else f"{row.key} ({row.outcome})"
+
+    def audit(self, row: Any, call: Call) -> str:
+        return f"Redriven, {english(row.outcome)}. Queue {row.kind}, key {row.key!r}."
 
 
 class Overwrite(Redrive):
@@ -91,41 +87,23 @@ class Overwrite(Redrive):
     overwrites = True
 
 
-class DropLetter(Operation):
-    name = "drop"
-    label = _("Drop")
+class DropLetter(LetterOperation):
+    name, label, past = "drop", _("Drop"), _("Dropped")
     help = _("Delete the dead letter for good.")
     permission = "delayed_queue.drop_deadletter"
     warning = _("These dead letters are deleted for good, with their payloads and errors.")
     is_destructive = True
 
-    def run(self, call: Call) -> Report:
-        report = Report(_("Dropped"), LETTERS)
-        with call.transaction():
-            rows = cast("list[LetterRow]", lock(call, parse_ids(call.tokens), report))
-            _letters().drop([row.id for row in rows], using=call.using)
-            report.changed += [row.key for row in rows]
-            record(call, DELETION, [Entry(row, f"Dropped. {_identity(row)}") for row in rows])
-        return report
-
-
-def _identity(row: LetterRow) -> str:
-    return f"Queue {row.kind}, key {row.key!r}."
-
-
-LETTER_OPERATIONS: Final[tuple[Operation, ...]] = (Redrive(), Overwrite(), DropLetter())
-
-
-_NEWEST_FIRST = Keyset(descending=True)
-_BY_DEATH = Keyset("died_at", descending=True)
-_OF_ONE_KEY = Keyset(descending=True, hides_index=True)
+    def apply(self, rows: list[Any], call: Call, report: Report) -> Iterator[tuple[Any, Any]]:
+        DeadLetter.objects.drop([row.id for row in rows], using=call.using)
+        yield from ((row, True) for row in rows)
 
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(KeyedRowAdmin):
     """The latest deaths first."""
 
-    operations = LETTER_OPERATIONS
+    operations = (Redrive(), Overwrite(), DropLetter())
     list_filter = (KindFilter, DiedFilter, GroupFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
@@ -146,48 +124,36 @@ class DeadLetterAdmin(KeyedRowAdmin):
         return [path("failures/", view, name="delayed_queue_failures"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        url = reverse("admin:delayed_queue_failures", current_app=self.admin_site.name)
         kind = chosen_kind(request)
-        query = "" if kind is None else "?" + urlencode({KIND: kind})
-        shown = {**(extra_context or {}), "failures_url": url + query}
-        return super().changelist_view(request, shown)
+        query = {} if kind is None else {KIND: kind}
+        url = self.url("delayed_queue_failures", **query)
+        return super().changelist_view(request, {**(extra_context or {}), "failures_url": url})
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         if request.GET.get("q"):
             return _OF_ONE_KEY
-        return _NEWEST_FIRST if chosen_kind(request) is None else _BY_DEATH
+        return NEWEST_FIRST if chosen_kind(request) is None else _BY_DEATH
 
-    def token_of(self, row: LetterRow) -> str:
-        return str(row.id)
-
-    # Columns
-
-    @admin.display(description=_("reason"))
-    def reason_column(self, row: LetterRow) -> str:
-        return Truncator(formats.printable(row.reason)).chars(120)
-
-    @admin.display(description=_("died"))
-    def died_column(self, row: LetterRow) -> SafeString:
-        return formats.moment(row.died_at, formats.relative(row.died_at, row.read_at))
-
-    # The detail page
-
-    @admin.display(description=_("reason"))
-    def reason_shown(self, row: LetterRow) -> SafeString:
-        return format_html(
+    reason_column = column(
+        _("reason"), lambda row: Truncator(formats.printable(row.reason)).chars(120)
+    )
+    died_column = column(_("died"), lambda row: formats.since(row.died_at, row.read_at))
+    reason_shown = column(
+        _("reason"),
+        lambda row: format_html(
             "<strong>{}</strong>", formats.printable(row.reason[: formats.MAX_SHOWN])
-        )
+        ),
+    )
 
     @admin.display(description=_("key in use"))
     def active(self, row: LetterRow) -> SafeString:
-        """Say whether a redrive would find the key taken."""
+        """Return whether a message has the key, so that a redrive is skipped."""
         messages = Message.objects.using(router.db_for_read(Message, instance=row))
         message = messages.filter(key=row.key, kind=row.kind).only("id").first()
         if message is None:
             return format_html("{}", _("no message has this key now"))
-        name, site = "admin:delayed_queue_message_change", self.admin_site.name
-        url = reverse(name, args=[message.id], current_app=site)
-        return format_html('<a href="{}">{}</a>', url, _("yes, a message has this key"))
+        url = self.url("delayed_queue_message_change", message.id)
+        return formats.link(url, _("yes, a message has this key"))
 
     @admin.display(description=_("timeline"))
     def times(self, row: LetterRow) -> SafeString:

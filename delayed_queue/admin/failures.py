@@ -1,68 +1,39 @@
-"""What is dead, by its cause, and the bulk runs that mend it."""
+"""The failures: what is dead by its cause, and starting bulk runs over one of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django import forms
-from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION
-from django.core.exceptions import BadRequest, PermissionDenied
-from django.db.models import F
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import reverse
 from django.utils.http import urlencode
+from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import RecordAdmin
+from delayed_queue.admin.base import QueueModelAdmin
+from delayed_queue.admin.fields import DurationField, reasons
 from delayed_queue.admin.filters import GROUP, KIND, chosen_kind, valid_kind
-from delayed_queue.admin.operations import (
-    Call,
-    DurationField,
-    Entry,
-    Report,
-    Switch,
-    reasons,
-    record,
-)
+from delayed_queue.admin.operating import pressed
+from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.db.clock import ago, database_now
-from delayed_queue.exceptions import DelayedQueueError, InvalidMessage
+from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.overview import Count, KindName, name_of
-from delayed_queue.queue.bulk import (
-    MAX_CANARY,
-    MAX_PACE,
-    PREVIEW_CAP,
-    REDRIVE,
-    BulkPlan,
-    switch_run,
-)
+from delayed_queue.queue.bulk import MAX_CANARY, MAX_PACE, PREVIEW_CAP, REDRIVE, BulkPlan
 from delayed_queue.queue.fingerprints import describe
-from delayed_queue.queue.store.bulk import PAUSED, RUNNING
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
 
-if TYPE_CHECKING:
-    from delayed_queue.admin.base import QueueModelAdmin
-
-SHOWN: Final = 25
-_ASKED: Final = {
-    "redrive": (_("Redrive"), _("Redrive all dead letters of this failure?")),
-    "drop": (_("Drop"), _("Drop all dead letters of this failure?")),
-}
-_STATES: Final = {
-    "running": _("running"), "paused": _("paused"), "done": _("done"),
-    "cancelled": _("cancelled"), "stopped": _("stopped"),
-}  # fmt: skip
-_PERMISSIONS: Final = {
-    "redrive": "delayed_queue.redrive_deadletter",
-    "drop": "delayed_queue.drop_deadletter",
-}
+_SHOWN: Final = 25
+_RUN_TEXT: Final = _(
+    "Workers carry it out, oldest dead letters first. Messages that die from now on "
+    "are not included."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,42 +73,8 @@ class GroupLine:
         return urlencode({KIND: self.row.kind, GROUP: self.row.fingerprint})
 
 
-def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
-    if not model_admin.has_view_permission(request):
-        raise PermissionDenied
-    if request.method == "POST":
-        return run_view(model_admin, request)
-    using = model_admin.get_queryset(request).db
-    kind = chosen_kind(request)
-    kinds = None if kind is None else [valid_kind(kind)]
-    rows = DeadLetter.objects.groups(kinds, shown=SHOWN, using=using)
-    found, now = rows[0].groups if rows else 0, database_now(using)
-    context = {
-        **_frame(model_admin, request, _("Failures")),
-        "lines": [GroupLine(row, now) for row in rows],
-        "hidden": max(found - SHOWN, 0),
-        "is_cut": found == MAX_GROUPS,
-        "may": [
-            (name, _ASKED[name][0])
-            for name, needed in _PERMISSIONS.items()
-            if request.user.has_perm(needed)
-        ],
-    }
-    return TemplateResponse(request, "admin/delayed_queue/failures.html", context)
-
-
-def _frame(model_admin: QueueModelAdmin, request: HttpRequest, title: Any) -> dict[str, Any]:
-    request.current_app = model_admin.admin_site.name
-    return {
-        **model_admin.admin_site.each_context(request),
-        "title": title,
-        "opts": model_admin.opts,
-        "media": model_admin.media,
-    }
-
-
 class RunForm(forms.Form):
-    """How a run goes about it, and why."""
+    """The pace, limits and reason of a run."""
 
     pace = forms.IntegerField(
         required=False, min_value=1, max_value=MAX_PACE, label=_("Dead letters a second"),
@@ -166,7 +103,7 @@ class RunForm(forms.Form):
     def __init__(self, data: Any, plan: BulkPlan, using: str) -> None:
         super().__init__(data)
         self.using = using
-        # What is meant; of all letters of the failure, while what was typed makes no plan.
+        # Over the whole failure, unless what was typed makes a plan.
         self.plan = plan
         if plan.action != REDRIVE:
             del self.fields["canary"], self.fields["canary_deaths"]
@@ -174,7 +111,7 @@ class RunForm(forms.Form):
     def clean(self) -> None:
         if not self.errors:
             with reasons():
-                self.plan = replace(self.plan, **self._given())
+                self.plan = self.cleaned_data["plan"] = replace(self.plan, **self._given())
 
     def _given(self) -> dict[str, Any]:
         given = {
@@ -188,192 +125,101 @@ class RunForm(forms.Form):
         return given
 
 
-def run_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
-    """Begin a run over the posted group, after a page that says how many letters it takes."""
-    action = next((each for each in _PERMISSIONS if each in request.POST), "")
-    if not action:
-        raise BadRequest("The action must be redrive or drop.")
-    if not request.user.has_perm(_PERMISSIONS[action]):
-        raise PermissionDenied
-    is_confirmed, is_filled = "confirmed" in request.POST, "why" in request.POST
+class StartRun(Operation):
+    """Starts a bulk run over a failure; the token is its fingerprint and kind."""
+
+    changed_text = _("The run has started. Workers carry it out; this page shows their progress.")
+    flag = ADDITION
+    form_class = RunForm
+    title: Any
+
+    def plan(self, call: Call) -> BulkPlan:
+        fingerprint, kind = call.tokens[0].partition(":")[::2]
+        try:
+            return BulkPlan(self.name, kind, fingerprint)
+        except InvalidMessage as error:
+            raise BadRequest(str(error)) from error
+
+    def form(self, data: Any, call: Call) -> RunForm:
+        return RunForm(data, self.plan(call), call.using)
+
+    def rows(self, call: Call, report: Report) -> list[Any]:
+        plan: BulkPlan = call.options["plan"]
+        return [BulkRun(kind=plan.kind, fingerprint=plan.fingerprint)]
+
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        plan, why = call.options["plan"], call.options["why"]
+        row.pk = plan.start(by=str(call.user), why=why, using=call.using)
+        row.refresh_from_db(using=call.using)
+        return True
+
+    def name_of(self, row: Any) -> str:
+        return str(row)
+
+    def audit(self, row: Any, call: Call) -> str:
+        why = call.options["why"]
+        said = f"Begun. Failure {row.fingerprint} of {row.kind}."
+        return f"{said} {why}" if why else said
+
+
+class StartRedrive(StartRun):
+    name, label = REDRIVE, _("Redrive")
+    title = _("Redrive all dead letters of this failure?")
+    permission = "delayed_queue.redrive_deadletter"
+    warning = format_lazy(
+        "{} {}", _RUN_TEXT, _("A dead letter whose key is in use is not redriven.")
+    )
+
+
+class StartDrop(StartRun):
+    name, label = "drop", _("Drop")
+    title = _("Drop all dead letters of this failure?")
+    permission = "delayed_queue.drop_deadletter"
+    warning = format_lazy(
+        "{} {}", _RUN_TEXT, _("They are deleted for good, with their payloads and errors.")
+    )
+    is_destructive = True
+
+
+_STARTS: Final = (StartRedrive(), StartDrop())
+
+
+def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
+    if request.method == "POST":
+        return start_view(model_admin, request)
+    using = model_admin.get_queryset(request).db
+    kind = chosen_kind(request)
+    kinds = None if kind is None else [valid_kind(kind)]
+    rows = DeadLetter.objects.groups(kinds, shown=_SHOWN, using=using)
+    found, now = rows[0].groups if rows else 0, database_now(using)
+    context = {
+        "title": _("Failures"),
+        "lines": [GroupLine(row, now) for row in rows],
+        "hidden": max(found - _SHOWN, 0),
+        "is_cut": found == MAX_GROUPS,
+        "starts": [each for each in _STARTS if model_admin.allows(request, each)],
+    }
+    return model_admin.page(request, "delayed_queue/failures", context)
+
+
+def start_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
+    """Start a run over the posted failure, after a page that counts its dead letters."""
+    start = pressed(request, _STARTS)
     using = model_admin.get_queryset(request).select_for_update().db
-    posted = request.POST if is_filled or is_confirmed else None
-    form = RunForm(posted, _plan(request, action), using)
-    if not form.is_valid() or not is_confirmed or not _begin(request, form, using):
-        return _confirmation(model_admin, request, form, using)
-    url = reverse("admin:delayed_queue_bulkrun_changelist", current_app=model_admin.admin_site.name)
-    text = _("The run has started. Workers carry it out; this page shows their progress.")
-    model_admin.message_user(request, text, messages.SUCCESS)
-    return HttpResponseRedirect(url)
-
-
-def _plan(request: HttpRequest, action: str) -> BulkPlan:
-    fingerprint, kind = request.POST[action].partition(":")[::2]
-    try:
-        return BulkPlan(action, kind, fingerprint)
-    except InvalidMessage as error:
-        raise BadRequest(str(error)) from error
-
-
-def _begin(request: HttpRequest, form: RunForm, using: str) -> bool:
-    """Begin the run; where there is nothing to do or another does it, say so on the form."""
-    call = Call(BulkRun.objects.using(using), [], request.user)
-    plan, why = form.plan, form.cleaned_data["why"]
-    try:
-        with call.transaction():
-            run_id = plan.start(by=str(request.user), why=why, using=using)
-            row = BulkRun.objects.using(using).get(pk=run_id)
-            said = f"Begun. Failure {plan.fingerprint} of {plan.kind}." + (f" {why}" if why else "")
-            record(call, ADDITION, [Entry(row, said)])
-    except DelayedQueueError as error:
-        form.add_error(None, formats.printable(str(error)))
-        return False
-    return True
-
-
-def _confirmation(
-    model_admin: QueueModelAdmin,
-    request: HttpRequest,
-    form: RunForm,
-    using: str,
-) -> HttpResponse:
-    plan = form.plan
+    call = Call(BulkRun.objects.using(using), [request.POST[start.name]], request.user)
+    form = model_admin.perform(request, start, call)
+    if form is None:
+        return HttpResponseRedirect(model_admin.url("delayed_queue_bulkrun_changelist"))
+    plan: BulkPlan = form.plan  # type: ignore[attr-defined]
     found = plan.preview(using)
-    label, title = _ASKED[plan.action]
     letters = DeadLetter.objects.using(using).filter(kind=plan.kind, fingerprint=plan.fingerprint)
     example = letters.order_by("-died_at", "-id").only("reason", "last_error").first()
-    context = {
-        **_frame(model_admin, request, title),
-        "action": plan.action,
-        "label": label,
-        "target": request.POST[plan.action],
-        "queue": name_of(plan.kind),
-        "failure": example and formats.printable(describe(example.reason, example.last_error)),
-        "meant": found.meant,
-        "count": formats.counted(Count(found.meant, found.seen == PREVIEW_CAP)),
-        "form": form,
-    }
-    return TemplateResponse(request, "admin/delayed_queue/confirm_run.html", context)
-
-
-class RunSwitch(Switch):
-    """Pause, resume or cancel, as ``switch_run`` does."""
-
-    noun = ngettext_lazy("%(count)s run", "%(count)s runs", "count")
-    permission = _PERMISSIONS["redrive"]
-    left = _("which is no longer in that state")
-    states: tuple[str, ...] = (RUNNING,)
-
-    def fits(self, row: Any) -> bool:
-        return row.state in self.states
-
-    def change(self, row: Any, call: Call, report: Report) -> bool:
-        return switch_run(row.id, self.name, using=call.using)
-
-
-class PauseRun(RunSwitch):
-    name = "pause"
-    label = _("Pause")
-    past = _("Paused")
-    help = _("Stop until the run is resumed.")
-
-
-class ResumeRun(RunSwitch):
-    name = "resume"
-    label = _("Resume")
-    past = _("Resumed")
-    help = _("Continue where the run was paused.")
-    states = (PAUSED,)
-
-
-class CancelRun(RunSwitch):
-    name = "cancel"
-    label = _("Cancel")
-    past = _("Cancelled")
-    help = _("Stop the run for good. Dead letters that it handled stay handled.")
-    warning = _(
-        "The run stops for good. Dead letters that it handled stay handled; the others remain."
-    )
-    states = (RUNNING, PAUSED)
-
-
-def _field(name: str, words: Any) -> Any:
-    """Return a column of a field, under words of ours."""
-
-    @admin.display(description=words)
-    def column(self: Any, row: Any) -> Any:
-        found = getattr(row, name)
-        if found in (None, ""):
-            return formats.NOTHING
-        return formats.number(found) if isinstance(found, int) else found
-
-    return column
-
-
-@admin.register(BulkRun)
-class BulkRunAdmin(RecordAdmin):
-    """What was done to many letters: how far it is, who began it and why."""
-
-    operations = (PauseRun(), ResumeRun(), CancelRun())
-    name_field = "kind"
-    list_display = (
-        "key_column", "queue_column", "state_column", "progress_column", "begun_column", "because",
+    return model_admin.ask(
+        request, start, form, title=start.title,
+        button=_("%(label)s them") % {"label": start.label},
+        queue=name_of(plan.kind), meant=found.meant,
+        count=formats.counted(Count(found.meant, found.seen == PREVIEW_CAP)),
+        failure=example and formats.printable(describe(example.reason, example.last_error)),
+        carried=[(start.name, call.tokens[0])], back=request.path,
+        above=formats.link(request.path, _("Failures")),
     )  # fmt: skip
-    readonly_fields = (
-        "state_column", "progress_column", "queue_column", "failure", "begins", "pace_column",
-        "most", "first_few", "left_out", "begun_by", "because", "begun_column", "ended",
-    )  # fmt: skip
-
-    begins = _field("reason", _("reason"))
-    most = _field("limit", _("limit"))
-    first_few = _field("canary", _("canary"))
-    left_out = _field("skipped", _("skipped"))
-    begun_by = _field("started_by", _("started by"))
-    because = _field("why", _("why"))
-
-    def get_queryset(self, request: HttpRequest) -> Any:
-        return super().get_queryset(request).annotate(named=F("action"))
-
-    @admin.display(description=_("run"))
-    def key_column(self, row: Any) -> str:
-        return f"{_ASKED[row.action][0]} #{row.id}"
-
-    def title_of(self, row: Any) -> str:
-        facts = {"run": self.key_column(row), "queue": name_of(row.kind).queue}
-        return str(_("%(run)s of %(queue)s") % facts)
-
-    @admin.display(description=_("queue"))
-    def queue_column(self, row: Any) -> Any:
-        return formats.kind_label(row.kind)
-
-    @admin.display(description=_("pace"))
-    def pace_column(self, row: Any) -> str:
-        return str(_("as fast as possible")) if row.pace is None else formats.per_second(row.pace)
-
-    @admin.display(description=_("state"))
-    def state_column(self, row: Any) -> str:
-        if row.state == RUNNING and row.canary and not row.is_canary_over:
-            return str(_("running, the canary first"))
-        state = _STATES[row.state]
-        return f"{state}: {row.note}" if row.note else str(state)
-
-    @admin.display(description=_("progress"))
-    def progress_column(self, row: Any) -> str:
-        left = max(row.total - row.done - row.skipped, 0)
-        seconds = ((row.ended_at or row.read_at) - row.created_at).total_seconds()
-        rate = formats.per_second(row.done / seconds) if seconds > 0 else ""
-        more = formats.counted(Count(left, row.is_total_cut))
-        facts = (_("%s done") % formats.number(row.done), _("%s left") % more, rate)
-        return " · ".join(str(each) for each in facts if each)
-
-    @admin.display(description=_("begun"))
-    def begun_column(self, row: Any) -> Any:
-        return formats.moment(row.created_at, formats.relative(row.created_at, row.read_at))
-
-    @admin.display(description=_("failure"))
-    def failure(self, row: Any) -> str:
-        return str(_("all of the queue")) if row.fingerprint is None else row.fingerprint
-
-    @admin.display(description=_("ended"))
-    def ended(self, row: Any) -> Any:
-        return formats.NOTHING if row.ended_at is None else formats.exact(row.ended_at)

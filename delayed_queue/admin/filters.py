@@ -1,4 +1,4 @@
-"""Filters that an index serves; what none would serve is not offered."""
+"""Filters that an index serves; no other filter is offered."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.formats import LEASE
-from delayed_queue.admin.lists import DatabaseClock, RowState, find
+from delayed_queue.admin.rows import DatabaseClock, RowState, find
 from delayed_queue.codecs import check_kind
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.models import Worker
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from django.contrib.admin.views.main import ChangeList
 
 KIND: Final = "kind"
+LEASE: Final = "lease"
 WORKER: Final = "worker"
 STATE: Final = "state"
 DIED: Final = "died"
@@ -58,12 +58,12 @@ def valid_kind(kind: str) -> str:
 
 
 def is_narrow(request: HttpRequest) -> bool:
-    """Return whether the list is of one queue, or of one key: then an index serves times."""
+    """True for a list of one queue or one key, where an index serves filters by time."""
     return chosen_kind(request) is not None or bool(request.GET.get(SEARCH_VAR))
 
 
 class KindFilter(SimpleListFilter):
-    """By queue: the kinds that there are, found by a loose index scan."""
+    """By queue: the stored kinds, read by a loose index scan."""
 
     title = _("queue")
     parameter_name = KIND
@@ -165,8 +165,8 @@ class StateFilter(NarrowFilter):
         return Q(("lease_id__isnull", not is_leased), (side, DatabaseClock()))
 
 
-class HolderFilter(SimpleListFilter):
-    """By whoever holds a lease: shown once it was chosen elsewhere, there is nothing to list."""
+class LinkedFilter(SimpleListFilter):
+    """A filter that only links set: its choices are too many to list."""
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
         chosen = request.GET.get(self.parameter_name or "")
@@ -176,8 +176,8 @@ class HolderFilter(SimpleListFilter):
         return chosen
 
 
-class LeaseFilter(HolderFilter):
-    """The messages that were claimed together and are still held."""
+class LeaseFilter(LinkedFilter):
+    """By lease: the messages that were claimed together and are still leased."""
 
     title = _("lease")
     parameter_name = LEASE
@@ -187,8 +187,8 @@ class LeaseFilter(HolderFilter):
         return queryset if lease_id is None else queryset.filter(lease_id=lease_id)
 
 
-class WorkerFilter(HolderFilter):
-    """The messages under the leases that a worker told at its last heartbeat."""
+class WorkerFilter(LinkedFilter):
+    """By worker: the messages under the leases of its last heartbeat."""
 
     title = _("worker")
     parameter_name = WORKER
@@ -210,8 +210,8 @@ def _worker(chosen: str, using: str) -> Worker | None:
     return found
 
 
-class GroupFilter(HolderFilter):
-    """The letters of one failure; the index on it begins with the queue."""
+class GroupFilter(LinkedFilter):
+    """By failure; its index begins with the queue."""
 
     title = _("failure")
     parameter_name = GROUP

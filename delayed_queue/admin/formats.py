@@ -1,25 +1,25 @@
-"""Instants, durations, texts, payloads and charts as an operator reads them, escaped."""
+"""Instants, durations, texts and payloads as an operator reads them, escaped."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
-from typing import Any, Final, NamedTuple
+from operator import attrgetter
+from typing import Any, Final
 
+from django.contrib import admin
 from django.utils import dateformat
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from delayed_queue.admin.lists import MessageRow, RowState, state_of
+from delayed_queue.admin.rows import MessageRow, RowState, state_of
 from delayed_queue.codecs import codec_named, decode
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.observe.overview import name_of
@@ -27,8 +27,6 @@ from delayed_queue.templatetags.delayed_queue_admin import counted as counted
 from delayed_queue.templatetags.delayed_queue_admin import number as number
 
 MAX_SHOWN: Final = 10_000
-# The parameter by which the list of messages shows those of one lease.
-LEASE: Final = "lease"
 _UNITS: Final = (("y", 31_557_600), ("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 _LABELS: Final = {
     RowState.SCHEDULED: gettext_lazy("scheduled"),
@@ -38,13 +36,6 @@ _LABELS: Final = {
 }
 _BREAK: Final = SafeString("<wbr>.")
 NOTHING: Final = SafeString('<span class="dq-quiet">—</span>')
-# A chart is inline SVG: lines over time, gaps where nobody measured, marks where something was. Its
-# colours are classes of the style sheet, so that they follow the admin's theme; words are beside
-# the drawing, not in it, where a phone would shrink them. It is as wide as there are points, and
-# this high; the page stretches it.
-_HEIGHT: Final = 100
-_EMPTY: Final = SafeString("")
-Values = Sequence[float | None]
 
 
 def percent(share: float, places: int = 1) -> str:
@@ -98,8 +89,38 @@ def relative(at: datetime, now: datetime) -> str:
     return _("%(span)s ago") % {"span": human(now - at)}
 
 
-def badge(state: RowState) -> SafeString:
-    return format_html('<span class="dq-state dq-{}">{}</span>', state.value, _LABELS[state])
+def since(at: datetime | None, now: datetime) -> SafeString:
+    """Return how long ago or ahead the time is; a dash for none."""
+    return NOTHING if at is None else moment(at, relative(at, now))
+
+
+def state(look: str, words: Any) -> SafeString:
+    """Return a state as a coloured label; ``look`` names its class in the style sheet."""
+    return format_html('<span class="dq-state dq-{}">{}</span>', look, words)
+
+
+def badge(found: RowState) -> SafeString:
+    return state(found.value, _LABELS[found])
+
+
+def code(text: str) -> SafeString:
+    return format_html("<code>{}</code>", text) if text else NOTHING
+
+
+def link(url: str, words: Any) -> SafeString:
+    return format_html('<a href="{}">{}</a>', url, words)
+
+
+def column(words: Any, show: str | Callable[[Any], Any]) -> Any:
+    """Return a column of a list, or a field of a page: an attribute, or what ``show`` returns."""
+    read = attrgetter(show) if isinstance(show, str) else show
+
+    @admin.display(description=words)
+    def shown(self: Any, row: Any) -> Any:
+        found = read(row)
+        return NOTHING if found in (None, "") else found
+
+    return shown
 
 
 def waiting(message: MessageRow) -> SafeString:
@@ -127,15 +148,6 @@ def key_label(key: str) -> SafeString:
     return format_html('<span class="dq-key">{}</span>', key)
 
 
-def short_lease(lease_id: str | None) -> SafeString:
-    if lease_id is None:
-        return NOTHING
-    query = urlencode({LEASE: lease_id})
-    return format_html(
-        '<a href="?{}"><code title="{}">{}</code></a>', query, lease_id, lease_id[:8]
-    )
-
-
 def printable(text: str) -> str:
     """Return the text as UTF-8 can carry it: a lone surrogate would break the whole page."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -159,7 +171,7 @@ def _sizes(text: str) -> dict[str, str]:
 
 
 def error_block(text: str | None) -> SafeString:
-    """Return the end of an error, where a traceback says what happened."""
+    """Return the end of an error, which is the useful part of a traceback."""
     if not text:
         return NOTHING
     if len(text) <= MAX_SHOWN:
@@ -175,12 +187,12 @@ def headers_block(headers: Any) -> SafeString:
 
 
 def dotted(path: str) -> SafeString:
-    """Return a dotted path that may be broken before its dots, and nowhere in a word."""
+    """Return a dotted path with line breaks allowed before its dots only."""
     return format_html_join(_BREAK, "{}", ((each,) for each in path.split(".")))
 
 
 def table(heads: Sequence[Any], lines: Iterable[Sequence[Any]]) -> SafeString:
-    """Return a table whose cells have the names of their columns: a phone shows it as cards."""
+    """Return a table whose cells are labelled with their columns: a phone shows cards."""
     labels = [capfirst(each) for each in heads]
     head = format_html_join("", '<th scope="col">{}</th>', ((each,) for each in labels))
     rows = (
@@ -199,7 +211,7 @@ def quiet(text: Any) -> SafeString:
 
 
 def timeline(events: Sequence[tuple[datetime | None, Any]], now: datetime) -> SafeString:
-    """Return what happened and what is to come, in order, with now in its place."""
+    """Return past and future events in order, with now in its place."""
     known = [(at, what) for at, what in events if at is not None]
     lines = sorted([*known, (now, None)], key=lambda event: event[0])
     items = format_html_join(
@@ -215,7 +227,7 @@ def timeline(events: Sequence[tuple[datetime | None, Any]], now: datetime) -> Sa
     return format_html('<ol class="dq-timeline">{}</ol>', items)
 
 
-# As much of a payload as is ever fetched: a column may hold a gigabyte.
+# Bytes of a payload that are fetched at most: a column may hold a gigabyte.
 MAX_READ: Final = 1_048_576
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PRETTY: Final = json.JSONEncoder(ensure_ascii=False, indent=2)
@@ -276,88 +288,3 @@ def _as_text(head: bytes, *, is_whole: bool) -> tuple[str, str]:
 def _as_hex(head: bytes) -> tuple[str, str]:
     # Two characters and a blank a byte; one byte more than is shown, to tell that there is more.
     return head[: MAX_SHOWN // 3 + 1].hex(" "), _(", shown in hexadecimal")
-
-
-class Line(NamedTuple):
-    """A line of a chart: its name, its class in the style sheet, and a value for each point."""
-
-    name: str
-    css: str
-    values: Values
-
-
-class Mark(NamedTuple):
-    """What was at a point: a class in the style sheet, and words."""
-
-    at: float
-    css: str
-    words: str
-
-
-def sparkline(values: Values, css: str, words: str) -> SafeString:
-    """Return a small chart of one line; the words are what it says to those who cannot see it."""
-    return _svg(len(values), "dq-spark", words, [_gaps(values), _path(values, css, _top(values))])
-
-
-def chart(lines: Sequence[Line], known: Values, marks: SafeString, words: str) -> SafeString:
-    """Return a chart of lines on one scale from zero; grey where nothing is known."""
-    top = max(map(_top, (each.values for each in lines)))
-    parts = [
-        _gaps(known),
-        marks,
-        *(_path(each.values, each.css, top) for each in lines),
-    ]
-    return _svg(len(known), "dq-chart", words, parts)
-
-
-def drawn(marks: Iterable[Mark]) -> SafeString:
-    """Return the marks of a chart, and of all others over the same time."""
-    return format_html_join(
-        "",
-        '<path class="dq-mark {}" d="M{} -4v{}"><title>{}</title></path>',
-        ((each.css, f"{each.at:.2f}", _HEIGHT + 8, each.words) for each in marks),
-    )
-
-
-def largest(lines: Iterable[Line]) -> float | None:
-    return max((each for line in lines for each in line.values if each is not None), default=None)
-
-
-def _svg(points: int, css: str, words: str, parts: Iterable[SafeString]) -> SafeString:
-    return format_html(
-        '<svg class="{}" viewBox="0 -4 {} {}" preserveAspectRatio="none" role="img">'
-        "<title>{}</title>{}</svg>",
-        css, max(points - 1, 1), _HEIGHT + 8, words, format_html_join("", "{}", zip(parts)),
-    )  # fmt: skip
-
-
-def _top(values: Values) -> float:
-    return max((each for each in values if each is not None), default=0) or 1
-
-
-def _path(values: Values, css: str, top: float) -> SafeString:
-    drawn = " ".join(_steps(values, top))
-    return format_html('<path class="dq-line {}" d="{}"/>', css, drawn) if drawn else _EMPTY
-
-
-def _steps(values: Values, top: float) -> Iterator[str]:
-    """Yield a stroke for each run of values; one alone is a dot."""
-    for is_known, run in groupby(enumerate(values), key=lambda each: each[1] is not None):
-        if is_known:
-            dots = [f"{x} {_HEIGHT - _HEIGHT * (y or 0) / top:.1f}" for x, y in run]
-            yield "M" + "L".join(dots) + ("h0" if len(dots) == 1 else "")
-
-
-def _gaps(values: Values) -> SafeString:
-    """Return grey where there is no value, to halfway to its neighbours."""
-    return format_html_join(
-        "", '<rect class="dq-gap" x="{}" y="-4" width="{}" height="{}"/>', _rects(values)
-    )
-
-
-def _rects(values: Values) -> Iterator[tuple[float, float, int]]:
-    for is_known, run in groupby(enumerate(values), key=lambda each: each[1] is not None):
-        places = [x for x, _ in run]
-        if not is_known:
-            left, right = max(places[0] - 0.5, 0), min(places[-1] + 0.5, len(values) - 1)
-            yield left, right - left, _HEIGHT + 8

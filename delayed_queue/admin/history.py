@@ -1,43 +1,34 @@
-"""The page of a queue's history: how full it was, what came and went, how late and how long."""
+"""The page of a queue: its history as charts, and its groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from delayed_queue.admin.base import QueueModelAdmin
+from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND, valid_kind
-from delayed_queue.admin.formats import (
-    Line,
-    Mark,
-    chart,
-    dated,
-    drawn,
-    largest,
-    number,
-    seconds,
-    table,
-)
-from delayed_queue.admin.limits import CHANGES, change_view, groups_of
-from delayed_queue.admin.schedule_forms import rule_of
+from delayed_queue.admin.formats import dated, number, seconds, table
+from delayed_queue.admin.groups import groups_of
+from delayed_queue.admin.limits import CHANGES, change_view
+from delayed_queue.admin.queues import PAUSE_QUEUE
+from delayed_queue.admin.schedule_preview import rule_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import QueueOverview, Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
 from delayed_queue.observe.overview import EXACT, name_of
 from delayed_queue.observe.store import Window
 
-if TYPE_CHECKING:
-    from delayed_queue.admin.base import QueueModelAdmin
-
 RANGE: Final = "range"
+VIEW_LETTERS: Final = "delayed_queue.view_deadletter"
 
 
 class Range(NamedTuple):
@@ -53,9 +44,9 @@ RANGES: Final = {
     "24h": Range(timedelta(hours=24), timedelta(minutes=15)),
     "7d": Range(timedelta(days=7), timedelta(hours=2)),
 }
-# More runs of a schedule than this would be a hatching, and tell nothing.
-_MOST_TICKS: Final = 60
-_MOST_SCHEDULES: Final = 20
+# Runs of a schedule that are drawn at most: more would be a hatching.
+_MAX_TICKS: Final = 60
+_MAX_SCHEDULES: Final = 20
 Value = Callable[[Step], float | None]
 
 
@@ -68,7 +59,7 @@ def _percentile(histogram: str, share: float) -> Value:
 
 
 def _a_minute(count: str) -> Value:
-    """Return a rate; of steps in which nobody measured it is unknown."""
+    """Return a rate; unknown for steps without samples."""
 
     def of(step: Step) -> float | None:
         found = getattr(step, count)
@@ -115,37 +106,39 @@ FIGURES: Final = (
 
 
 def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
-    if not model_admin.has_view_permission(request):
-        raise PermissionDenied
     kind, chosen = valid_kind(request.GET.get(KIND, "")), request.GET.get(RANGE, "1h")
     if request.method == "POST":
         return change_view(model_admin, request, kind)
     if chosen not in RANGES:
         raise BadRequest("There is no such range.")
     using = model_admin.get_queryset(request).db
-    found = read(kind, window_of(*RANGES[chosen], using=using), exact_to=EXACT, using=using)
-    may_see_letters = request.user.has_perm("delayed_queue.view_deadletter")
-    figures = [each for each in FIGURES if may_see_letters or each is not _DEAD]
-    marks = [*_deploys(found), *_ticks(kind, found, using)]
-    drawn_marks = drawn(marks)
+    may_change = model_admin.may(request, PAUSE_QUEUE)
     context = {
-        **model_admin.admin_site.each_context(request),
         "title": gettext("History of %(queue)s") % {"queue": name_of(kind).queue},
         "opts": QueueOverview._meta,
-        "media": model_admin.media,
         "kind": kind,
         "queue": name_of(kind),
         "query": urlencode({KIND: kind}),
         "ranges": [(each, urlencode({KIND: kind, RANGE: each}), each == chosen) for each in RANGES],
+        "groups": groups_of(kind, using, may_change=may_change),
+        "changes": CHANGES if may_change else (),
+        **_charts(kind, RANGES[chosen], using, has_dead=model_admin.may(request, VIEW_LETTERS)),
+    }
+    return model_admin.page(request, "delayed_queue/queue_history", context)
+
+
+def _charts(kind: str, chosen: Range, using: str, *, has_dead: bool) -> dict[str, Any]:
+    found = read(kind, window_of(*chosen, using=using), exact_to=EXACT, using=using)
+    figures = [each for each in FIGURES if has_dead or each is not _DEAD]
+    marks = [*_deploys(found), *_ticks(kind, found, using)]
+    drawn_marks = drawn(marks)
+    return {
         "is_sampled": any(each.is_sampled for each in found.steps),
         "gap": _gap(found),
-        "groups": groups_of(kind, using, may_change=model_admin.may(request, CHANGES[0])),
         "figures": [_figure(each, found, drawn_marks) for each in figures],
         "marks": marks,
         "numbers": _numbers(figures, found),
     }
-    request.current_app = model_admin.admin_site.name
-    return TemplateResponse(request, "admin/delayed_queue/queue_history.html", context)
 
 
 def _at(minute: float) -> datetime:
@@ -203,31 +196,28 @@ def _deploys(found: History) -> list[Mark]:
 
 
 def _ticks(kind: str, found: History, using: str) -> Iterator[Mark]:
-    """Yield the runs of the queue's schedules, as they are now, but not of those that are many."""
+    """Yield the runs of the queue's schedules, as now defined, except of frequent ones."""
     window = found.window
     rows = Schedule.objects.using(using).filter(kind=kind, is_enabled=True).exclude(type="")
-    for row in rows.order_by("key_prefix")[:_MOST_SCHEDULES]:
+    for row in rows.order_by("key_prefix")[:_MAX_SCHEDULES]:
         try:
             rule = rule_of(row)
         except InvalidConfiguration:
             continue
-        times = rule.times_between(_at(window.since), _at(window.until), _MOST_TICKS + 1)
-        for at in times if len(times) <= _MOST_TICKS else ():
+        times = rule.times_between(_at(window.since), _at(window.until), _MAX_TICKS + 1)
+        for at in times if len(times) <= _MAX_TICKS else ():
             place = _place((at - _at(0)) / MINUTE, window)
             yield Mark(place, "dq-of-tick", f"{dated(at)} {row.key_prefix}")
 
 
 def _place(minute: float, window: Window) -> float:
-    """Return where it is drawn: what is in the last step, behind whose start no chart goes, there.
-
-    A chart is from the point of the first step to that of the last.
-    """
+    """Return the position of a minute between the points of the first and the last step."""
     steps = (window.until - window.since) // window.step
     return min((minute - window.since) / window.step, steps - 1)
 
 
 def _gap(found: History) -> str:
-    """Return since when nobody has measured; empty where somebody still does."""
+    """Return the time of the last sample; empty if workers still take samples."""
     last = next((each.minute for each in reversed(found.steps) if each.is_sampled), None)
     if last is None or found.window.until - last <= max(2 * found.window.step, 3):
         return ""
@@ -235,7 +225,7 @@ def _gap(found: History) -> str:
 
 
 def _numbers(figures: Sequence[Figure], found: History) -> SafeString:
-    """Return all that the charts draw as a table, the latest first."""
+    """Return the values of all charts as a table, the latest first."""
     columns = [(each, name, of) for each in figures for name, _, of in each.lines]
     heads = ["UTC", *(f"{figure.title}: {name}" for figure, name, _ in columns)]
     rows = (

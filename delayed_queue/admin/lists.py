@@ -1,43 +1,35 @@
-"""Rows as the admin reads them, and lists of them that cost the same at any depth."""
+"""Lists that cost the same at any depth, and the policies that keep every list bounded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import (
-    BigIntegerField,
-    BooleanField,
-    Expression,
-    ExpressionWrapper,
-    F,
-    Func,
-    QuerySet,
-    Value,
-)
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db.models import BooleanField, Expression, F, Func, QuerySet, Value
 from django.db.models.lookups import GreaterThan, LessThan
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.functional import cached_property
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import EpochMillisecondField
+from delayed_queue.admin.rows import MAX_BIGINT, raw
 
 if TYPE_CHECKING:
-    from delayed_queue.admin.base import QueueModelAdmin
-
     _Base = admin.ModelAdmin[Any]
 else:
     _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
-# Any number of fewer digits is a bigint.
-_MOST_DIGITS: Final = 19
-# What the script says: attributes of its tag, so that they come in the language of the page.
+MAX_LISTED: Final = 5_000
+# The texts of the script are attributes of its tag: they come in the language of the page.
 LIVE: Final = forms.Script(
     "delayed_queue/live.js",
     defer=True,
@@ -49,98 +41,7 @@ LIVE: Final = forms.Script(
     },
 )
 
-
-class RowState(StrEnum):
-    """The state of a message when its page is made."""
-
-    SCHEDULED = "scheduled"
-    DUE = "due"
-    LEASED = "leased"
-    EXPIRED = "expired"
-
-
-class MessageRow(Protocol):
-    """A message as ``as_read`` annotates it."""
-
-    id: int
-    kind: str
-    key: str
-    scheduled_at: datetime
-    scheduled_at_initially: datetime
-    created_at: datetime
-    lease_id: str | None
-    attempts: int
-    headers: Any
-    due_at: datetime | None
-    first_error: str | None
-    last_error: str | None
-    read_at: datetime
-    created_ms: int
-
-
-class LetterRow(Protocol):
-    """A dead letter as ``as_read`` annotates it."""
-
-    id: int
-    kind: str
-    key: str
-    attempts: int
-    reason: str
-    headers: Any
-    first_error: str | None
-    last_error: str | None
-    scheduled_at_initially: datetime
-    created_at: datetime
-    died_at: datetime
-    read_at: datetime
-
-
-class DatabaseClock(Func):
-    """The instant of the statement on the database's clock, which leases are judged by.
-
-    Stable within a statement, so an index serves comparisons with it.
-    """
-
-    template = "(floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint - %(expressions)s)"
-    arity = 1
-    output_field = EpochMillisecondField()
-
-    def __init__(self, ago: timedelta = timedelta(0)) -> None:
-        super().__init__(Value(ago // MILLISECOND, output_field=BigIntegerField()))
-
-
-def raw(column: str) -> ExpressionWrapper[F]:
-    """Return a millisecond column as the stored integer, which no datetime's range clamps."""
-    return ExpressionWrapper(F(column), output_field=BigIntegerField())
-
-
-def is_id(text: str) -> bool:
-    """Return whether a row can have it; by length, as Python reads no number of 4,301 digits."""
-    return text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS
-
-
-def find(queryset: QuerySet[Any], object_id: str) -> Any:
-    """Return the row of the id in a url; None when there is none."""
-    return queryset.filter(pk=object_id).first() if is_id(object_id) else None
-
-
-def as_read(queryset: QuerySet[Any]) -> QuerySet[Any]:
-    """Add the instant of reading and leave out what only a detail page shows."""
-    annotated: QuerySet[Any] = queryset.annotate(
-        read_at=DatabaseClock(), created_ms=raw("created_at")
-    )
-    return annotated.defer("payload", "headers", "first_error", "last_error")
-
-
-def state_of(message: MessageRow) -> RowState:
-    is_leased = message.lease_id is not None
-    if message.scheduled_at > message.read_at:
-        return RowState.LEASED if is_leased else RowState.SCHEDULED
-    return RowState.EXPIRED if is_leased else RowState.DUE
-
-
 AFTER: Final = "after"
-_MAX_BIGINT: Final = 2**63
 
 
 class _Row(Func):
@@ -167,7 +68,7 @@ class Keyset:
         """Order, and read the column as stored: a datetime may have been clamped."""
         if self.column is not None:
             if self.is_partial:
-                queryset = queryset.filter(**{f"{self.column}__gte": -_MAX_BIGINT})
+                queryset = queryset.filter(**{f"{self.column}__gte": -MAX_BIGINT})
             stored = F(self.column) if self.is_text else raw(self.column)
             queryset = queryset.annotate(position=stored)
         return queryset.order_by(*self.ordering())
@@ -178,11 +79,11 @@ class Keyset:
         return [term.desc() if self.descending else term.asc() for term in terms]
 
     def cursor(self, row: Any) -> str:
-        """Return where the page that ends with the row ends."""
+        """Return the position after the row, for the link to the next page."""
         return str(row.id) if self.column is None else f"{row.id}.{row.position}"
 
     def after(self, queryset: QuerySet[Any], cursor: str) -> QuerySet[Any]:
-        """Keep what follows the cursor; raise ValueError when it is not one of this order."""
+        """Keep what follows the cursor; raise ValueError if it belongs to another order."""
         text, dot, position = cursor.partition(".")
         last = _bigint(text)
         if self.column is None:
@@ -200,31 +101,100 @@ class Keyset:
 
 def _bigint(text: str) -> int:
     number = int(text)
-    if not -_MAX_BIGINT <= number < _MAX_BIGINT:
+    if not -MAX_BIGINT <= number < MAX_BIGINT:
         raise ValueError("out of range")
     return number
 
 
+class CappedPaginator(Paginator):  # type: ignore[type-arg] # not subscriptable at run time
+    """Counts up to a cap; filters and searches reach what lies beyond."""
+
+    @cached_property
+    def count(self) -> int:
+        rows: Any = self.object_list
+        return len(rows.values_list("pk", flat=True)[:MAX_LISTED])
+
+
 class ListAdmin(_Base):
-    """A model admin whose lists refuse a NUL in their URL: PostgreSQL cannot compare it."""
+    """Read-only pages of bounded cost; nothing can be typed."""
+
+    list_heading: Any = ""
+    list_filter: ClassVar[Any] = ()
+    list_per_page = 100
+    list_max_show_all = 0
+    paginator = CappedPaginator
+    empty_value_display = "—"
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # they count every choice over the whole table
+    sortable_by: ClassVar[Any] = ()  # only the orders that an index gives
+    actions: Any = None  # nor Django's own
+
+    class Media:
+        css = {"all": ["delayed_queue/admin.css"]}
+        js = [LIVE]
+
+    def keyset_of(self, request: HttpRequest) -> Keyset:
+        """Return the order of the list; an index gives it under the list's filters."""
+        raise NotImplementedError
+
+    def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
+        """Add to the rows of a page what is read from other tables."""
+
+    def list_title(self, request: HttpRequest) -> str:
+        return str(self.list_heading or capfirst(self.opts.verbose_name_plural))
+
+    def url(self, name: str, *args: Any, **query: Any) -> str:
+        """Return the address of a page of the same admin site."""
+        site = self.admin_site.name
+        return reverse(f"admin:{name}", args=args, query=query or None, current_app=site)
+
+    def may(self, request: HttpRequest, permission: str) -> bool:
+        allowed: bool = request.user.has_perm(permission)
+        return allowed
+
+    def _nobody(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    has_add_permission = has_change_permission = has_delete_permission = _nobody
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Allow the filters only: a lookup typed into the URL could scan, or spell out payloads."""
+        return lookup in {
+            getattr(each, "parameter_name", f"{each}__exact") for each in self.list_filter
+        }
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Refuse a NUL in the URL: PostgreSQL cannot compare it."""
         if any("\x00" in each for _, values in request.GET.lists() for each in values):
             raise IncorrectLookupParameters("text cannot contain a NUL character")
         return super().get_changelist_instance(request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the list under its own title: nothing needs to be selected."""
+        context = {"title": self.list_title(request), **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    def page(self, request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
+        """Return a page beside the lists; it needs the permission to view the model."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        request.current_app = self.admin_site.name
+        common = {
+            **self.admin_site.each_context(request), "opts": self.opts, "media": self.media,
+        }  # fmt: skip
+        return TemplateResponse(request, f"admin/{template}.html", common | context)
 
 
 class KeysetChangeList(ChangeList):
     """A change list that neither counts nor skips rows: each page is one bounded read."""
 
-    model_admin: QueueModelAdmin
+    model_admin: ListAdmin
     result_list: list[Any]
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         super().__init__(request, *args, **kwargs)
-        self.title = self.model_admin.list_title(request)
-        # The search form repeats these as hidden fields: a key is looked for in all queues and
-        # states, or an operator would conclude from a forgotten filter that it is not there.
+        # The search form repeats these as hidden fields: a key is searched in all queues and
+        # states. A forgotten filter would hide it.
         self.params = {}
 
     def get_filters_params(self, params: Any = None) -> dict[str, Any]:

@@ -1,235 +1,39 @@
-"""The queues at a glance, and pausing one: asked first and recorded."""
+"""The overview: every queue in one line, the most overdue first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from django import forms
-from django.contrib.admin.models import CHANGE
-from django.core.exceptions import BadRequest, PermissionDenied
-from django.db.models import F, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from delayed_queue.admin.base import QueueModelAdmin
+from delayed_queue.admin.charts import Values, sparkline
 from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.formats import (
-    Values,
-    counted,
-    dotted,
-    human,
-    number,
-    per_second,
-    sparkline,
-)
-from delayed_queue.admin.lists import DatabaseClock
-from delayed_queue.admin.operations import (
-    QUEUES,
-    Call,
-    Entry,
-    Operation,
-    Report,
-    lock,
-    parse_ids,
-    record,
-    wake,
-)
-from delayed_queue.codecs import check_kind
+from delayed_queue.admin.formats import counted, dotted, human, number, per_second
+from delayed_queue.admin.queues import PAUSE_QUEUE, pause_of, paused_rows, switch_view
+from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.conf import get_settings
-from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import Limit, LimitManager, QueueOverview, Worker
+from delayed_queue.models import QueueOverview, Worker
 from delayed_queue.observe.history import MINUTE, Step, trends
 from delayed_queue.observe.overview import (
     MAX_KINDS,
     Count,
-    KindName,
     QueueDepth,
     estimated_depths,
     find_kinds,
     handler_of,
-    name_of,
 )
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
 from delayed_queue.worker.heartbeat import ALIVE
 from delayed_queue.worker.store import ThroughputRow
-
-if TYPE_CHECKING:
-    from delayed_queue.admin.base import QueueModelAdmin
-
-_CONFIRMED: Final = "confirmed"
-
-
-class PauseForm(forms.Form):
-    """The reason for a pause; shown beside the queue for as long as it is paused."""
-
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"), max_length=500, required=False,
-        widget=forms.TextInput(attrs={"size": 60}),
-        help_text=gettext_lazy("Shown to your colleagues beside the queue."),
-    )  # fmt: skip
-
-
-class Switch(Operation):
-    """An operation on one queue of the overview."""
-
-    permission = "delayed_queue.pause_queue"
-
-    def name_of_target(self, call: Call) -> str:
-        """Return the kind of the queue that is meant; empty when there is none any more."""
-        raise NotImplementedError
-
-
-class Pause(Switch):
-    """The token is the queue's kind."""
-
-    name = "pause"
-    label = gettext_lazy("Pause")
-    help = gettext_lazy("Deliver no message of this queue until it is resumed.")
-    warning = gettext_lazy(
-        "No process gets a message of this queue until it is resumed. Takes effect "
-        "at once. Offers are still accepted, and messages in flight are finished."
-    )
-    form_class = PauseForm
-
-    def name_of_target(self, call: Call) -> str:
-        return call.tokens[0]
-
-    def run(self, call: Call) -> Report:
-        report = Report(gettext_lazy("Paused"), QUEUES)
-        kind, reason = call.tokens[0], storable(call.options.get("reason", ""))
-        with call.transaction():
-            by = call.user.get_username()
-            if _pauses().pause(kind, reason=reason, by=by, using=call.using):
-                report.changed.append(name_of(kind).queue)
-                row = call.queryset.using(call.using).get(kind=kind)
-                record(call, CHANGE, [Entry(row, _audit("Paused", kind, reason))])
-            else:
-                report.leave(_("paused already"), name_of(kind).queue)
-        return report
-
-
-class Resume(Switch):
-    """The token is the pause that was seen: a later one has its own reason, and stays."""
-
-    name = "resume"
-    label = gettext_lazy("Resume")
-    help = gettext_lazy("Deliver messages of this queue again.")
-    warning = gettext_lazy(
-        "Its messages are delivered again. Those that fell due meanwhile are delivered at once."
-    )
-
-    def name_of_target(self, call: Call) -> str:
-        rows = call.queryset.filter(id__in=parse_ids(call.tokens))
-        return next(iter(rows.values_list("kind", flat=True)), "")
-
-    def run(self, call: Call) -> Report:
-        report = Report(gettext_lazy("Resumed"), QUEUES)
-        with call.transaction():
-            for row in lock(call, parse_ids(call.tokens), report):
-                _pauses().resume(row.kind, using=call.using)
-                report.changed.append(name_of(row.kind).queue)
-                record(call, CHANGE, [Entry(row, _audit("Resumed", row.kind, ""))])
-                wake({row.kind}, call.using)
-        return report
-
-
-SWITCHES: Final[tuple[Switch, ...]] = (Pause(), Resume())
-
-
-def paused_rows(model_admin: QueueModelAdmin, request: HttpRequest) -> QuerySet[Any]:
-    """Return the paused queues of the admin's database, with the instant of reading."""
-    using = model_admin.get_queryset(request).db
-    rows = Limit.objects.paused(using).order_by("kind")
-    return rows.annotate(read_at=DatabaseClock(), key=F("kind"))
-
-
-def switch_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
-    """Pause or resume what was posted, after a page that asks."""
-    switch = next((each for each in SWITCHES if each.name in request.POST), None)
-    if switch is None:
-        raise BadRequest("The action must be pause or resume.")
-    if not model_admin.may(request, switch):
-        raise PermissionDenied
-    is_confirmed = _CONFIRMED in request.POST
-    form = switch.form(request.POST if is_confirmed else None, str(request.user))
-    options = form.cleaned_data if form.is_valid() else {}
-    call = Call(_written(model_admin, request), [_target(switch, request)], request.user, options)
-    if not form.is_valid() and switch.name_of_target(call):
-        return _confirmation(model_admin, request, switch, call, form)
-    model_admin.carry_out(request, switch, call)
-    return HttpResponseRedirect(request.path)
-
-
-def _target(switch: Switch, request: HttpRequest) -> str:
-    target = request.POST[switch.name]
-    try:
-        return check_kind(target)
-    except InvalidMessage as error:
-        raise BadRequest(str(error)) from error
-
-
-def _written(model_admin: QueueModelAdmin, request: HttpRequest) -> QuerySet[Any]:
-    using = model_admin.get_queryset(request).select_for_update().db
-    return paused_rows(model_admin, request).using(using)
-
-
-def _confirmation(
-    model_admin: QueueModelAdmin,
-    request: HttpRequest,
-    switch: Switch,
-    call: Call,
-    form: forms.Form,
-) -> HttpResponse:
-    kind = switch.name_of_target(call)
-    row = call.queryset.filter(kind=kind).first()
-    name: KindName = name_of(kind)
-    shown = {
-        "title": f"{switch.label} {name.queue}?",
-        "button": f"{switch.label} {name.queue}",
-        "target": call.tokens[0],
-        "queue": name,
-        "pause": row,
-        "paused_for": "" if row is None else human(row.read_at - row.paused_at),
-        "back": request.path,
-    }
-    return asked(model_admin, request, switch, form, shown)
-
-
-def asked(
-    model_admin: QueueModelAdmin,
-    request: HttpRequest,
-    switch: Operation,
-    form: forms.Form,
-    shown: dict[str, Any],
-) -> HttpResponse:
-    """Return the page that asks before something is done to a queue, or to a group of it."""
-    context = {
-        **model_admin.admin_site.each_context(request),
-        "opts": model_admin.opts,
-        "media": model_admin.media,
-        "switch": switch,
-        "form": form,
-        **shown,
-    }
-    request.current_app = model_admin.admin_site.name
-    return TemplateResponse(request, "admin/delayed_queue/confirm_switch.html", context)
-
-
-def _pauses() -> LimitManager[Limit]:
-    return Limit.objects
-
-
-def _audit(past: str, kind: str, reason: str) -> str:
-    return f"{past}. Queue {kind}." + (f" Reason: {reason}" if reason else "")
-
 
 _LATE: Final = timedelta(minutes=1)
 _HOLDERS: Final = {
@@ -239,7 +43,7 @@ _HOLDERS: Final = {
     "standby": gettext_lazy("standby"),
 }
 TREND_MINUTES: Final = 60
-# Of the minute that is over the sample comes within ten seconds, or twenty.
+# Minutes until a missing sample is reported; a sample is 10 or 20 seconds late.
 SAMPLED_WITHIN: Final = 3
 MAX_SILENT: Final = 100
 
@@ -288,13 +92,13 @@ class QueueLine:
 
     @property
     def is_unserved(self) -> bool:
-        """Return whether messages wait, or will, and no worker has shown itself for them."""
+        """True if messages wait, or will, and no live worker serves the queue."""
         is_empty = (self.due, self.scheduled, self.leased) == ("0",) * 3
         return self.workers == 0 and self.pause is None and not is_empty
 
     @property
     def paused_for(self) -> str:
-        return "" if self.pause is None else human(self.pause.read_at - self.pause.paused_at)
+        return pause_of(self.pause)
 
 
 def _spark(values: Values, css: str, words: str) -> SafeString | str:
@@ -302,7 +106,7 @@ def _spark(values: Values, css: str, words: str) -> SafeString | str:
 
 
 def summary(lines: Sequence[QueueLine], silent: int, *, may_view_letters: bool) -> str:
-    """Return what is wrong in one line, the worst first; empty when nothing is."""
+    """Return what is wrong in one line, the worst first; empty if nothing is."""
     late = sum(each.is_late and each.pause is None for each in lines)
     unserved = sum(each.is_unserved for each in lines)
     dead = sum(each.dead_count for each in lines if may_view_letters)
@@ -323,45 +127,43 @@ def _capped(silent: int) -> str:
 
 
 def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
-    if not model_admin.has_view_permission(request):
-        raise PermissionDenied
     if request.method == "POST":
         return switch_view(model_admin, request)
     using = model_admin.get_queryset(request).db
-    pauses = {row.kind: row for row in paused_rows(model_admin, request)[: MAX_KINDS + 1]}
+    pauses = {row.kind: row for row in paused_rows(using)[: MAX_KINDS + 1]}
     kinds, is_cut = find_kinds(using, also=list(pauses))
     found, now, last = trends(kinds, TREND_MINUTES, using=using)
     lines = _lines(kinds, found, pauses, using)
-    silent, snapshot = _silent_workers(using), _old_snapshot(using)
-    may_view_letters = request.user.has_perm("delayed_queue.view_deadletter")
-    wrong = summary(lines, silent, may_view_letters=may_view_letters)
+    may_view_letters = model_admin.may(request, "delayed_queue.view_deadletter")
+    wrong = summary(lines, _silent_workers(using), may_view_letters=may_view_letters)
     context = {
-        **model_admin.admin_site.each_context(request),
         "title": wrong or _("All queues in order"),
         "opts": QueueOverview._meta,
-        "media": model_admin.media,
         "lines": lines,
         "unsampled": _unsampled(now, last),
-        "snapshot": snapshot,
-        "snapshot_holder": "" if snapshot is None else holder_of(snapshot),
-        "snapshot_place": "" if snapshot is None else place_of(snapshot),
+        **_old_snapshot(using),
         "is_cut": is_cut,
         "max_kinds": MAX_KINDS,
         "may_view_letters": may_view_letters,
-        "may_view_workers": request.user.has_perm("delayed_queue.view_worker"),
-        "may_pause": request.user.has_perm("delayed_queue.pause_queue"),
+        "may_view_workers": model_admin.may(request, "delayed_queue.view_worker"),
+        "may_pause": model_admin.may(request, PAUSE_QUEUE),
     }
-    request.current_app = model_admin.admin_site.name
-    return TemplateResponse(request, "admin/delayed_queue/queues.html", context)
+    return model_admin.page(request, "delayed_queue/queues", context)
 
 
-def _old_snapshot(using: str) -> Snapshot | None:
+def _old_snapshot(using: str) -> dict[str, Any]:
     found = oldest_snapshot(using)
-    return found if found is not None and found.is_older_than(OLD) else None
+    if found is None or not found.is_older_than(OLD):
+        return {}
+    return {
+        "snapshot": found,
+        "snapshot_holder": holder_of(found),
+        "snapshot_place": place_of(found),
+    }
 
 
 def holder_of(snapshot: Snapshot) -> str:
-    """Return who holds it and for how long, as its own words do, in the language of the page."""
+    """Return the holder and for how long, like ``str``, in the language of the page."""
     owner, elsewhere = {"name": snapshot.owner}, {"name": snapshot.elsewhere}
     words = [
         snapshot.application, snapshot.owner and _("user %(name)s") % owner, snapshot.state,
@@ -378,7 +180,7 @@ def holder_of(snapshot: Snapshot) -> str:
 
 
 def place_of(snapshot: Snapshot) -> str:
-    """Return where the remedy is run, if not here, in the language of the page."""
+    """Return where to run the remedy if not here, in the language of the page."""
     if snapshot.holder == "standby":
         return _("on the standby")
     if not snapshot.place:
@@ -392,7 +194,7 @@ def _silent_workers(using: str) -> int:
 
 
 def _unsampled(now: int, last: int | None) -> str:
-    """Return since when nobody takes samples; empty where somebody does, or never did."""
+    """Return for how long no worker has taken samples; empty if one does, or none ever did."""
     if last is None or now - last <= SAMPLED_WITHIN or get_settings().SAMPLE_RETENTION is None:
         return ""
     return human((now - last) * MINUTE)
@@ -416,24 +218,16 @@ def _line(
     service = served.get(depth.name.queue, ThroughputRow(depth.name.queue, 0, 0.0))
     handler = handler_of(depth.kind)
     return QueueLine(
-        kind=depth.kind,
-        queue=depth.name.queue,
-        codec=depth.name.codec,
+        kind=depth.kind, queue=depth.name.queue, codec=depth.name.codec,
         handler="" if handler is None else dotted(handler.path),
-        due=counted(depth.due),
-        scheduled=counted(depth.scheduled),
-        leased=counted(depth.leased),
-        dead=counted(depth.dead),
-        dead_count=depth.dead.value,
-        late_by=depth.oldest_due_age,
-        workers=service.workers,
-        rate=per_second(service.rate) if service.workers else "",
-        pause=pause,
-        trend=trend,
-    )
+        due=counted(depth.due), scheduled=counted(depth.scheduled), leased=counted(depth.leased),
+        dead=counted(depth.dead), dead_count=depth.dead.value, late_by=depth.oldest_due_age,
+        workers=service.workers, rate=per_second(service.rate) if service.workers else "",
+        pause=pause, trend=trend,
+    )  # fmt: skip
 
 
 def _urgency(line: QueueLine) -> tuple[bool, timedelta, str]:
-    """Sort the latest queue first, queues with nothing due behind, by name."""
+    """Return the sort key: the most overdue first, queues with nothing due last, by name."""
     late_by = line.late_by
     return (late_by is None, -(late_by or timedelta(0)), line.kind)

@@ -1,37 +1,31 @@
-"""The workers: who is at work, on what, and how fast."""
+"""The workers: where they run, what they hold, and how fast they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
-from django.db.models import F, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import escape as escaped
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import QueueModelAdmin
-from delayed_queue.admin.filters import WORKER
-from delayed_queue.admin.lists import DatabaseClock, Keyset, RowState, as_read, find, state_of
+from delayed_queue.admin.base import RecordAdmin
+from delayed_queue.admin.formats import column
+from delayed_queue.admin.rows import DatabaseClock, RowState, as_read, state_of
 from delayed_queue.models import Message, Worker
 from delayed_queue.worker.heartbeat import ALIVE, MAX_LEASES
 
-if TYPE_CHECKING:
-    from django.contrib.admin import ModelAdmin
-
-_NEWEST_FIRST: Final = Keyset(descending=True)
 _MAX_HELD: Final = 50
 _ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
-_STATE: Final = '<span class="dq-state {}">{}</span> {}'
 
 
 _NONE_HELD: Final = _("It holds no messages.")
@@ -50,7 +44,7 @@ class AliveFilter(SimpleListFilter):
     title = _("state")
     parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [("alive", _("Alive")), ("silent", _("Silent"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -63,11 +57,10 @@ class AliveFilter(SimpleListFilter):
 
 
 @admin.register(Worker)
-class WorkerAdmin(QueueModelAdmin):
-    """The latest started first; rows are written by the workers themselves."""
+class WorkerAdmin(RecordAdmin):
+    """The latest started first; workers write the rows themselves."""
 
     list_filter = (AliveFilter,)
-    search_fields = ()  # type: ignore[assignment]
     change_list_template = "admin/delayed_queue/worker_list.html"
     change_form_template = "admin/delayed_queue/worker_detail.html"
     list_display = (
@@ -80,31 +73,38 @@ class WorkerAdmin(QueueModelAdmin):
         "version_column", "served", "counts", "held",
     )  # fmt: skip
 
-    def keyset_of(self, request: HttpRequest) -> Keyset:
-        return _NEWEST_FIRST
+    key_column = column(_("worker"), lambda row: formats.key_label(row.name))
+    rate_column = column(
+        _("rate"), lambda row: _of_now(row, formats.per_second(sum(row.rates.values())))
+    )
+    in_flight_column = column(
+        _("in flight"), lambda row: _of_now(row, formats.number(row.in_flight))
+    )
+    done_column = column(_("done"), lambda row: formats.number(row.done))
+    failed_column = column(_("retried"), lambda row: _count(row.failed))
+    dead_column = column(_("dead"), lambda row: _count(row.dead, is_bad=True))
+    lost_column = column(_("lost"), lambda row: _count(row.lost, is_bad=True))
+    started_column = column(_("started"), lambda row: formats.since(row.started_at, row.read_at))
+    version_column = column(_("version"), "version")
+    host_column = column(_("host"), "host")
+    pid_column = column(_("process id"), "pid")
+    process_column = column(_("process"), "process")
 
-    def token_of(self, row: Any) -> str:
-        return str(row.id)
-
-    # Reading
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        found: QuerySet[Any] = admin.ModelAdmin.get_queryset(self, request)
-        annotated: QuerySet[Any] = found.annotate(read_at=DatabaseClock(), key=F("name"))
-        return annotated
+    def gone_text(self) -> Any:
+        return _("This worker has stopped and removed its row.")
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        row = find(self.get_queryset(request), object_id)
+        row = super().get_object(request, object_id, from_field)
         if row is not None:
             row.holding = self._held(request, row)
         return row
 
     def _held(self, request: HttpRequest, row: Worker) -> list[Any] | None:
-        """Return the first messages under its leases; None for those who may not see them."""
-        if not request.user.has_perm("delayed_queue.view_message"):
+        """Return the first messages under its leases; None without the permission."""
+        if not self.may(request, "delayed_queue.view_message"):
             return None
         found = Message.objects.using(self.get_queryset(request).db)
-        # By what its lease ids begin with; "g" comes after all digits of one.
+        # Its lease ids have a prefix of their own; "g" sorts behind every digit.
         theirs = (
             found.filter(lease_id__gte=row.holder, lease_id__lt=f"{row.holder}g")
             if row.holder
@@ -112,19 +112,6 @@ class WorkerAdmin(QueueModelAdmin):
         )
         held = as_read(theirs).order_by("lease_id", "id")
         return list(held[: _MAX_HELD + 1])
-
-    def _get_obj_does_not_exist_redirect(
-        self, request: HttpRequest, opts: Any, object_id: str
-    ) -> HttpResponse:
-        text = _("This worker has stopped and removed its row.")
-        self.message_user(request, text, messages.WARNING)
-        return HttpResponseRedirect(self._list_url())
-
-    # Columns
-
-    @admin.display(description=_("worker"))
-    def key_column(self, row: Worker) -> SafeString:
-        return formats.key_label(row.name)
 
     @admin.display(description=_("where it runs"))
     def where_column(self, row: Worker) -> SafeString:
@@ -140,62 +127,17 @@ class WorkerAdmin(QueueModelAdmin):
         age = row.read_at - row.heartbeat_at
         words = formats.moment(row.heartbeat_at, _("%(span)s ago") % {"span": formats.human(age)})
         if age < ALIVE:
-            return format_html(_STATE, "dq-due", _("alive"), words)
+            return format_html("{} {}", formats.state("due", _("alive")), words)
         since = formats.moment(row.heartbeat_at, _("for %(span)s") % {"span": formats.human(age)})
-        return format_html(_STATE, "dq-alarm", _("silent"), since)
-
-    @admin.display(description=_("rate"))
-    def rate_column(self, row: Any) -> str:
-        return _of_now(row, formats.per_second(sum(row.rates.values())))
-
-    @admin.display(description=_("in flight"))
-    def in_flight_column(self, row: Any) -> str:
-        return _of_now(row, formats.number(row.in_flight))
-
-    @admin.display(description=_("done"))
-    def done_column(self, row: Worker) -> str:
-        return formats.number(row.done)
-
-    @admin.display(description=_("retried"))
-    def failed_column(self, row: Worker) -> SafeString:
-        return _count(row.failed)
-
-    @admin.display(description=_("dead"))
-    def dead_column(self, row: Worker) -> SafeString:
-        return _count(row.dead, is_bad=True)
-
-    @admin.display(description=_("lost"))
-    def lost_column(self, row: Worker) -> SafeString:
-        return _count(row.lost, is_bad=True)
+        return format_html("{} {}", formats.state("alarm", _("silent")), since)
 
     @admin.display(description=_("leases"))
     def leases_column(self, row: Worker) -> SafeString:
         if not row.lease_ids:
             return formats.NOTHING
         number = len(row.lease_ids)
-        return format_html(
-            '<a href="{}">{}</a>', self._messages_url(row), f"{number}{_more(number)}"
-        )
-
-    @admin.display(description=_("started"))
-    def started_column(self, row: Any) -> SafeString:
-        return formats.moment(row.started_at, formats.relative(row.started_at, row.read_at))
-
-    @admin.display(description=_("version"))
-    def version_column(self, row: Worker) -> str:
-        return row.version
-
-    @admin.display(description=_("host"))
-    def host_column(self, row: Worker) -> str:
-        return row.host
-
-    @admin.display(description=_("process id"))
-    def pid_column(self, row: Worker) -> int:
-        return row.pid
-
-    @admin.display(description=_("process"))
-    def process_column(self, row: Worker) -> int:
-        return row.process
+        more = "+" if number >= MAX_LEASES else ""
+        return formats.link(self._messages_url(row), f"{number}{more}")
 
     # The detail page
 
@@ -223,31 +165,22 @@ class WorkerAdmin(QueueModelAdmin):
         heads = (_("key"), _("queue"), _("time"), _("lease"))
         lines = formats.table(heads, self._held_lines(row))
         note = formats.quiet(_("At most %(most)s messages are shown.") % {"most": _MAX_HELD})
-        link = format_html(
-            '<a href="{}">{}</a>',
-            self._messages_url(row),
-            _("Release, extend, reject or drop them"),
-        )
+        link = formats.link(self._messages_url(row), _("Release, extend, reject or drop them"))
         became = formats.quiet(_SILENT_HELD) if is_silent(row) else ""
         return format_html("{}{}{}{}", became, lines, note, link)
 
     def _held_lines(self, row: Any) -> Iterator[tuple[Any, ...]]:
         for each in row.holding[:_MAX_HELD]:
-            url = reverse(
-                "admin:delayed_queue_message_change", args=[each.pk],
-                current_app=self.admin_site.name,
-            )  # fmt: skip
+            url = self.url("delayed_queue_message_change", each.pk)
             yield (
-                format_html('<a href="{}">{}</a>', url, formats.key_label(each.key)),
+                formats.link(url, formats.key_label(each.key)),
                 formats.kind_label(each.kind),
                 formats.waiting(each),
                 format_html('<code title="{}">{}</code>', each.lease_id, each.lease_id[:8]),
             )
 
     def _messages_url(self, row: Worker) -> str:
-        name = "admin:delayed_queue_message_changelist"
-        query = urlencode({WORKER: row.pk})
-        return f"{reverse(name, current_app=self.admin_site.name)}?{query}"
+        return self.url("delayed_queue_message_changelist", worker=row.pk)
 
 
 def is_silent(row: Any) -> bool:
@@ -255,13 +188,9 @@ def is_silent(row: Any) -> bool:
     return silence >= ALIVE
 
 
-def _of_now(row: Any, told: str) -> str:
-    """Return what a worker told; of a silent one that is no rate of now, and held no more."""
-    return formats.NOTHING if is_silent(row) else told
-
-
-def _more(number: int) -> str:
-    return "+" if number >= MAX_LEASES else ""
+def _of_now(row: Any, reported: str) -> str:
+    """Return what a live worker reported; a dash for a silent worker."""
+    return formats.NOTHING if is_silent(row) else reported
 
 
 def _count(number: int, *, is_bad: bool = False) -> SafeString:
@@ -272,21 +201,19 @@ def _count(number: int, *, is_bad: bool = False) -> SafeString:
     )
 
 
-# Who holds a message
-
 HOLDER_LENGTH: Final = 8
 
 
 def names_of_holders(rows: Iterable[Any], using: str) -> dict[str, str]:
     """Return the names of the workers that hold the rows' leases, by the start of the lease id."""
-    # One that no worker has is always asked for: a page runs as many statements empty as full.
+    # "none" keeps the list from being empty: every page runs the same statements.
     holders = {(row.lease_id or "none")[:HOLDER_LENGTH] for row in rows} | {"none"}
     found = Worker.objects.using(using).filter(holder__in=holders).order_by("id")
     return dict(found.values_list("holder", "name"))
 
 
 def holder_of(row: Any, using: str, site: str) -> SafeString:
-    """Return which worker holds a message, by the beginning of its lease id."""
+    """Return which worker holds a message, by the start of its lease id."""
     found = Worker.objects.using(using).annotate(read_at=DatabaseClock())
     worker = found.filter(holder=(row.lease_id or "")[:HOLDER_LENGTH]).order_by("-id").first()
     if worker is None:
@@ -309,7 +236,7 @@ def holder_of(row: Any, using: str, site: str) -> SafeString:
 
 
 def _alive_or_what(silence: timedelta, row: Any) -> SafeString:
-    """Return that the holder lives, or what becomes of the message when it does not."""
+    """Return that the holder is alive, or what becomes of the message of a silent one."""
     if silence < ALIVE:
         return escaped(_("alive, heartbeat %(span)s ago.") % {"span": formats.human(silence)})
     when = formats.human(row.scheduled_at - row.read_at)

@@ -11,12 +11,12 @@ from typing import Any, Final
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import number, percent, seconds
-from delayed_queue.admin.lists import ListAdmin, find
+from delayed_queue.admin.lists import ListAdmin
+from delayed_queue.admin.rows import find
 from delayed_queue.spark.models import PipelineReport
 
 _PLOTS: Final = {
@@ -39,14 +39,6 @@ _SPANS: Final = ("p50", "p95", "p99", "max")
 class PipelineReportAdmin(ListAdmin):
     """One page; ``manage.py queuepipeline report`` makes what it shows."""
 
-    class Media:
-        css = {"all": ["delayed_queue/admin.css"]}
-
-    def _nobody(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    has_add_permission = has_change_permission = has_delete_permission = _nobody
-
     def get_urls(self) -> list[URLPattern]:
         plot = self.admin_site.admin_view(self.plot_view)
         name = "delayed_queue_spark_pipelinereport_plot"
@@ -55,7 +47,7 @@ class PipelineReportAdmin(ListAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        return self._page(request, None)
+        return self._report_page(request, None)
 
     def change_view(
         self,
@@ -64,11 +56,12 @@ class PipelineReportAdmin(ListAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        return self._page(request, object_id)
+        return self._report_page(request, object_id)
 
     def plot_view(self, request: HttpRequest, pk: int, plot: str) -> HttpResponse:
         """Answer with a plot as PNG."""
-        self._check(request)
+        if not self.has_view_permission(request):
+            raise PermissionDenied
         found = self._report(request, str(pk))
         data = found.plots.get(plot) if found is not None and plot in _PLOTS else None
         if data is None:
@@ -77,13 +70,9 @@ class PipelineReportAdmin(ListAdmin):
             image = base64.b64decode(data, validate=True)
         except binascii.Error:
             raise Http404 from None
-        # What is under this address never changes.
+        # A stored plot never changes.
         headers = {"Cache-Control": "private, max-age=86400, immutable"}
         return HttpResponse(image, content_type="image/png", headers=headers)
-
-    def _check(self, request: HttpRequest) -> None:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
 
     def _report(self, request: HttpRequest, object_id: str | None) -> PipelineReport | None:
         rows = self.get_queryset(request)
@@ -92,23 +81,19 @@ class PipelineReportAdmin(ListAdmin):
         found: PipelineReport | None = find(rows, object_id)
         return found
 
-    def _page(self, request: HttpRequest, object_id: str | None) -> HttpResponse:
-        self._check(request)
+    def _report_page(self, request: HttpRequest, object_id: str | None) -> HttpResponse:
         report = self._report(request, object_id)
-        if object_id is not None and report is None:
-            raise Http404
         rows = self.get_queryset(request).order_by("-id").values_list("id", "created_at")
         context = {
-            **self.admin_site.each_context(request),
             "title": _("Pipeline report"),
-            "opts": self.opts,
-            "media": self.media,
             "report": report,
             "earlier": list(rows[:_LISTED]),
             **({} if report is None else _shown(report)),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/delayed_queue_spark/report.html", context)
+        response = self.page(request, "delayed_queue_spark/report", context)
+        if object_id is not None and report is None:
+            raise Http404
+        return response
 
 
 def _shown(report: PipelineReport) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
 from delayed_queue import DelayedQueue
-from delayed_queue.admin.messages import Seen
+from delayed_queue.admin.message_operations import Seen
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.http.jobs.catalogue import create_topic
 from delayed_queue.http.store.finding import DROP_DEAD_JOB

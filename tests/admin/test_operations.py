@@ -11,7 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 
 from delayed_queue import DelayedQueue
-from delayed_queue.admin.messages import lease_of
+from delayed_queue.admin.message_operations import lease_of
 from delayed_queue.handlers import handler, registry
 from delayed_queue.models import DeadLetter, Message
 from tests.admin.operations import CONFIRMED, ON_LETTERS, ON_MESSAGES, run

@@ -14,7 +14,7 @@ from django.db import connection
 from django.test import Client
 from pytest_django import Settings
 
-from delayed_queue.admin.schedule_forms import next_change, preview
+from delayed_queue.admin.schedule_preview import next_change, preview
 from delayed_queue.cron.keeper import CronEntry, CronKeeper
 from delayed_queue.cron.registry import crontab
 from delayed_queue.cron.schedules import PeriodicSchedule

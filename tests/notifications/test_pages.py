@@ -12,8 +12,8 @@ from django.contrib.auth.models import Permission
 from django.contrib.messages import get_messages
 from django.test import Client
 
+from delayed_queue.admin import lists
 from delayed_queue.notifications import managing, parking, services
-from delayed_queue.notifications.admin import base
 from delayed_queue.notifications.models import (
     Delivery,
     Notification,
@@ -292,7 +292,7 @@ def test_n12_what_was_parked_and_why():
 
 
 def test_n12_parked_requests_have_pages_and_are_counted_to_a_cap(monkeypatch):
-    monkeypatch.setattr(base, "MAX_LISTED", 250)
+    monkeypatch.setattr(lists, "MAX_LISTED", 250)
     bodies = [b"{%d" % number for number in range(260)]
     parking.take([Incoming(each) for each in bodies], tenant="shop", origin="q")
     client = operator("view_parkedrequest")

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django.contrib import admin
-from django.contrib.admin import SimpleListFilter
 from django.db import router
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import RecordAdmin
+from delayed_queue.admin.base import NEWEST_FIRST, RecordAdmin
+from delayed_queue.admin.filters import LinkedFilter
+from delayed_queue.admin.formats import column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.http.callbacks.calls import Failure
 from delayed_queue.http.jobs.kinds import Way, parse_kind
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.messages import MILLISECOND
 
-if TYPE_CHECKING:
-    from django.contrib.admin import ModelAdmin
-
 MOST_SHOWN: Final = 50
-# The words that are stored of a failure, as an operator reads them.
+# Stored failures in an operator's words.
 _FAILURES: Final[dict[str, Any]] = {
     Failure.BLOCKED: _("blocked"), Failure.DNS: _("name not found"),
     Failure.REFUSED: _("connection refused"), Failure.UNREACHABLE: _("unreachable"),
@@ -43,8 +40,8 @@ _FAILURES: Final[dict[str, Any]] = {
 def result_of(row: CallbackAttempt) -> SafeString:
     """Return the status or what went wrong, and whether the receiver may have acted."""
     if not row.failure:
-        return format_html('<span class="dq-state dq-due">{}</span>', row.status)
-    # A worker of a later release may know another.
+        return formats.state("due", row.status)
+    # A worker of a later release may store another failure.
     failure = _FAILURES.get(row.failure, row.failure)
     words = f"{failure} {row.status}" if row.status else failure
     doubt = _("may have arrived") if row.is_ambiguous else ""
@@ -66,7 +63,7 @@ def took(row: CallbackAttempt) -> str:
 
 
 def attempts_of_job(kind: str, key: str, request: HttpRequest, site: str) -> SafeString:
-    """Return the last callbacks of a job as a table; empty for what is not called."""
+    """Return the last callbacks of a job as a table; empty for jobs without a url."""
     place = parse_kind(kind)
     if place is None or place.way is not Way.CALLBACK:
         return SafeString("")
@@ -89,7 +86,7 @@ def _cells(row: CallbackAttempt, site: str) -> tuple[Any, ...]:
     name = "admin:delayed_queue_http_callbackattempt_change"
     url = reverse(name, args=[row.pk], current_app=site)
     return (
-        format_html('<a href="{}">{}</a>', url, row.attempt),
+        formats.link(url, row.attempt),
         formats.exact(row.started_at),
         took(row),
         result_of(row),
@@ -98,20 +95,13 @@ def _cells(row: CallbackAttempt, site: str) -> tuple[Any, ...]:
 
 
 _OF_ONE_KEY: Final = Keyset(descending=True, hides_index=True)
-_NEWEST_FIRST: Final = Keyset(descending=True)
-_TOPIC: Final = "topic"
 
 
-class TopicFilter(SimpleListFilter):
-    """One topic, named in the link that leads here."""
+class TopicFilter(LinkedFilter):
+    """By topic; the topic's own page leads here."""
 
     title = _("topic")
-    parameter_name = _TOPIC
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
-        # A list of all could be long: the topic's own page leads here.
-        chosen = request.GET.get(_TOPIC)
-        return [(chosen, chosen)] if chosen else []
+    parameter_name = "topic"
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         topic = self.value()
@@ -137,64 +127,28 @@ class CallbackAttemptAdmin(RecordAdmin):
     )  # fmt: skip
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
-        return _OF_ONE_KEY if request.GET.get("q") else _NEWEST_FIRST
+        return _OF_ONE_KEY if request.GET.get("q") else NEWEST_FIRST
 
-    @admin.display(description=_("job"))
-    def key_column(self, row: CallbackAttempt) -> SafeString:
-        return formats.key_label(row.key)
+    key_column = column(_("job"), lambda row: formats.key_label(row.key))
+    topic_column = column(_("topic"), "topic")
+    attempt_column = column(_("attempt"), "attempt")
+    result_column = column(_("result"), result_of)
+    detail_column = column(_("why"), lambda row: formats.printable(row.detail))
+    duration_column = column(_("took"), took)
+    url_column = column(_("url"), lambda row: formats.code(row.url))
+    address_column = column(_("address"), lambda row: formats.code(row.address))
+    webhook_column = column(_("webhook-id"), lambda row: formats.code(row.webhook_id))
+    at_column = column(_("began"), lambda row: formats.since(row.started_at, row.read_at))
+    excerpt_column = column(_("answer"), lambda row: row.excerpt and formats.block(row.excerpt))
 
     @admin.display(description=_("job"))
     def job_column(self, row: CallbackAttempt) -> SafeString:
-        url = reverse(
-            "admin:delayed_queue_http_callbackattempt_changelist", current_app=self.admin_site.name
-        )
-        query = urlencode({"q": row.key})
-        return format_html('{} · <a href="{}?{}">{}</a>', row.key, url, query, _("all attempts"))
-
-    @admin.display(description=_("topic"))
-    def topic_column(self, row: CallbackAttempt) -> str:
-        return row.topic
-
-    @admin.display(description=_("attempt"))
-    def attempt_column(self, row: CallbackAttempt) -> int:
-        return row.attempt
-
-    @admin.display(description=_("result"))
-    def result_column(self, row: CallbackAttempt) -> SafeString:
-        return result_of(row)
-
-    @admin.display(description=_("why"))
-    def detail_column(self, row: CallbackAttempt) -> str | SafeString:
-        return formats.printable(row.detail) if row.detail else formats.NOTHING
-
-    @admin.display(description=_("took"))
-    def duration_column(self, row: CallbackAttempt) -> str:
-        return took(row)
-
-    @admin.display(description=_("url"))
-    def url_column(self, row: CallbackAttempt) -> SafeString:
-        return format_html("<code>{}</code>", row.url) if row.url else formats.NOTHING
-
-    @admin.display(description=_("address"))
-    def address_column(self, row: CallbackAttempt) -> SafeString:
-        return format_html("<code>{}</code>", row.address) if row.address else formats.NOTHING
+        url = self.list_url(q=row.key)
+        return format_html("{} · {}", row.key, formats.link(url, _("all attempts")))
 
     @admin.display(description=_("endpoint"))
     def endpoint_column(self, row: CallbackAttempt) -> SafeString:
         if row.endpoint_id is None:
             return formats.NOTHING
-        name = "admin:delayed_queue_http_endpoint_change"
-        url = reverse(name, args=[row.endpoint_id], current_app=self.admin_site.name)
-        return format_html('<a href="{}">{} {}</a>', url, _("endpoint"), row.endpoint_id)
-
-    @admin.display(description=_("webhook-id"))
-    def webhook_column(self, row: CallbackAttempt) -> SafeString:
-        return format_html("<code>{}</code>", row.webhook_id)
-
-    @admin.display(description=_("began"))
-    def at_column(self, row: Any) -> SafeString:
-        return formats.moment(row.started_at, formats.relative(row.started_at, row.read_at))
-
-    @admin.display(description=_("answer"))
-    def excerpt_column(self, row: CallbackAttempt) -> SafeString:
-        return formats.block(row.excerpt) if row.excerpt else formats.NOTHING
+        url = self.url("delayed_queue_http_endpoint_change", row.endpoint_id)
+        return formats.link(url, f"{_('endpoint')} {row.endpoint_id}")

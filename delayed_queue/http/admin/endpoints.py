@@ -1,4 +1,4 @@
-"""The endpoints of callbacks and their hosts: limits, secrets, and whether they are sent to."""
+"""The endpoints of callbacks and their hosts: limits, secrets, and suspensions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm, RecordAdmin
-from delayed_queue.admin.operations import Call, Report, Switch
+from delayed_queue.admin.formats import column
+from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.admin.tokens import at_once
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
@@ -45,13 +46,13 @@ else:
 _HOSTS: Final = ngettext_lazy("%(count)s host", "%(count)s hosts", "count")
 _ENDPOINTS: Final = ngettext_lazy("%(count)s endpoint", "%(count)s endpoints", "count")
 _MINUTE: Final = timedelta(minutes=1)
-# What a page of hosts looks at, at most, to say how many jobs wait for each.
-_MOST_TOPICS: Final = 1000
-_MOST_KINDS: Final = 200
+# Topics and kinds that are read at most to count the jobs that wait for hosts.
+_MAX_TOPICS: Final = 1000
+_MAX_KINDS: Final = 200
 
 
 class OpenForm(forms.Form):
-    """For how long nothing is sent to a host, and why."""
+    """The duration of a suspension, and its reason."""
 
     minutes = forms.IntegerField(
         label=_("Minutes"),
@@ -65,11 +66,11 @@ class OpenForm(forms.Form):
     )  # fmt: skip
 
 
-class Close(Switch):
-    """Send to hosts again, without waiting for the end of their pause."""
+class Close(Operation):
+    """Sends to hosts again before their suspension ends."""
 
     name, label = "close", _("Send again")
-    past, left, noun = _("Sending again to"), _("sent to already"), _HOSTS
+    past, noun = _("Sending again to"), _HOSTS
     help = _("Send to the host again now, deferred jobs included, and forget its failures.")
     permission = "delayed_queue_http.close_host"
     warning = _(
@@ -81,21 +82,21 @@ class Close(Switch):
     def fits(self, row: Any) -> bool:
         return row.open_until is not None
 
-    def change(self, row: Any, call: Call, report: Report) -> bool:
-        return Host.objects.close(row.name, using=call.using)
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        return Host.objects.close(row.name, using=call.using) or _("sent to already")
 
-    def audit(self, call: Call) -> str:
+    def audit(self, row: Any, call: Call) -> str:
         return "Sending again."
 
     def follow(self, row: Any, call: Call, report: Report) -> None:
         note_recalled(row, recall_host(row, using=call.using), report)
 
 
-class Open(Switch):
-    """Send nothing to hosts for a while, as if they had failed."""
+class Open(Operation):
+    """Suspends hosts for a while, as if they had failed."""
 
     name, label = "open", _("Suspend")
-    past, left, noun = _("Suspended"), _("suspended for longer"), _HOSTS
+    past, noun = _("Suspended"), _HOSTS
     help = _("Send nothing to the host for a while. Its jobs are deferred and lose no attempt.")
     permission = "delayed_queue_http.close_host"
     warning = _(
@@ -104,31 +105,22 @@ class Open(Switch):
     )
     form_class = OpenForm
 
-    def change(self, row: Any, call: Call, report: Report) -> bool:
+    def change(self, row: Any, call: Call, report: Report) -> Any:
         why = ": ".join(filter(None, [f"By {call.user.get_username()}", call.options["reason"]]))
         pause = call.options["minutes"] * _MINUTE // MILLISECOND
-        return Host.objects.shut(row.name, why, pause=pause, using=call.using)
+        is_shut = Host.objects.shut(row.name, why, pause=pause, using=call.using)
+        return is_shut or _("suspended for longer")
 
-    def audit(self, call: Call) -> str:
+    def audit(self, row: Any, call: Call) -> str:
         why = f" {call.options['reason']}" if call.options["reason"] else ""
-        return f"{self.recorded} for {call.options['minutes']} min.{why}"
+        return f"Suspended for {call.options['minutes']} min.{why}"
 
 
 def note_recalled(row: Any, recalled: int, report: Report) -> None:
-    """Say how many jobs come back, if any were deferred."""
+    """Add the number of deferred jobs that are due again, if any, to the report."""
     if recalled:
         said = _("Deferred jobs of %(name)s that are due again: %(number)s.")
         report.notes.append(said % {"name": row, "number": formats.number(recalled)})
-
-
-class Completed(RecordAdmin):
-    """Rows whose pages, too, show what other tables have of them."""
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        row = super().get_object(request, object_id, from_field)
-        if row is not None:
-            self.complete(request, [row], self.get_queryset(request).db)
-        return row
 
 
 def add_waiting(rows: Sequence[Any], using: str) -> None:
@@ -136,7 +128,7 @@ def add_waiting(rows: Sequence[Any], using: str) -> None:
     kinds: dict[Any, list[str]] = {row: [] for row in rows} | _kinds_of(
         {row.name: row for row in rows}, using
     )
-    counted = [kind for each in kinds.values() for kind in each][:_MOST_KINDS]
+    counted = [kind for each in kinds.values() for kind in each][:_MAX_KINDS]
     found = {each.kind: each for each in depths(counted, using=using)} if counted else {}
     for row, own in kinds.items():
         depth = [found[kind] for kind in own if kind in found]
@@ -147,7 +139,7 @@ def add_waiting(rows: Sequence[Any], using: str) -> None:
 
 def _kinds_of(hosts: dict[str, Any], using: str) -> dict[Any, list[str]]:
     """Return the kinds that hold callbacks to one of the hosts alone."""
-    topics = Topic.objects.using(using).exclude(hosts="").order_by("name")[:_MOST_TOPICS]
+    topics = Topic.objects.using(using).exclude(hosts="").order_by("name")[:_MAX_TOPICS]
     found: dict[Any, list[str]] = {}
     for topic in topics:
         for shard, name in enumerate(topic.hosts.split()):
@@ -158,7 +150,7 @@ def _kinds_of(hosts: dict[str, Any], using: str) -> dict[Any, list[str]]:
 
 
 @admin.register(Host)
-class HostAdmin(Completed):
+class HostAdmin(RecordAdmin):
     """The latest that failed first; a host that never failed has no row."""
 
     operations = (Close(), Open())
@@ -174,41 +166,14 @@ class HostAdmin(Completed):
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         add_waiting(rows, using)
 
-    @admin.display(description=_("host"))
-    def key_column(self, row: Host) -> SafeString:
-        return formats.key_label(row.name)
-
-    @admin.display(description=_("state"))
-    def state_column(self, row: Any) -> SafeString:
-        return breaker_state(row)
-
-    @admin.display(description=_("waiting jobs"))
-    def waiting_column(self, row: Any) -> str:
-        return formats.counted(row.waiting)
-
-    @admin.display(description=_("since"))
-    def since_column(self, row: Any) -> SafeString:
-        if row.opened_at is None:
-            return formats.NOTHING
-        return formats.moment(row.opened_at, formats.relative(row.opened_at, row.read_at))
-
-    @admin.display(description=_("probed"))
-    def again_column(self, row: Any) -> SafeString:
-        if row.open_until is None:
-            return formats.NOTHING
-        return formats.moment(row.open_until, formats.relative(row.open_until, row.read_at))
-
-    @admin.display(description=_("suspensions in a row"))
-    def openings_column(self, row: Host) -> int:
-        return row.openings
-
-    @admin.display(description=_("why"))
-    def reason_column(self, row: Host) -> str:
-        return formats.shortened(row.reason, 120)
-
-    @admin.display(description=_("why"))
-    def reason_shown(self, row: Host) -> SafeString:
-        return formats.block(row.reason) if row.reason else formats.NOTHING
+    key_column = column(_("host"), lambda row: formats.key_label(row.name))
+    state_column = column(_("state"), lambda row: breaker_state(row))
+    waiting_column = column(_("waiting jobs"), lambda row: formats.counted(row.waiting))
+    since_column = column(_("since"), lambda row: formats.since(row.opened_at, row.read_at))
+    again_column = column(_("probed"), lambda row: formats.since(row.open_until, row.read_at))
+    openings_column = column(_("suspensions in a row"), "openings")
+    reason_column = column(_("why"), lambda row: formats.shortened(row.reason, 120))
+    reason_shown = column(_("why"), lambda row: row.reason and formats.block(row.reason))
 
 
 def breaker_state(row: Any) -> SafeString:
@@ -217,12 +182,11 @@ def breaker_state(row: Any) -> SafeString:
     ``row`` has the instant of reading; None stands for a host that never failed.
     """
     if row is None or row.open_until is None:
-        return format_html('<span class="dq-state dq-due">{}</span>', _("sending"))
+        return formats.state("due", _("sending"))
     if row.open_until > row.read_at:
         until = formats.moment(row.open_until, f"{row.open_until.astimezone(UTC):%H:%M:%S} UTC")
-        words = format_html('<span class="dq-state dq-alarm">{}</span>', _("suspended"))
-        return format_html("{} {} {}", words, _("until"), until)
-    return format_html('<span class="dq-state dq-expired">{}</span>', _("probing"))
+        return format_html("{} {} {}", formats.state("alarm", _("suspended")), _("until"), until)
+    return formats.state("expired", _("probing"))
 
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -277,25 +241,25 @@ class EndpointForm(_Form):
         return cleaned
 
 
-class Enable(Switch):
+class Enable(Operation):
     name, label = "enable", _("Enable")
-    past, left, noun = _("Enabled"), _("not disabled"), _ENDPOINTS
+    past, noun = _("Enabled"), _ENDPOINTS
     help = _("Send to the endpoint again, deferred jobs included.")
     permission = "delayed_queue_http.disable_endpoint"
 
     def fits(self, row: Any) -> bool:
         return row.disabled_at is not None
 
-    def change(self, row: Any, call: Call, report: Report) -> bool:
-        return enable_endpoint(row, using=call.using)
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        return enable_endpoint(row, using=call.using) or _("not disabled")
 
     def follow(self, row: Any, call: Call, report: Report) -> None:
         note_recalled(row, recall_endpoint(row, using=call.using), report)
 
 
-class Disable(Switch):
+class Disable(Operation):
     name, label = "disable", _("Disable")
-    past, left, noun = _("Disabled"), _("disabled already"), _ENDPOINTS
+    past, noun = _("Disabled"), _ENDPOINTS
     help = _("Stop sending to the endpoint; its jobs wait.")
     permission = "delayed_queue_http.disable_endpoint"
     warning = _("Nothing is sent to these endpoints until they are enabled. Their jobs wait.")
@@ -303,12 +267,12 @@ class Disable(Switch):
     def fits(self, row: Any) -> bool:
         return row.disabled_at is None
 
-    def change(self, row: Any, call: Call, report: Report) -> bool:
+    def change(self, row: Any, call: Call, report: Report) -> Any:
         reason = f"By {call.user.get_username()}."
-        return disable_endpoint(row, reason, using=call.using)
+        return disable_endpoint(row, reason, using=call.using) or _("disabled already")
 
 
-class Rotate(Switch):
+class Rotate(Operation):
     name, label = "rotate", _("Rotate the secret")
     past, noun = _("Rotated the secret of"), _ENDPOINTS
     help = _("Make a new secret, shown once. For 24 hours calls are signed with both secrets.")
@@ -319,7 +283,7 @@ class Rotate(Switch):
         "old secret refuse them."
     )
 
-    def change(self, row: Any, call: Call, report: Report) -> bool:
+    def change(self, row: Any, call: Call, report: Report) -> Any:
         secret = rotate_secret(row, using=call.using)
         said = _("The secret of %(prefix)s, shown only now: %(secret)s")
         report.notes.append(said % {"prefix": row.prefix, "secret": secret})
@@ -342,7 +306,7 @@ def host_of(origin: str) -> str:
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(Completed, MadeByForm):
+class EndpointAdmin(MadeByForm):
     """The newest first; one for an origin is made by the first call to it."""
 
     name_field = "prefix"
@@ -356,7 +320,7 @@ class EndpointAdmin(Completed, MadeByForm):
     readonly_fields = ("state_column", "breaker_column", "times")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("delayed_queue_http.change_endpoint"))
+        return self.may(request, "delayed_queue_http.change_endpoint")
 
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         add_hosts(rows, using)
@@ -371,18 +335,19 @@ class EndpointAdmin(Completed, MadeByForm):
 
     # Columns
 
-    @admin.display(description=_("endpoint"))
-    def key_column(self, row: Any) -> SafeString:
-        return formats.key_label(row.prefix)
+    key_column = column(_("endpoint"), lambda row: formats.key_label(row.prefix))
+    concurrency_column = column(
+        _("in progress"),
+        lambda row: _("any") if row.concurrency is None else formats.number(row.concurrency),
+    )
 
     @admin.display(description=_("state"))
     def state_column(self, row: Any) -> SafeString:
         if row.disabled_at is None:
-            return format_html('<span class="dq-state dq-due">{}</span>', _("enabled"))
-        since = formats.moment(row.disabled_at, formats.relative(row.disabled_at, row.read_at))
+            return formats.state("due", _("enabled"))
         return format_html(
-            '<span class="dq-state dq-alarm">{}</span> {} <span class="dq-quiet">{}</span>',
-            _("disabled"), since, row.disabled_reason,
+            '{} {} <span class="dq-quiet">{}</span>', formats.state("alarm", _("disabled")),
+            formats.since(row.disabled_at, row.read_at), row.disabled_reason,
         )  # fmt: skip
 
     @admin.display(description=_("host"))
@@ -398,10 +363,6 @@ class EndpointAdmin(Completed, MadeByForm):
         if row.per_second is None:
             return str(_("any"))
         return f"{formats.per_second(row.per_second)}, {at_once(row.burst)}"
-
-    @admin.display(description=_("in progress"))
-    def concurrency_column(self, row: Any) -> str:
-        return str(_("any")) if row.concurrency is None else formats.number(row.concurrency)
 
     @admin.display(description=_("secret"))
     def rotated_column(self, row: Any) -> SafeString:

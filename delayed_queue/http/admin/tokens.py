@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE
 from django.db import router
 from django.http import HttpRequest
 from django.utils.html import format_html
@@ -17,15 +16,8 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm
-from delayed_queue.admin.operations import (
-    Call,
-    Entry,
-    Operation,
-    Report,
-    lock,
-    parse_ids,
-    record,
-)
+from delayed_queue.admin.formats import column
+from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.db.clock import read_clock
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.models import ApiToken
@@ -36,7 +28,6 @@ if TYPE_CHECKING:
 else:
     _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
-_TOKENS: Final = ngettext_lazy("%(count)s token", "%(count)s tokens", "count")
 _WHAT: Final = {
     "add": _("add: add jobs"),
     "read": _("read: read jobs, topics and metrics"),
@@ -100,10 +91,10 @@ class TokenForm(_Form):
 
 
 class Revoke(Operation):
-    """Disable tokens; there is no way back."""
+    """Disables tokens; there is no way back."""
 
-    name = "revoke"
-    label = _("Revoke")
+    name, label, past = "revoke", _("Revoke"), _("Revoked")
+    noun = ngettext_lazy("%(count)s token", "%(count)s tokens", "count")
     help = _("Disable the token for good.")
     permission = "delayed_queue_http.revoke_apitoken"
     warning = _(
@@ -115,28 +106,16 @@ class Revoke(Operation):
     def fits(self, row: Any) -> bool:
         return row.disabled_at is None
 
-    def run(self, call: Call) -> Report:
-        report = Report(_("Revoked"), _TOKENS)
-        with call.transaction():
-            rows = lock(call, parse_ids(call.tokens), report)
-            now = read_clock(call.using)
-            entries = [Entry(row, "Revoked.") for row in rows if _revoke(row, now, call, report)]
-            record(call, CHANGE, entries)
-        return report
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        if row.disabled_at is not None:
+            return _("revoked already")
+        call.written.filter(pk=row.pk).update(disabled_at=read_clock(call.using))
+        return True
 
 
 def at_once(burst: int) -> str:
-    """Return how many may come at once, in words."""
+    """Return a burst in words."""
     return str(_("%(number)s at once") % {"number": formats.number(burst)})
-
-
-def _revoke(row: Any, now: datetime, call: Call, report: Report) -> bool:
-    if row.disabled_at is not None:
-        report.leave(_("revoked already"), row.name)
-        return False
-    ApiToken.objects.using(call.using).filter(pk=row.pk).update(disabled_at=now)
-    report.changed.append(row.name)
-    return True
 
 
 @admin.register(ApiToken)
@@ -155,25 +134,19 @@ class ApiTokenAdmin(MadeByForm):
         "used_column", "times",
     )  # fmt: skip
 
-    @admin.display(description=_("token"))
-    def key_column(self, row: Any) -> SafeString:
-        return formats.key_label(row.name)
-
-    @admin.display(description=_("begins with"))
-    def prefix_column(self, row: Any) -> SafeString:
-        return format_html("<code>{}…</code>", row.prefix)
+    key_column = column(_("token"), lambda row: formats.key_label(row.name))
+    prefix_column = column(_("begins with"), lambda row: formats.code(f"{row.prefix}…"))
+    verbs_column = column(_("may"), lambda row: ", ".join(row.verbs))
+    used_column = column(_("last used"), lambda row: formats.since(row.last_used_at, row.read_at))
+    expires_column = column(_("expires"), lambda row: formats.since(row.expires_at, row.read_at))
 
     @admin.display(description=_("state"))
     def state_column(self, row: Any) -> SafeString:
         if row.disabled_at is not None:
-            return format_html('<span class="dq-state dq-alarm">{}</span>', _("revoked"))
+            return formats.state("alarm", _("revoked"))
         if row.expires_at is not None and row.expires_at <= row.read_at:
-            return format_html('<span class="dq-state dq-expired">{}</span>', _("expired"))
-        return format_html('<span class="dq-state dq-due">{}</span>', _("in force"))
-
-    @admin.display(description=_("may"))
-    def verbs_column(self, row: Any) -> str:
-        return ", ".join(row.verbs)
+            return formats.state("expired", _("expired"))
+        return formats.state("due", _("in force"))
 
     @admin.display(description=_("topics"))
     def topics_column(self, row: Any) -> str:
@@ -187,18 +160,6 @@ class ApiTokenAdmin(MadeByForm):
             return str(_("default"))
         burst = "" if row.burst is None else f", {at_once(row.burst)}"
         return formats.per_second(row.rate) + burst
-
-    @admin.display(description=_("last used"))
-    def used_column(self, row: Any) -> SafeString:
-        if row.last_used_at is None:
-            return formats.NOTHING
-        return formats.moment(row.last_used_at, formats.relative(row.last_used_at, row.read_at))
-
-    @admin.display(description=_("expires"))
-    def expires_column(self, row: Any) -> SafeString:
-        if row.expires_at is None:
-            return formats.NOTHING
-        return formats.moment(row.expires_at, formats.relative(row.expires_at, row.read_at))
 
     @admin.display(description=_("timeline"))
     def times(self, row: Any) -> SafeString:

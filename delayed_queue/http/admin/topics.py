@@ -1,4 +1,4 @@
-"""The topics: how they treat their jobs, how many they hold, and the switch that stops them."""
+"""The topics: their settings, their counts, and pausing them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.models import CHANGE
 from django.core.exceptions import ValidationError
 from django.db import router
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
@@ -23,20 +20,10 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm
-from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.lists import KeysetChangeList
-from delayed_queue.admin.operations import (
-    GONE,
-    Call,
-    Entry,
-    Operation,
-    Report,
-    english,
-    parse_ids,
-    record,
-    unnamed,
-)
-from delayed_queue.admin.overview import PauseForm
+from delayed_queue.admin.fields import PauseForm
+from delayed_queue.admin.formats import column
+from delayed_queue.admin.operations import GONE, Call, Operation, Report, parse_ids, unnamed
+from delayed_queue.admin.queues import PAUSE_QUEUE
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
 from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder, policy_named
@@ -51,8 +38,7 @@ if TYPE_CHECKING:
 else:
     _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
-_TOPICS: Final = ngettext_lazy("%(count)s topic", "%(count)s topics", "count")
-# A count goes no further: a page has up to a hundred topics.
+# Counts stop here: a page has up to a hundred topics.
 _CAP: Final = 1000
 _SECOND: Final = timedelta(seconds=1)
 _STATES: Final = {
@@ -134,13 +120,25 @@ class TopicForm(_Form):
         self.stored = Topic.objects.using(alias).get(name=name)
 
 
-class Pause(Operation):
-    """Stop handing out the jobs of topics, pulled ones and calls alike."""
+class TopicOperation(Operation):
+    """An operation on topics; ``pause_topic`` and ``resume_topic`` lock them."""
 
-    name = "pause"
-    label = _("Pause")
+    noun = ngettext_lazy("%(count)s topic", "%(count)s topics", "count")
+    permission = PAUSE_QUEUE
+
+    def rows(self, call: Call, report: Report) -> list[Any]:
+        ids = parse_ids(call.tokens)
+        rows = list(call.written.filter(id__in=ids).order_by("name"))
+        for each in set(ids) - {row.id for row in rows}:
+            report.leave(GONE, unnamed(each))
+        return rows
+
+
+class Pause(TopicOperation):
+    """Stops handing out the jobs of topics, to consumers and urls alike."""
+
+    name, label, past = "pause", _("Pause"), _("Paused")
     help = _("Deliver no job of the topic until it is resumed.")
-    permission = "delayed_queue.pause_queue"
     warning = _(
         "No consumer is handed a job of these topics and no url is called until they are "
         "resumed. Jobs can be added and deleted, and those in flight are finished."
@@ -150,60 +148,23 @@ class Pause(Operation):
     def fits(self, row: Any) -> bool:
         return row.pause is None
 
-    def run(self, call: Call) -> Report:
-        report = Report(_("Paused"), _TOPICS)
-        by, reason = call.user.get_username(), call.options.get("reason", "")
-        with call.transaction():
-            rows = _rows(call, report)
-            changed = [
-                row for row in rows if pause_topic(row.name, reason=reason, by=by, using=call.using)
-            ]
-            _note(call, report, rows, changed, _("paused already"))
-        return report
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        by, reason = call.user.get_username(), call.options["reason"]
+        is_paused = pause_topic(row.name, reason=reason, by=by, using=call.using)
+        return is_paused or _("paused already")
 
 
-class Resume(Operation):
-    """Hand out the jobs of topics again."""
+class Resume(TopicOperation):
+    """Hands out the jobs of topics again."""
 
-    name = "resume"
-    label = _("Resume")
+    name, label, past = "resume", _("Resume"), _("Resumed")
     help = _("Hand out jobs of the topic again.")
-    permission = "delayed_queue.pause_queue"
 
     def fits(self, row: Any) -> bool:
         return row.pause is not None
 
-    def run(self, call: Call) -> Report:
-        report = Report(_("Resumed"), _TOPICS)
-        with call.transaction():
-            rows = _rows(call, report)
-            changed = [row for row in rows if resume_topic(row.name, using=call.using)]
-            _note(call, report, rows, changed, _("not paused"))
-        return report
-
-
-def _rows(call: Call, report: Report) -> list[Any]:
-    ids = parse_ids(call.tokens)
-    rows = list(call.queryset.using(call.using).filter(id__in=ids).order_by("name"))
-    for each in set(ids) - {row.id for row in rows}:
-        report.leave(GONE, unnamed(each))
-    return rows
-
-
-def _note(call: Call, report: Report, rows: list[Any], changed: list[Any], why_not: Any) -> None:
-    for row in rows:
-        if row not in changed:
-            report.leave(why_not, row.name)
-    report.changed += [row.name for row in changed]
-    record(call, CHANGE, [Entry(row, f"{english(report.past)}.") for row in changed])
-
-
-class TopicChangeList(KeysetChangeList):
-    """The list, with what the topics of the page hold, counted by one statement."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        add_counts(self.result_list, self.queryset.db)
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        return resume_topic(row.name, using=call.using) or _("not paused")
 
 
 def add_counts(rows: Sequence[Any], using: str) -> None:
@@ -245,16 +206,10 @@ class TopicAdmin(MadeByForm):
     readonly_fields = ("state_column", "holds", "steps")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.has_perm("delayed_queue_http.change_topic"))
+        return self.may(request, "delayed_queue_http.change_topic")
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
-        return TopicChangeList
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        row = super().get_object(request, object_id, from_field)
-        if row is not None:
-            add_counts([row], self.get_queryset(request).db)
-        return row
+    def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
+        add_counts(rows, using)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:
@@ -267,33 +222,20 @@ class TopicAdmin(MadeByForm):
 
     # Columns
 
-    @admin.display(description=_("topic"))
-    def key_column(self, row: Any) -> SafeString:
-        return formats.key_label(row.name)
+    key_column = column(_("topic"), lambda row: formats.key_label(row.name))
+    ready_column = column(_("ready"), lambda row: formats.counted(row.counts["ready"]))
+    delayed_column = column(_("delayed"), lambda row: formats.counted(row.counts["delayed"]))
+    reserved_column = column(_("reserved"), lambda row: formats.counted(row.counts["reserved"]))
+    shards_column = column(_("shards"), "shards")
 
     @admin.display(description=_("state"))
     def state_column(self, row: Any) -> SafeString:
         if row.pause is None:
-            return format_html('<span class="dq-state dq-due">{}</span>', _("open"))
+            return formats.state("due", _("open"))
         who = str(_("by %(by)s") % {"by": row.pause.paused_by}) if row.pause.paused_by else ""
         why = ": ".join(filter(None, [who, row.pause.reason]))
-        return format_html(
-            '<span class="dq-state dq-expired">{}</span> <span class="dq-quiet">{}</span>',
-            _("paused"),
-            why,
-        )
-
-    @admin.display(description=_("ready"))
-    def ready_column(self, row: Any) -> str:
-        return formats.counted(row.counts["ready"])
-
-    @admin.display(description=_("delayed"))
-    def delayed_column(self, row: Any) -> str:
-        return formats.counted(row.counts["delayed"])
-
-    @admin.display(description=_("reserved"))
-    def reserved_column(self, row: Any) -> str:
-        return formats.counted(row.counts["reserved"])
+        paused = formats.state("expired", _("paused"))
+        return format_html('{} <span class="dq-quiet">{}</span>', paused, why)
 
     @admin.display(description=_("dead"))
     def dead_column(self, row: Any) -> SafeString:
@@ -307,38 +249,27 @@ class TopicAdmin(MadeByForm):
             return format_html('<span class="dq-quiet">{}</span>', _("default"))
         return format_html('<span class="dq-at">{}</span>', row.ladder)
 
-    @admin.display(description=_("shards"))
-    def shards_column(self, row: Any) -> int:
-        return int(row.shards)
-
     # The detail page
 
     @admin.display(description=_("jobs"))
     def holds(self, row: Any) -> SafeString:
-        """List the kinds with links to their messages and dead letters, and the counts of all."""
+        """Return the counts of all kinds, and links to the jobs and dead jobs of each."""
         counts = ", ".join(
             f"{formats.counted(count)} {_STATES[state]}" for state, count in row.counts.items()
         )
         kinds = kinds_of_topic(row.name, row.shards, hosts=row.hosts)
         links = format_html_join("", "<br>{}: {} · {} · {}", map(self._links, kinds))
-        name = "admin:delayed_queue_http_callbackattempt_changelist"
-        attempts = reverse(name, current_app=self.admin_site.name)
-        query = urlencode({"topic": row.name})
-        return format_html(
-            '{} · <a href="{}?{}">{}</a>{}', counts, attempts, query, _("callbacks"), links
-        )
+        attempts = self.url("delayed_queue_http_callbackattempt_changelist", topic=row.name)
+        return format_html("{} · {}{}", counts, formats.link(attempts, _("callbacks")), links)
 
-    def _links(self, kind: str) -> tuple[SafeString, SafeString, SafeString, SafeString]:
-        query, site = urlencode({KIND: kind}), self.admin_site.name
-        history = reverse("admin:delayed_queue_history", current_app=site)
-        messages = reverse("admin:delayed_queue_message_changelist", current_app=site)
-        letters = reverse("admin:delayed_queue_deadletter_changelist", current_app=site)
-        return (
-            formats.kind_label(kind),
-            format_html('<a href="{}?{}">{}</a>', messages, query, _("jobs")),
-            format_html('<a href="{}?{}">{}</a>', letters, query, _("dead jobs")),
-            format_html('<a href="{}?{}">{}</a>', history, query, _("history and limits")),
+    def _links(self, kind: str) -> tuple[SafeString, ...]:
+        pages = (
+            ("delayed_queue_message_changelist", _("jobs")),
+            ("delayed_queue_deadletter_changelist", _("dead jobs")),
+            ("delayed_queue_history", _("history and limits")),
         )
+        links = (formats.link(self.url(name, kind=kind), words) for name, words in pages)
+        return (formats.kind_label(kind), *links)
 
     @admin.display(description=_("waits after failures"))
     def steps(self, row: Any) -> SafeString:

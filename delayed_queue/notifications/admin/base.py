@@ -1,82 +1,58 @@
-"""The base of the pages: rows by id, newest first, and nothing can be typed."""
+"""What the pages of notifications share: states, filters, and the list of the newest."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
-from django.core.paginator import Paginator
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.functional import cached_property
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.lists import AFTER, LIVE, KeysetChangeList, ListAdmin
+from delayed_queue.admin.filters import LinkedFilter
+from delayed_queue.admin.lists import AFTER, KeysetChangeList
+from delayed_queue.admin.operating import OperatingAdmin
+from delayed_queue.admin.operations import Call, Operation, Report, primary_keys
 from delayed_queue.db.sql import Page
 from delayed_queue.notifications import managing
 from delayed_queue.notifications.models import Status
 
-if TYPE_CHECKING:
-    from django.contrib.admin import ModelAdmin
-
 APP: Final = "delayed_queue_notifications"
-MAX_LISTED: Final = 5_000
 _CLASSES: Final = {
-    Status.ENQUEUED: "dq-scheduled",
-    Status.PROCESSING: "dq-leased",
-    Status.SUCCESSFULLY_PROCESSED: "dq-due",
-    Status.FAILED: "dq-alarm",
-    Status.CANCELLED: "dq-scheduled",
-    Status.EXPIRED: "dq-expired",
+    Status.ENQUEUED: "scheduled",
+    Status.PROCESSING: "leased",
+    Status.SUCCESSFULLY_PROCESSED: "due",
+    Status.FAILED: "alarm",
+    Status.CANCELLED: "scheduled",
+    Status.EXPIRED: "expired",
 }
 
 
-class CappedPaginator(Paginator):  # type: ignore[type-arg] # not subscriptable at run time
-    """Counts no further than a cap: what lies beyond it is reached by pruning, not by paging."""
-
-    @cached_property
-    def count(self) -> int:
-        rows: Any = self.object_list
-        return len(rows[:MAX_LISTED].values_list("pk", flat=True))
-
-
-class ShownOnly(ListAdmin):
+class ShownOnly(OperatingAdmin):
     """Read-only pages of bounded cost."""
 
-    list_per_page = 100
-    list_max_show_all = 0
-    show_full_result_count = False
-    paginator = CappedPaginator
-    show_facets = admin.ShowFacets.NEVER
-    sortable_by = ()
-    list_heading: Any = ""
-
     class Media:
-        css = {"all": ["delayed_queue/admin.css", "notifications/pages.css"]}
-        js = [LIVE]
+        css = {"all": ["notifications/pages.css"]}
 
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        """Head the list by what is in it: nothing needs to be selected."""
-        heading = {"title": self.list_heading} if self.list_heading else {}
-        return super().changelist_view(request, {**heading, **(extra_context or {})})
 
-    def _nobody(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+class CountedOperation(Operation):
+    """An operation on rows, one after the other, whose report counts without names."""
 
-    has_add_permission = has_change_permission = has_delete_permission = _nobody
+    is_separate = True
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Allow the filters only: a lookup typed into the URL could scan, or spell out texts."""
-        allowed = {getattr(each, "parameter_name", f"{each}__exact") for each in self.list_filter}
-        return lookup in allowed
+    def rows(self, call: Call, report: Report) -> list[Any]:
+        """Return the rows by their keys; the services lock them."""
+        model = call.queryset.model
+        return [model(pk=model._meta.pk.to_python(each)) for each in primary_keys(call)]
+
+    def name_of(self, row: Any) -> str:
+        return str(row.pk)
 
 
 def may(request: HttpRequest, codename: str) -> bool:
@@ -86,20 +62,21 @@ def may(request: HttpRequest, codename: str) -> bool:
 def badge(status: str) -> SafeString:
     state = Status(status)
     return format_html(
-        '<span class="dq-state {}" title="{}">{}</span>', _CLASSES[state], state.value, state.label
-    )
+        '<span class="dq-state dq-{}" title="{}">{}</span>',
+        _CLASSES[state], state.value, state.label,
+    )  # fmt: skip
 
 
 RECIPIENT: Final = "recipient"
 
 
 class StatusFilter(SimpleListFilter):
-    """By state; the rows are chosen by the list itself, from an index."""
+    """By state; the list itself reads the rows from an index."""
 
     title = _("state")
     parameter_name = "status"
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(each.value, str(capfirst(each.label))) for each in Status]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -108,25 +85,21 @@ class StatusFilter(SimpleListFilter):
         return queryset
 
 
-class RecipientFilter(SimpleListFilter):
-    """By recipient: shown once one was looked for; the URL has the hash, never the address."""
+class RecipientFilter(LinkedFilter):
+    """By recipient; the URL has the hash, never the address."""
 
     title = _("recipient")
     parameter_name = RECIPIENT
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
-        chosen = request.GET.get(RECIPIENT)
-        return [] if chosen is None else [(chosen, str(_("The requested one")))]
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        yield from super().choices(changelist)
+    def label(self, chosen: str, model_admin: Any, request: HttpRequest) -> Any:
+        return _("The requested one")
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset
 
 
 class NewestFirst(KeysetChangeList):
-    """The newest notifications, of one state or of one recipient; nothing is counted."""
+    """The newest notifications, of one state or of one recipient, without a count."""
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
         return []
@@ -169,7 +142,7 @@ class NewestFirst(KeysetChangeList):
 
 
 def as_id(text: str) -> uuid.UUID | None:
-    """Return the id that a text is; None when it is none."""
+    """Return the text as an id, or None."""
     try:
         return uuid.UUID(text)
     except ValueError:

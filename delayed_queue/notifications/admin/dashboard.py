@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import human, moment, number, per_second, percent, relative
 from delayed_queue.db.clock import database_now
 from delayed_queue.notifications import managing, monitor
-from delayed_queue.notifications.admin.base import badge, may
+from delayed_queue.notifications.admin.base import ShownOnly, badge, may
 from delayed_queue.notifications.models import Channel, Priority, Status
 from delayed_queue.notifications.monitor import DispatchQueue, ProviderFigures
 from delayed_queue.notifications.services import USING
-
-if TYPE_CHECKING:
-    from delayed_queue.notifications.admin.base import ShownOnly
 
 LATE: Final = {
     "urgent": timedelta(seconds=10), "normal": timedelta(minutes=5), "bulk": timedelta(hours=1),
@@ -29,22 +24,15 @@ ALARMING_SHARE: Final = 0.05
 
 
 def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse:
-    if not model_admin.has_view_permission(request):
-        raise PermissionDenied
     context = {
-        **model_admin.admin_site.each_context(request),
         "title": _("Notifications at a glance"),
-        "opts": model_admin.opts,
-        "media": model_admin.media,
         "may_find": may(request, "view_recipient"),
         "may_view_parked": may(request, "view_parkedrequest"),
         "channels": Channel.choices,
         **_figures(),
     }
-    request.current_app = model_admin.admin_site.name
-    return TemplateResponse(
-        request, "admin/delayed_queue_notifications/notification/dashboard.html", context
-    )
+    template = "delayed_queue_notifications/notification/dashboard"
+    return model_admin.page(request, template, context)
 
 
 def _figures() -> dict[str, Any]:

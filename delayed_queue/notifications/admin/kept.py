@@ -1,14 +1,11 @@
-"""What is kept beside notifications: templates, suppressions, and requests that were parked."""
+"""Templates, suppressions and parked requests."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from django import forms
-from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.core.exceptions import PermissionDenied
-from django.db import transaction
+from django.contrib import admin
 from django.db.models import F, Func, IntegerField, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
@@ -18,7 +15,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.notifications.admin.base import ShownOnly, may
+from delayed_queue.admin.formats import column
+from delayed_queue.admin.operations import Call, Report
+from delayed_queue.notifications.admin.base import CountedOperation, ShownOnly, may
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.managing import suppress
 from delayed_queue.notifications.models import ParkedRequest, Suppression, Template
@@ -32,7 +31,7 @@ TEXTS: Final = ("body", "html")
 
 
 class TemplateForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptable at run time
-    """Refuses what does not compile."""
+    """Refuses templates that do not compile."""
 
     class Meta:
         model = Template
@@ -66,6 +65,8 @@ class TemplateAdmin(ShownOnly):
     list_filter = ("channel",)
     search_fields = ("name",)
     ordering = ("name", "channel", "-version")
+    body_shown = column(_("body"), lambda row: formats.block(row.body))
+    html_shown = column(_("HTML"), lambda row: row.html and formats.block(row.html))
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request, "add_template")
@@ -83,14 +84,6 @@ class TemplateAdmin(ShownOnly):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return [] if obj is None else self.get_fields(request, obj)
-
-    @admin.display(description=_("body"))
-    def body_shown(self, row: Template) -> SafeString:
-        return formats.block(row.body)
-
-    @admin.display(description=_("HTML"))
-    def html_shown(self, row: Template) -> SafeString:
-        return formats.block(row.html) if row.html else formats.NOTHING
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Begin with the version that is to have a successor: ``?from=`` and its number."""
@@ -135,10 +128,8 @@ class SuppressionAdmin(ShownOnly):
     list_heading = _("Suppressions")
     list_display = ("id", "channel", "category_column", "reason", "created_at")
     ordering = ("-id",)
-
-    @admin.display(description=_("category"))
-    def category_column(self, row: Suppression) -> str:
-        return row.category or str(_("everything"))
+    actions = ()
+    category_column = column(_("category"), lambda row: row.category or _("everything"))
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request, "add_suppression")
@@ -159,7 +150,22 @@ class SuppressionAdmin(ShownOnly):
         return ["channel", "recipient", *fields[1:]] if obj is None else [*fields, "created_at"]
 
 
-MAX_SHOWN = 20_000
+MAX_SHOWN: Final = 20_000
+
+
+class RetryParked(CountedOperation):
+    """Accepts requests that are valid by now, for example for a template that was missing."""
+
+    name, label = "retry_selected", _("Accepted again")
+    permission = "delayed_queue_notifications.retry_parkedrequest"
+    changed_text = _("Accepted: %(number)s.")
+    skipped_text = _("Still refused: %(number)s.")
+
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        return retry_parked(row.pk)
+
+    def audit(self, row: Any, call: Call) -> str:
+        return f"accepted parked request {row.pk}"
 
 
 @admin.register(ParkedRequest)
@@ -169,7 +175,8 @@ class ParkedRequestAdmin(ShownOnly):
     list_heading = _("Parked requests")
     list_display = ("reason", "origin", "tenant", "times_column", "size_column", "parked_column")
     ordering = ("-parked_at", "-id")
-    actions = ("retry_selected",)
+    actions = ()
+    operations = (RetryParked(),)
     readonly_fields = (
         "reason", "errors_shown", "origin", "tenant", "times_column", "message_id", "content_type",
         "parked_column", "body_shown",
@@ -180,9 +187,6 @@ class ParkedRequestAdmin(ShownOnly):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return may(request, "delete_parkedrequest")
-
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        return may(request, "retry_parkedrequest")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         size = Func(F("body"), function="octet_length", output_field=IntegerField())
@@ -195,17 +199,11 @@ class ParkedRequestAdmin(ShownOnly):
             found.shows_body = may(request, "view_parked_body")
         return found
 
-    @admin.display(description=_("times"))
-    def times_column(self, row: ParkedRequest) -> str:
-        return formats.number(row.times)
-
-    @admin.display(description=_("size"))
-    def size_column(self, row: Any) -> str:
-        return str(_("%(size)s bytes") % {"size": formats.number(row.size)})
-
-    @admin.display(description=_("last parked"))
-    def parked_column(self, row: Any) -> SafeString:
-        return formats.moment(row.parked_at, formats.relative(row.parked_at, row.read_at))
+    times_column = column(_("times"), lambda row: formats.number(row.times))
+    size_column = column(
+        _("size"), lambda row: _("%(size)s bytes") % {"size": formats.number(row.size)}
+    )
+    parked_column = column(_("last parked"), lambda row: formats.since(row.parked_at, row.read_at))
 
     @admin.display(description=_("errors"))
     def errors_shown(self, row: ParkedRequest) -> SafeString:
@@ -221,26 +219,3 @@ class ParkedRequestAdmin(ShownOnly):
             )
         text = bytes(row.body[:MAX_SHOWN]).decode("utf-8", "backslashreplace")
         return formats.block(text.replace("\x00", "\\x00"))
-
-    @transaction.atomic
-    def _retry(self, request: HttpRequest, pk: int) -> bool:
-        if not retry_parked(pk):
-            return False
-        user: Any = request.user
-        rows = [ParkedRequest(pk=pk)]
-        message = f"accepted parked request {pk}"
-        LogEntry.objects.log_actions(user.pk, rows, CHANGE, message, single_object=True)
-        return True
-
-    @admin.action(description=_("Accepted again"), permissions=["retry"])
-    def retry_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Accept those that are valid by now, for a template that was missing, say."""
-        if not self.has_retry_permission(request):
-            raise PermissionDenied
-        chosen = list(queryset.values_list("pk", flat=True))
-        accepted = sum(self._retry(request, pk) for pk in chosen)
-        said = _("Accepted: %(number)s.") % {"number": accepted}
-        self.message_user(request, said, messages.SUCCESS)
-        if left := len(chosen) - accepted:
-            text = _("Still refused: %(number)s.") % {"number": left}
-            self.message_user(request, text, messages.WARNING)

@@ -5,29 +5,27 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME as CHECKBOX
-from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.formats import column
+from delayed_queue.admin.operations import Call, Report
 from delayed_queue.messages import MessageState
 from delayed_queue.notifications import managing
 from delayed_queue.notifications.admin.base import (
     RECIPIENT,
+    CountedOperation,
     NewestFirst,
     RecipientFilter,
     ShownOnly,
@@ -48,18 +46,18 @@ from delayed_queue.notifications.recipients import problem_with, recipient_hash
 from delayed_queue.notifications.services import queue_of
 
 _CLASSES: Final = {
-    "sent": "dq-due",
-    "refused": "dq-alarm",
-    "failed": "dq-alarm",
-    "ambiguous": "dq-expired",
-    "unfinished": "dq-expired",
+    "sent": "due",
+    "refused": "alarm",
+    "failed": "alarm",
+    "ambiguous": "expired",
+    "unfinished": "expired",
 }
 
 
 def timeline_of(
     row: Notification, deliveries: Sequence[Delivery], now: datetime, *, with_details: bool
 ) -> SafeString:
-    """Return what happened in order, with now in its place and what is still to come behind."""
+    """Return past and future events in order, with now in its place."""
     events: list[Any] = [(row.created_at, _("accepted from %(tenant)s") % {"tenant": row.tenant})]
     if row.status == Status.PROCESSING:
         events.append((row.started_at, _("attempt %(number)s started") % {"number": row.attempts}))
@@ -75,7 +73,7 @@ def timeline_of(
 
 
 def _next_attempt(row: Notification, now: datetime) -> tuple[datetime, Any]:
-    """Return when a dispatcher may take it, by its message; without one, none ever will."""
+    """Return when a dispatcher may take it: when its message is due."""
     stored = queue_of(row.priority, row.channel).read(str(row.pk))
     if stored is None:
         return now, _("it has no message; it becomes FAILED within minutes")
@@ -94,7 +92,7 @@ def _call(delivery: Delivery, with_details: bool) -> SafeString:
         each for each in (delivery.error_class, delivery.detail if with_details else "") if each
     )
     return format_html(
-        '{} {}, {} <span class="dq-state {}" title="{}">{}</span>{} {}',
+        '{} {}, {} <span class="dq-state dq-{}" title="{}">{}</span>{} {}',
         _("attempt"),
         delivery.attempt,
         delivery.provider or _("a dispatcher that died"),
@@ -108,18 +106,73 @@ def _call(delivery: Delivery, with_details: bool) -> SafeString:
 
 TEXTS: Final = ("recipient", "recipient_hash", "subject", "body", "html")
 MAX_DELIVERIES: Final = 200
-_WAITING: Final = _("Skipped: %(number)s. Only waiting notifications qualify.")
-_FAILED: Final = _("Skipped: %(number)s. Only failed notifications that are not too late qualify.")
-_NOT_SENT: Final = _(
-    "Skipped: %(number)s. Only failed notifications that are not too late and were "
-    "certainly not sent qualify."
-)
 HIDDEN: Final = _("Hidden: needs the permission delayed_queue_notifications.view_recipient.")
+
+
+class Cancel(CountedOperation):
+    """Cancels waiting notifications."""
+
+    name, label = "cancel_selected", _("Cancel")
+    help = _("It will not be sent.")
+    permission = "delayed_queue_notifications.cancel_notification"
+    changed_text = _("Cancelled: %(number)s.")
+    skipped_text = _("Skipped: %(number)s. Only waiting notifications qualify.")
+    is_destructive = True
+
+    def fits(self, row: Any) -> bool:
+        return bool(row.status == Status.ENQUEUED)
+
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        return managing.cancel(row.pk)
+
+    def audit(self, row: Any, call: Call) -> str:
+        return f"cancel of {row.pk}"
+
+
+class RetryDoubtful(CountedOperation):
+    """Queues failed notifications again, even if they may have been sent."""
+
+    name = "retry_doubtful_selected"
+    label: Any = _("Retry, including those that may have been sent")
+    help = _("Queue it again, due now.")
+    permission = "delayed_queue_notifications.retry_notification"
+    changed_text = _("Queued again: %(number)s.")
+    skipped_text: Any = _(
+        "Skipped: %(number)s. Only failed notifications that are not too late qualify."
+    )
+    even_in_doubt = True
+
+    def fits(self, row: Any) -> bool:
+        return bool(row.status == Status.FAILED)
+
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        return managing.retry(row.pk, even_in_doubt=self.even_in_doubt)
+
+    def audit(self, row: Any, call: Call) -> str:
+        return f"retry of {row.pk}"
+
+
+class Retry(RetryDoubtful):
+    name, label = "retry_selected", _("Retry those not sent")
+    skipped_text = _(
+        "Skipped: %(number)s. Only failed notifications that are not too late and were "
+        "certainly not sent qualify."
+    )
+    even_in_doubt = False
+
+
+# The operations of the page of one notification, by the name in their address.
+_OF_ONE: Final = {"cancel": Cancel(), "retry": RetryDoubtful()}
+
+
+def _text(words: Any, show: Callable[[Any], Any]) -> Any:
+    """Return a field that needs the permission to see recipients."""
+    return column(words, lambda row: show(row) if row.shows_texts else formats.quiet(HIDDEN))
 
 
 @admin.register(Notification)
 class NotificationAdmin(ShownOnly):
-    """Newest first; who may see recipients sees them, all others see what became of each."""
+    """Newest first; recipients and texts need a permission of their own."""
 
     list_display = (
         "id_column", "status_column", "channel_column", "about_column", "tenant",
@@ -131,7 +184,7 @@ class NotificationAdmin(ShownOnly):
     search_help_text = _("An id, exactly as the API returned it.")
     change_list_template = "admin/delayed_queue_notifications/notification/change_list.html"
     change_form_template = "admin/delayed_queue_notifications/notification/detail.html"
-    actions = ("cancel_selected", "retry_selected", "retry_doubtful_selected")
+    operations = (Cancel(), Retry(), RetryDoubtful())
     fieldsets = (
         (None, {"fields": ("state", "about", "asked", "attempts_column", "provider_column")}),
         (_("Timeline"), {"fields": ("timeline",)}),
@@ -146,7 +199,7 @@ class NotificationAdmin(ShownOnly):
         return [
             path("dashboard/", wrap(self.dashboard), name="delayed_queue_notifications_dashboard"),
             path("find/", wrap(require_POST(self.find)), name="delayed_queue_notifications_find"),
-            path("<uuid:id_>/operate/<str:operation>/", wrap(require_POST(self.operate)),
+            path("<uuid:id_>/operate/<str:operation>/", wrap(require_POST(self.operate_one)),
                  name="delayed_queue_notifications_operate"),
             *super().get_urls(),
         ]  # fmt: skip
@@ -168,22 +221,19 @@ class NotificationAdmin(ShownOnly):
             # An empty list would read as "nothing was sent to them".
             said = _("The recipient %(problem)s.") % {"problem": problem}
             self.message_user(request, said, messages.WARNING)
-            return HttpResponseRedirect(reverse("admin:delayed_queue_notifications_dashboard"))
+            return HttpResponseRedirect(self.url("delayed_queue_notifications_dashboard"))
         return HttpResponseRedirect(
             self.list_url(**{RECIPIENT: recipient_hash(channel, recipient).hex()})
         )
 
-    def operate(self, request: HttpRequest, id_: uuid.UUID, operation: str) -> HttpResponse:
-        """Cancel or retry the one whose page was open."""
-        if operation not in ("cancel", "retry"):
+    def operate_one(self, request: HttpRequest, id_: uuid.UUID, operation: str) -> HttpResponse:
+        """Cancel or retry the notification whose page was open."""
+        if operation not in _OF_ONE:
             raise PermissionDenied
-        self._operate(request, operation, [id_])
-        url = reverse("admin:delayed_queue_notifications_notification_change", args=[id_])
+        call = Call(self.get_queryset(request), [str(id_)], request.user)
+        self.perform(request, _OF_ONE[operation], call)
+        url = self.url("delayed_queue_notifications_notification_change", id_)
         return HttpResponseRedirect(url)
-
-    def list_url(self, **query: str) -> str:
-        url = reverse("admin:delayed_queue_notifications_notification_changelist")
-        return f"{url}?{urlencode(query)}" if query else url
 
     # The list
 
@@ -205,14 +255,14 @@ class NotificationAdmin(ShownOnly):
             return str(_("All notifications"))
         return str(_("Notifications: %(state)s") % {"state": Status(status).label})
 
-    @admin.display(description=_("id"))
-    def id_column(self, row: Notification) -> SafeString:
-        # The beginning is the time, the same for all of a minute: the end tells them apart.
-        return format_html('<code title="{}">…{}</code>', row.id, str(row.id)[-12:])
-
-    @admin.display(description=_("state"))
-    def status_column(self, row: Notification) -> SafeString:
-        return badge(row.status)
+    # An id begins with its time; the end tells the ids of a minute apart.
+    id_column = column(
+        _("id"),
+        lambda row: format_html('<code title="{}">…{}</code>', row.id, str(row.id)[-12:]),
+    )
+    status_column = column(_("state"), lambda row: badge(row.status))
+    attempts_column = column(_("attempts"), lambda row: formats.number(row.attempts))
+    age_column = column(_("accepted"), lambda row: formats.since(row.created_at, row.read_at))
 
     @admin.display(description=_("channel"))
     def channel_column(self, row: Notification) -> SafeString:
@@ -225,10 +275,6 @@ class NotificationAdmin(ShownOnly):
         template = f"{row.template} v{row.template_version}" if row.template else _("written out")
         return format_html('{} <span class="dq-quiet">{}</span>', template, row.category)
 
-    @admin.display(description=_("attempts"))
-    def attempts_column(self, row: Notification) -> str:
-        return formats.number(row.attempts)
-
     @admin.display(description=_("outcome"))
     def provider_column(self, row: Notification) -> SafeString:
         words = [each for each in (row.provider, row.outcome, row.code_untold) if each]
@@ -237,19 +283,6 @@ class NotificationAdmin(ShownOnly):
         first, *rest = words
         # An outcome is ours; what the provider said is on the page of the delivery.
         return format_html('{} <span class="dq-quiet">{}</span>', first, " · ".join(rest))
-
-    @admin.display(description=_("accepted"))
-    def age_column(self, row: Any) -> SafeString:
-        return formats.moment(row.created_at, formats.relative(row.created_at, row.read_at))
-
-    def response_action(
-        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Leave out what is no id, and so was never on the page."""
-        data = request.POST.copy()
-        data.setlist(CHECKBOX, [str(each) for each in _ticked(request)])
-        request.POST = data  # type: ignore[assignment]
-        return super().response_action(request, queryset, *args, **kwargs)
 
     # The page of one
 
@@ -263,24 +296,24 @@ class NotificationAdmin(ShownOnly):
             found.shows_texts = may(request, "view_recipient")
         return found
 
+    def title_of(self, row: Any) -> str:
+        return _("Notification %(id)s") % {"id": row.id}
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return [name for _, options in self.fieldsets for name in options["fields"]]
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        obj = kwargs["obj"]
-        context.update(
-            title=_("Notification %(id)s") % {"id": obj.id},
-            subtitle=None,
-            may_cancel=obj.status == Status.ENQUEUED and may(request, "cancel_notification"),
-            may_retry=obj.status == Status.FAILED and may(request, "retry_notification"),
-        )
+        fitting = {name: each for name, each in _OF_ONE.items() if each.fits(kwargs["obj"])}
+        context["buttons"] = [
+            (self.url("delayed_queue_notifications_operate", kwargs["obj"].pk, name), each)
+            for name, each in fitting.items()
+            if self.allows(request, each)
+        ]
         return super().render_change_form(request, context, *args, **kwargs)
 
-    @admin.display(description=_("state"))
-    def state(self, row: Notification) -> SafeString:
-        return badge(row.status)
+    state = column(_("state"), lambda row: badge(row.status))
 
     @admin.display(description=_("about"))
     def about(self, row: Notification) -> SafeString:
@@ -298,84 +331,7 @@ class NotificationAdmin(ShownOnly):
         deliveries = list(row.deliveries.order_by("-id")[:MAX_DELIVERIES])
         return timeline_of(row, deliveries, row.read_at, with_details=row.shows_texts)
 
-    @admin.display(description=_("recipient"))
-    def recipient_shown(self, row: Any) -> SafeString:
-        return formats.key_label(row.recipient) if row.shows_texts else formats.quiet(HIDDEN)
-
-    @admin.display(description=_("subject"))
-    def subject_shown(self, row: Any) -> SafeString:
-        return self._text(row, lambda: row.subject)
-
-    @admin.display(description=_("text"))
-    def body_shown(self, row: Any) -> SafeString:
-        return self._text(row, lambda: row.body)
-
-    @admin.display(description=_("HTML"))
-    def html_shown(self, row: Any) -> SafeString:
-        return self._text(row, lambda: row.html)
-
-    def _text(self, row: Any, read: Callable[[], str]) -> SafeString:
-        if not row.shows_texts:
-            return formats.quiet(HIDDEN)
-        text = read()
-        return formats.block(text) if text else formats.NOTHING
-
-    # Operations
-
-    @admin.action(description=_("Cancel"), permissions=["cancel"])
-    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._operate(request, "cancel", _ticked(request))
-
-    @admin.action(description=_("Retry those not sent"), permissions=["retry"])
-    def retry_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._operate(request, "retry", _ticked(request), even_in_doubt=False)
-
-    @admin.action(
-        description=_("Retry, including those that may have been sent"), permissions=["retry"]
-    )
-    def retry_doubtful_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        self._operate(request, "retry", _ticked(request))
-
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        return may(request, "cancel_notification")
-
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        return may(request, "retry_notification")
-
-    def _operate(
-        self,
-        request: HttpRequest,
-        operation: str,
-        ids: list[uuid.UUID],
-        *,
-        even_in_doubt: bool = True,
-    ) -> None:
-        """Do it to each that is still in the state for it, with an entry in the admin's log."""
-        if not may(request, f"{operation}_notification") or not self.has_view_permission(request):
-            raise PermissionDenied
-        again = partial(managing.retry, even_in_doubt=even_in_doubt)
-        act = managing.cancel if operation == "cancel" else again
-        done = [id_ for id_ in ids if self._act(request, act, operation, id_)]
-        is_cancel = operation == "cancel"
-        if done:
-            past = _("Cancelled: %(number)s.") if is_cancel else _("Queued again: %(number)s.")
-            self.message_user(request, past % {"number": len(done)}, messages.SUCCESS)
-        if left := len(ids) - len(done):
-            why = _WAITING if is_cancel else _FAILED if even_in_doubt else _NOT_SENT
-            self.message_user(request, why % {"number": left}, messages.WARNING)
-
-    @transaction.atomic
-    def _act(
-        self, request: HttpRequest, act: Callable[[uuid.UUID], bool], name: str, id_: uuid.UUID
-    ) -> bool:
-        if not act(id_):
-            return False
-        user: Any = request.user
-        rows = [Notification(pk=id_)]
-        LogEntry.objects.log_actions(user.pk, rows, CHANGE, f"{name} of {id_}", single_object=True)
-        return True
-
-
-def _ticked(request: HttpRequest) -> list[uuid.UUID]:
-    found = map(as_id, request.POST.getlist(CHECKBOX))
-    return [each for each in found if each is not None]
+    recipient_shown = _text(_("recipient"), lambda row: formats.key_label(row.recipient))
+    subject_shown = _text(_("subject"), lambda row: row.subject and formats.block(row.subject))
+    body_shown = _text(_("text"), lambda row: row.body and formats.block(row.body))
+    html_shown = _text(_("HTML"), lambda row: row.html and formats.block(row.html))

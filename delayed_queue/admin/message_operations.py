@@ -1,0 +1,225 @@
+"""Operations on messages, fenced by the lease that the operator saw."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from django import forms
+from django.contrib.admin.models import DELETION
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from delayed_queue.admin.fields import RejectForm
+from delayed_queue.admin.formats import human
+from delayed_queue.admin.operations import Call, Operation, Report, english, lock
+from delayed_queue.admin.rows import MAX_BIGINT, MessageRow, RowState, state_of
+from delayed_queue.conf import get_settings
+from delayed_queue.handlers import storable
+from delayed_queue.messages import MILLISECOND
+from delayed_queue.models import Message
+from delayed_queue.observe.overview import handler_of
+
+CHANGED: Final = _("changed meanwhile")
+_NOT_LEASED: Final = _("not leased")
+
+
+class Seen(NamedTuple):
+    """A message as an operator saw it: the fence of operations.
+
+    The lease fences against workers, the time of creation against an offer that replaced the
+    message while no lease was involved.
+    """
+
+    id: int
+    created_ms: int
+    lease_id: str | None
+
+    @property
+    def token(self) -> str:
+        text = f"{self.id}.{self.created_ms}"
+        return text if self.lease_id is None else f"{text}.{self.lease_id}"
+
+    @classmethod
+    def of(cls, row: MessageRow) -> Seen:
+        return cls(row.id, row.created_ms, row.lease_id)
+
+    @classmethod
+    def parse(cls, token: str) -> Seen | None:
+        """Return the message of a page's token; None if no page has written it."""
+        parts = token.split(".", 2)
+        try:
+            id_, created_ms = map(int, parts[:2])
+        except ValueError:
+            return None
+        if not 0 < id_ < MAX_BIGINT:
+            return None
+        return cls(id_, created_ms, parts[2] if len(parts) > 2 else None)
+
+
+class Group(NamedTuple):
+    """Messages of one queue under one lease, or under none."""
+
+    kind: str
+    lease_id: str | None
+
+
+class MessageOperation(Operation):
+    """An operation on messages under the lease that was seen."""
+
+    def refusal(self, row: MessageRow) -> Any:
+        """Return why the operation does not apply to the row; empty if it does."""
+        return ""
+
+    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        """Change those rows if the lease still holds them; return the ids of the changed."""
+        raise NotImplementedError
+
+    def note(self, group: Group) -> str:
+        """Return what the report says besides the names of the changed."""
+        return ""
+
+    def fits(self, row: Any) -> bool:
+        return not self.refusal(row)
+
+    def rows(self, call: Call, report: Report) -> list[Any]:
+        """Lock the rows that are as they were seen and that the operation applies to."""
+        seen = {each.id: each for each in map(Seen.parse, call.tokens) if each is not None}
+        fitting = []
+        for row in lock(call, list(seen), report):
+            why = self.refusal(row) if Seen.of(row) == seen[row.id] else CHANGED
+            if why:
+                report.leave(why, row.key)
+            else:
+                fitting.append(row)
+        return fitting
+
+    def apply(self, rows: list[Any], call: Call, report: Report) -> Iterator[tuple[Any, Any]]:
+        """Change the rows with one statement for each lease."""
+        groups: dict[Group, list[Any]] = {}
+        for row in rows:
+            groups.setdefault(Group(row.kind, row.lease_id), []).append(row)
+        for group, some in groups.items():
+            done = set(self.settle(group, [row.id for row in some], call))
+            if done and (note := self.note(group)) and note not in report.notes:
+                report.notes.append(note)
+            yield from ((row, row.id in done or CHANGED) for row in some)
+
+    def audit(self, row: Any, call: Call) -> str:
+        reason, lease = call.options.get("reason"), row.lease_id or "none"
+        text = f"{english(self.past)}. Queue {row.kind}, key {row.key!r}, lease {lease}."
+        return f"{text} Reason: {reason}" if reason else text
+
+
+class LeaseOperation(MessageOperation):
+    """An operation on leased messages."""
+
+    def refusal(self, row: MessageRow) -> Any:
+        return _NOT_LEASED if row.lease_id is None else ""
+
+
+class Release(LeaseOperation):
+    name = "release"
+    label = _("Release the lease")
+    help = _("End the lease and cancel its handler. The message is due again now.")
+    permission = "delayed_queue.release_message"
+    past = _("Released")
+    wakes = True
+    ends_lease = True
+
+    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        return Message.objects.release(group.lease_id, ids, using=call.using)
+
+
+class Extend(LeaseOperation):
+    name = "extend"
+    label = _("Extend the lease")
+    help = _("Extend the lease to a full duration from now. It never becomes shorter.")
+    permission = "delayed_queue.extend_message"
+    past = _("Extended")
+
+    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        lease = lease_of(group.kind) // MILLISECOND
+        rows = Message.objects.extend([group.lease_id or ""], ids, lease, using=call.using)
+        return [row.id for row in rows]
+
+    def note(self, group: Group) -> str:
+        return gettext("The leases now last at least %(span)s.") % {
+            "span": human(lease_of(group.kind))
+        }
+
+
+def lease_of(kind: str) -> timedelta:
+    """Return the duration of a lease of the kind: its handler's, else the setting's."""
+    handler = handler_of(kind)
+    chosen = handler.lease if handler is not None else None
+    return get_settings().LEASE_DURATION if chosen is None else chosen
+
+
+class Deliver(MessageOperation):
+    name = "deliver"
+    label = _("Deliver now")
+    help = _("Make a scheduled message due at once.")
+    permission = "delayed_queue.deliver_message"
+    past = _("Made due")
+    wakes = True
+
+    def refusal(self, row: MessageRow) -> Any:
+        if row.lease_id is not None:
+            return _("leased; release it instead")
+        return "" if state_of(row) is RowState.SCHEDULED else _("due already")
+
+    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        return Message.objects.release(None, ids, using=call.using)
+
+
+class Reject(MessageOperation):
+    name = "reject"
+    label = _("Reject")
+    help = _("Move the message to the dead letters. It can be redriven from there.")
+    permission = "delayed_queue.reject_message"
+    warning = _(
+        "These messages move to the dead letters and can be redriven from there. A "
+        "handler that is running for one of them is cancelled; its result is "
+        "ignored."
+    )
+    ends_lease = True
+    form_class = RejectForm
+    past = _("Rejected")
+    flag = DELETION
+
+    def form(self, data: Any, call: Call) -> forms.Form:
+        reason = _("rejected by %(user)s") % {"user": call.user}
+        return RejectForm(data, initial={"reason": reason})
+
+    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        reason = storable(call.options["reason"])
+        return Message.objects.dead_letter(group.lease_id, ids, reason, using=call.using)
+
+
+class Drop(MessageOperation):
+    name = "drop"
+    label = _("Drop")
+    help = _("Delete the message for good.")
+    permission = "delayed_queue.drop_message"
+    warning = _(
+        "These messages are deleted for good. To keep them, reject them instead. A "
+        "handler that is running for one of them is cancelled."
+    )
+    ends_lease = True
+    is_destructive = True
+    past = _("Dropped")
+    flag = DELETION
+
+    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+        return Message.objects.acknowledge(group.lease_id, ids, using=call.using)
+
+
+MESSAGE_OPERATIONS: Final[tuple[Operation, ...]] = (
+    Release(),
+    Extend(),
+    Deliver(),
+    Reject(),
+    Drop(),
+)

@@ -1,0 +1,182 @@
+"""Offering operations: actions of a list, buttons of a page, and a page that asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IS_POPUP_VAR
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.safestring import SafeString
+from django.utils.text import capfirst
+from django.utils.translation import gettext_lazy as _
+
+from delayed_queue.admin.formats import link, number, printable
+from delayed_queue.admin.lists import KeysetChangeList, ListAdmin
+from delayed_queue.admin.operations import Call, Operation, primary_keys
+from delayed_queue.exceptions import DelayedQueueError
+
+ORIGIN: Final = "origin"
+CONFIRMED: Final = "confirmed"
+Pressed = TypeVar("Pressed", bound=Operation)
+# Rows of "select all", which acts beyond the page that is shown.
+_MAX_SELECTED: Final = 1_000
+
+
+def pressed(request: HttpRequest, operations: Iterable[Pressed]) -> Pressed:
+    """Return the operation whose button was pressed; the button's value names its target."""
+    for operation in operations:
+        if operation.name in request.POST:
+            return operation
+    raise BadRequest("There is no such operation.")
+
+
+class OperatingAdmin(ListAdmin):
+    """A list whose rows operations change, each with a permission of its own."""
+
+    operations: tuple[Operation, ...] = ()
+
+    def token_of(self, row: Any) -> str:
+        """Return what fences an operation on the row: the row as it was shown."""
+        return str(row.pk)
+
+    def allows(self, request: HttpRequest, operation: Operation) -> bool:
+        return self.may(request, operation.permission) and self.has_view_permission(request)
+
+    def offered(self, request: HttpRequest, row: Any = None) -> list[Operation]:
+        """Return the operations of the list, or of the page of a row."""
+        allowed = [each for each in self.operations if self.allows(request, each)]
+        return [each for each in allowed if row is None or each.fits(row)]
+
+    # The list
+
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        # Django 6.1 asks for those of the detail page, too, which has buttons of its own.
+        if IS_POPUP_VAR in request.GET or getattr(action_location, "name", "") == "CHANGE_FORM":
+            return {}
+        ours = {each.name: (each.run, each.name, each.label) for each in self.offered(request)}
+        return super().get_actions(request) | ours
+
+    def action_checkbox(self, row: Any) -> SafeString:
+        """Show the checkbox; its value is the row's token."""
+        attrs = {"class": "action-select", "aria-label": f"Select {row}"}
+        checkbox = forms.CheckboxInput(attrs, lambda value: False)
+        return checkbox.render(ACTION_CHECKBOX_NAME, self.token_of(row))
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        is_django = request.POST.get("action") in super().get_actions(request)
+        if request.method == "POST" and not is_django:
+            return self.operate(request)
+        return super().changelist_view(request, extra_context)
+
+    # The page of a row
+
+    def title_of(self, row: Any) -> str:
+        return str(row)
+
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        if (row := kwargs.get("obj")) is not None:
+            context.update(
+                operations=self.offered(request, row), token=self.token_of(row),
+                checkbox_name=ACTION_CHECKBOX_NAME, subtitle=None, title=self.title_of(row),
+            )  # fmt: skip
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    # Operations
+
+    def operate(self, request: HttpRequest) -> HttpResponse:
+        """Run what a list or the page of a row has posted, or ask first."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        named = {each.name: each for each in self.operations}
+        operation, tokens = named.get(request.POST.get("action", "")), self._chosen(request)
+        if operation is None or not tokens:
+            text = _("Choose an action and at least one row. Nothing was changed.")
+            self.message_user(request, text, messages.WARNING)
+            return HttpResponseRedirect(request.get_full_path())
+        call = Call(self.get_queryset(request), tokens, request.user)
+        form = self.perform(request, operation, call)
+        if form is not None:
+            return self._ask_about_rows(request, operation, call, form)
+        return HttpResponseRedirect(self._back_url(request, call))
+
+    def perform(self, request: HttpRequest, operation: Operation, call: Call) -> forms.Form | None:
+        """Run a confirmed operation and report; else return the form to ask with."""
+        if not self.allows(request, operation):
+            raise PermissionDenied
+        is_confirmed = not operation.warning or CONFIRMED in request.POST
+        is_filled = not request.POST.keys().isdisjoint(operation.form_class.base_fields)
+        form = operation.form(request.POST if is_confirmed or is_filled else None, call)
+        if not form.is_valid() or not is_confirmed:
+            return form
+        try:
+            self.carry_out(
+                request, operation, replace(call, options=call.options | form.cleaned_data)
+            )
+        except DelayedQueueError as error:
+            form.add_error(None, printable(str(error)))
+            return form
+        return None
+
+    def carry_out(self, request: HttpRequest, operation: Operation, call: Call) -> None:
+        """Run the operation and report what became of it."""
+        for level, text in operation.answers(operation.run(call)):
+            self.message_user(request, text, level)
+
+    def ask(
+        self, request: HttpRequest, operation: Operation, form: forms.Form, **shown: Any
+    ) -> HttpResponse:
+        """Return the page that asks; ``carried`` are the fields that it posts again."""
+        context = {"operation": operation, "form": form, **shown}
+        return self.page(request, "delayed_queue/confirm", context)
+
+    def _ask_about_rows(
+        self, request: HttpRequest, operation: Operation, call: Call, form: forms.Form
+    ) -> HttpResponse:
+        tokens = call.tokens
+        found = {self.token_of(row): row for row in self.rows_of(call)}
+        count = len(found.keys() & set(tokens))
+        name = self.opts.verbose_name if count == 1 else self.opts.verbose_name_plural
+        return self.ask(
+            request, operation, form,
+            title=_("%(label)s: are you sure?") % {"label": operation.label},
+            button=f"{operation.label} {number(count)} {name}" if count else "",
+            rows=[found.get(token) for token in tokens],
+            carried=[(ACTION_CHECKBOX_NAME, token) for token in tokens]
+            + [("action", operation.name), (ORIGIN, request.POST.get(ORIGIN, ""))],
+            above=link(self.list_url(), capfirst(self.opts.verbose_name_plural)),
+            back=self._back_url(request, call),
+        )  # fmt: skip
+
+    def _chosen(self, request: HttpRequest) -> list[str]:
+        is_paged = not issubclass(self.get_changelist(request), KeysetChangeList)
+        if is_paged and request.POST.get("select_across") == "1":
+            rows = self.get_changelist_instance(request).get_queryset(request)
+            return [self.token_of(row) for row in rows[:_MAX_SELECTED]]
+        return request.POST.getlist(ACTION_CHECKBOX_NAME)
+
+    def rows_of(self, call: Call) -> QuerySet[Any]:
+        """Return the rows of the tokens as they are now."""
+        return call.queryset.filter(pk__in=primary_keys(call))
+
+    def _back_url(self, request: HttpRequest, call: Call) -> str:
+        """Return the page that the operation came from; the list if its row has gone."""
+        if request.POST.get(ORIGIN) != "detail":
+            return request.get_full_path()
+        row = self.rows_of(call).first()
+        return self.list_url() if row is None else self.url(f"{self._name}_change", row.pk)
+
+    def list_url(self, **query: str) -> str:
+        return self.url(f"{self._name}_changelist", **query)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.opts.app_label}_{self.opts.model_name}"

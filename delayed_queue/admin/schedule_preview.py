@@ -1,0 +1,150 @@
+"""The next runs of a schedule, in its zone and in UTC, with the next change of the clocks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+from django.conf import settings
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from delayed_queue.admin import formats
+from delayed_queue.admin.formats import dated
+from delayed_queue.cron.keeper import declared
+from delayed_queue.cron.registry import CronEntry, Definition, schedule_of
+from delayed_queue.cron.rules import Schedule as Rule
+from delayed_queue.cron.rules import ZonedSchedule, next_clock_change
+from delayed_queue.cron.service import in_default_zone
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.models import Schedule
+
+RUNS_SHOWN: Final = 10
+_SECOND: Final = timedelta(seconds=1)
+
+
+class ClockChange(NamedTuple):
+    """A jump of a zone's clocks: when, and what they show before and after."""
+
+    at: datetime
+    before: datetime
+    after: datetime
+
+    def __str__(self) -> str:
+        # Both walls: a date line that moves changes the date, not the hour.
+        forward = _("%(before)s becomes %(after)s: the clocks go forward by %(span)s")
+        back = _("%(before)s becomes %(after)s: the clocks go back by %(span)s")
+        facts = {
+            "before": f"{self.before:%Y-%m-%d %H:%M}", "after": f"{self.after:%Y-%m-%d %H:%M}",
+            "span": formats.human(self.after - self.before),
+        }  # fmt: skip
+        return str((forward if self.after > self.before else back) % facts)
+
+
+def declared_entry(kind: str, key_prefix: str) -> CronEntry | None:
+    """Return what the code of this process declares under the prefix, if anything."""
+    return next((each for each in declared() if each.id == (kind, key_prefix)), None)
+
+
+def rule_of(row: Schedule) -> Rule:
+    """Return the row's rule in its zone, or raise InvalidConfiguration with the reason."""
+    if row.type != "other":
+        definition = Definition(row.type, row.expression, row.timezone, row.gap, row.fold)
+        return in_default_zone(schedule_of(definition))
+    entry = declared_entry(row.kind, row.key_prefix)
+    if entry is None or not isinstance(entry.schedule, Rule):
+        said = gettext("Its times are defined in %(module)s, which is not loaded here.")
+        raise InvalidConfiguration(said % {"module": row.declared_in})
+    return in_default_zone(entry.schedule)
+
+
+def zone_of(rule: Rule) -> ZoneInfo:
+    """Return the zone to show times in: for a rule that has none, the project's."""
+    return rule.zone if isinstance(rule, ZonedSchedule) else ZoneInfo(settings.TIME_ZONE)
+
+
+def next_change(zone: ZoneInfo, now: datetime) -> ClockChange | None:
+    at = next_clock_change(zone.key, now)
+    if at is None:
+        return None
+    offset = (at - _SECOND).astimezone(zone).utcoffset() or timedelta(0)
+    wall = at.astimezone(UTC).replace(tzinfo=None)
+    return ClockChange(at, wall + offset, at.astimezone(zone).replace(tzinfo=None))
+
+
+def local(at: datetime, zone: ZoneInfo) -> str:
+    return dated(at.astimezone(zone), "D Y-m-d H:i:s T")
+
+
+def next_run(row: Schedule, now: datetime) -> SafeString:
+    """Return the next time, local above UTC; or why there is none."""
+    try:
+        rule = rule_of(row)
+    except InvalidConfiguration as error:
+        return format_html('<span class="dq-alarm">{}</span>', error)
+    if not row.is_enabled:
+        return formats.NOTHING
+    at = next(rule.times_after(now))
+    shown = formats.moment(at, local(at, zone_of(rule)))
+    utc = f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    return format_html('{}<br><span class="dq-quiet">{}</span>', shown, utc)
+
+
+def preview(row: Schedule, now: datetime) -> SafeString:
+    """Return a table of the next runs, with the next change of the clocks in its place."""
+    try:
+        rule = rule_of(row)
+    except InvalidConfiguration as error:
+        return format_html('<span class="dq-alarm">{}</span>', error)
+    zone = zone_of(rule)
+    times = list(islice(rule.times_after(now), RUNS_SHOWN))
+    change = next_change(zone, now)
+    lines = [_line(at, zone, now) for at in times]
+    note = _beyond(change, zone)
+    if change is not None and change.at <= times[-1]:
+        place = sum(at < change.at for at in times)
+        lines.insert(place, _change_line(change))
+        note = ""
+    head = format_html(
+        '<tr><th scope="col">{} ({})</th><th scope="col">UTC</th><th scope="col"></th></tr>',
+        _("Local"),
+        zone.key,
+    )
+    body = format_html_join("", "{}", ((line,) for line in lines))
+    paused = (
+        ""
+        if row.is_enabled
+        else formats.quiet(_("Paused: these run only after the schedule is enabled."))
+    )
+    table = format_html(
+        '<div class="dq-overview"><table class="dq-runs"><thead>{}</thead><tbody>{}</tbody></table>'
+        "</div>",
+        head, body,
+    )  # fmt: skip
+    return format_html("{}{}{}", paused, table, formats.quiet(note) if note else "")
+
+
+def _line(at: datetime, zone: ZoneInfo, now: datetime) -> SafeString:
+    return format_html(
+        '<tr class="dq-run"><td class="dq-at" data-label="{}">{}</td>'
+        '<td class="dq-at" data-label="UTC">{}</td><td class="dq-quiet" data-label="">{}</td></tr>',
+        _("Local"),
+        local(at, zone),
+        f"{at:%Y-%m-%d %H:%M:%S}",
+        formats.relative(at, now),
+    )
+
+
+def _change_line(change: ClockChange) -> SafeString:
+    return format_html('<tr class="dq-change"><td colspan="3" data-label="">{}</td></tr>', change)
+
+
+def _beyond(change: ClockChange | None, zone: ZoneInfo) -> str:
+    if change is None:
+        unchanged = _("The clocks of %(zone)s do not change within the next 400 days.")
+        return str(unchanged % {"zone": zone.key})
+    return str(_("The next clock change comes after these: %(change)s.") % {"change": change})
