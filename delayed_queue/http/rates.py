@@ -1,12 +1,10 @@
-"""Rate limits that hold over all processes: one bucket for each name, in the database."""
+"""Rate limits that hold over all processes: one bucket per name, in the database."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from bisect import insort
-from collections import deque
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -17,25 +15,26 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.models import Rate
+from delayed_queue.rates import Credit
 
 MAX_RATE: Final = 100_000.0
 MAX_BURST: Final = 1_000_000
 MAX_NAME: Final = 200
 
-# A process takes the permits of so many seconds at once, if the burst has them.
+# A process takes the permits of this many seconds at once, if the burst has them.
 CHUNK_SECONDS: Final = 0.1
-# Permits that were taken ahead and not used by then are lost.
+# Permits taken ahead are lost when they are older, in seconds.
 KEEP_SECONDS: Final = 1.0
-# So many buckets a process keeps permits of; those used longest ago are forgotten.
+# A process keeps the permits of at most N buckets; the least recently used is forgotten.
 MAX_BUCKETS: Final = 10_000
 
 _ZERO: Final = timedelta(0)
 
 
 class Hold(NamedTuple):
-    """Permits that were taken and can be given back; or none, and how long to wait for them.
+    """Permits that can be given back; or none, and how long to wait for them.
 
-    ``until`` is when they are lost, by ``time.monotonic()``, if nobody has used them.
+    ``until``: when unused permits are lost, by ``time.monotonic()``.
     """
 
     wait: timedelta
@@ -46,11 +45,11 @@ class Hold(NamedTuple):
 class SharedRate:
     """At most ``per_second`` permits a second under this name, and ``burst`` at once after a rest.
 
-    All processes together, by the database's clock. What was taken within any time t is at most
-    ``per_second * t + burst``. At rates above ten a second a process takes permits ahead, so that
-    not each of them costs a write, and uses them within a second or loses them: what was *used*
-    within any time t is at most ``per_second * (t + 1 s) + burst``, whatever the number of
-    processes. Counted from the first permit on, the second is not added.
+    The limit holds for all processes together, by the database's clock: within any time t at most
+    ``per_second * t + burst`` permits are taken. At rates above ten a second a process takes
+    permits ahead, so that not each of them costs a write, and uses them within a second or loses
+    them. So within any time t at most ``per_second * (t + 1 s) + burst`` are *used*; counted from
+    the first permit on, the second is not added.
     """
 
     __slots__ = ("_bucket", "burst", "name", "per_second", "using")
@@ -69,7 +68,7 @@ class SharedRate:
         return f"SharedRate({self.name!r}, {self.per_second}, {self.burst})"
 
     def take(self, n: int = 1) -> timedelta:
-        """Take ``n`` permits, or none; return zero, or how long until it is worth asking again.
+        """Take ``n`` permits and return zero, or return when to try again.
 
         In a transaction the bucket stays locked until its end, no permit is taken ahead, and a
         rollback puts them back; so take before the transaction. Raises ResourceUnavailable while
@@ -78,33 +77,33 @@ class SharedRate:
         return self.hold(n).wait
 
     async def atake(self, n: int = 1) -> timedelta:
-        """Do as ``take()`` does; the database is asked by a thread, what is at hand by none."""
+        """Like ``take()``; uses a thread only if the database is needed."""
         return (await self.ahold(n)).wait
 
     def hold(self, n: int = 1) -> Hold:
-        """Do as ``take()`` does; what was taken outside a transaction can be given back."""
+        """Like ``take()``; permits taken outside a transaction can be given back."""
         found = self._at_hand(n)
         return self._bucket.fetch(n) if found is None else found
 
     async def ahold(self, n: int = 1) -> Hold:
-        """Do as ``hold()`` does, in the manner of ``atake()``."""
+        """Like ``hold()``; uses a thread only if the database is needed."""
         found = self._at_hand(n)
         return await sync_to_async(self._bucket.fetch)(n) if found is None else found
 
     def give_back(self, hold: Hold) -> None:
-        """Give permits that were not used to others of this process; once for each hold.
+        """Leave unused permits to others of this process; once for each hold.
 
-        They are lost when they would have been anyway, a second after they came from the database:
-        so no more are used than without. Those of a transaction come back by its rollback alone.
+        They are lost a second after they came from the database, as all others. A transaction's
+        permits come back by its rollback alone.
         """
         self._bucket.give_back(hold)
 
     def left(self) -> timedelta:
-        """Return how long no asking helps, as far as this process knows; takes nothing."""
+        """Return for how long this process knows of no free permit; takes nothing."""
         return self._bucket.left()
 
     def at_hand(self, n: int = 1) -> timedelta | None:
-        """Do as ``take()`` does, without asking the database: None says that it must be."""
+        """Like ``take()`` without the database; None where that is needed."""
         found = self._at_hand(n)
         return None if found is None else found.wait
 
@@ -122,92 +121,72 @@ class _Bucket:
         self._using = using
         self._interval = 1e6 / per_second
         # Rounded up: a burst of seven must not be six.
-        self._most_booked = math.ceil(burst * self._interval)
+        self._burst = math.ceil(burst * self._interval)
         self._chunk = max(1, min(burst, int(per_second * CHUNK_SECONDS)))
-        self._permits: deque[tuple[float, int]] = deque()
-        self._left = 0
+        self._credit = Credit()
         self._ask_at = 0.0
         # Held for a moment only, so that an event loop may take it; the other while asking.
         self._lock = threading.Lock()
         self._asking = threading.Lock()
 
     def at_hand(self, n: int) -> Hold | None:
-        """Return permits, or how long no asking helps; None when the database must be asked."""
+        """Return permits, or how long none are due; None when the database is needed."""
         with self._lock:
             now = time.monotonic()
-            self._drop_stale(now)
-            if self._left >= n:
+            self._credit.expire(now)
+            if self._credit.count >= n:
                 return self._use(n)
             return Hold(timedelta(seconds=self._ask_at - now)) if now < self._ask_at else None
 
     def left(self) -> timedelta:
         with self._lock:
             now = time.monotonic()
-            self._drop_stale(now)
-            return _ZERO if self._left else timedelta(seconds=max(self._ask_at - now, 0.0))
+            self._credit.expire(now)
+            wait = 0.0 if self._credit.count else max(self._ask_at - now, 0.0)
+            return timedelta(seconds=wait)
 
     def give_back(self, hold: Hold) -> None:
         with self._lock:
             if hold.n and time.monotonic() < hold.until:
-                # In the order of their ends, by which they are used and dropped.
-                insort(self._permits, (hold.until, hold.n))
-                self._left += hold.n
+                self._credit.add(hold.until, hold.n)
 
     def fetch(self, n: int) -> Hold:
-        connection = connections[self._using]
-        if connection.in_atomic_block:
+        if connections[self._using].in_atomic_block:
             # Others must not use what a rollback would put back.
             return Hold(self._ask(n, n)[1])
         with self._asking:
-            # Who waited here may find what the one before brought.
+            # The caller before may have brought enough.
             found = self.at_hand(n)
             return self._fetch(n) if found is None else found
 
     def _fetch(self, n: int) -> Hold:
         asked_at = time.monotonic()
         with self._lock:
-            least = max(n - self._left, 1)
+            least = max(n - self._credit.count, 1)
         most = max(least, self._chunk)
         granted, wait = repeat(self._using, lambda: self._ask(least, most))
         with self._lock:
-            self._add(granted, asked_at)
+            if granted:
+                self._credit.add(asked_at + KEEP_SECONDS, granted)
             if granted < most and most > n:
                 # Short: others take too. In haste each would get a permit, at a write apiece.
                 self._ask_at = max(asked_at + self._chunk * self._interval / 1e6, self._ask_at)
             if not granted:
                 self._ask_at = max(time.monotonic() + wait.total_seconds(), self._ask_at)
                 return Hold(timedelta(seconds=max(self._ask_at - time.monotonic(), 1e-6)))
-            if self._left < n:  # what was at hand went stale meanwhile, or to somebody else
+            if self._credit.count < n:  # others used some, or some expired meanwhile
                 return Hold(timedelta(microseconds=math.ceil(self._interval)))
             return self._use(n)
 
     def _ask(self, least: int, most: int) -> tuple[int, timedelta]:
         granted, wait = Rate.objects.take(
-            self._name, least, most, interval=self._interval, burst=self._most_booked,
-            using=self._using,
-        )  # fmt: skip
+            self._name, least, most, interval=self._interval, burst=self._burst, using=self._using
+        )
         return granted, timedelta(microseconds=wait)
 
-    def _add(self, granted: int, asked_at: float) -> None:
-        if granted:
-            self._permits.append((asked_at + KEEP_SECONDS, granted))
-            self._left += granted
-
-    def _drop_stale(self, now: float) -> None:
-        while self._permits and self._permits[0][0] <= now:
-            self._left -= self._permits.popleft()[1]
-
     def _use(self, n: int) -> Hold:
-        self._left -= n
-        # The first ends first: so long all of them could be used.
-        hold = Hold(_ZERO, self._permits[0][0], n)
-        while n:
-            until, count = self._permits.popleft()
-            if count > n:
-                self._permits.appendleft((until, count - n))
-                break
-            n -= count
-        return hold
+        # Until the first of them expires, all of them can be used.
+        return Hold(_ZERO, self._credit.use(n), n)
 
 
 @lru_cache(maxsize=MAX_BUCKETS)

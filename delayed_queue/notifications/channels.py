@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache
 from typing import Any, Final
 
@@ -19,59 +17,13 @@ from django.utils.module_loading import import_string
 
 from delayed_queue.conf import SETTING
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.http.callbacks.calls import PREFIX, Results, sign
+from delayed_queue.http.callbacks.calls import PREFIX, sign
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.notifications.conf import KEY, get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel
 from delayed_queue.notifications.providers import Provider
 from delayed_queue.notifications.services import USING
-
-
-class Circuit:
-    """Closed until the results are as bad as those of a host of callbacks; then open for the pause.
-
-    After the pause one call is let through at a time, and decides: it closes the circuit, or
-    opens it again. Each process has its own: it costs nothing to ask, and a process learns of an
-    outage after ``most`` calls.
-    """
-
-    def __init__(self, most: int, pause: timedelta) -> None:
-        self.is_open = False
-        self._most = most
-        self._pause = pause.total_seconds()
-        self._results = Results()
-        self._closed_at = 0.0
-
-    def left(self) -> timedelta:
-        """Return how long the provider is left alone; lets no call through."""
-        seconds = self._closed_at - time.monotonic() if self.is_open else 0.0
-        return timedelta(seconds=max(seconds, 0.0))
-
-    def wait(self) -> timedelta:
-        """Return zero and let a call through, or how long the provider is left alone."""
-        if not self.is_open:
-            return timedelta(0)
-        now = time.monotonic()
-        if now < self._closed_at:
-            return timedelta(seconds=self._closed_at - now)
-        # The probe: others wait as long again, unless it ends earlier.
-        self._closed_at = now + self._pause
-        return timedelta(0)
-
-    def spare(self) -> None:
-        """Note that the call that was let through is not made: another may be, at once."""
-        if self.is_open:
-            self._closed_at = time.monotonic()
-
-    def note(self, *, is_failure: bool) -> None:
-        """Note how a call ended."""
-        if self.is_open and not is_failure:
-            self._results.clear()
-        self._results.note(is_failure=is_failure, most=self._most)
-        self.is_open = is_failure and (self.is_open or self._results.are_bad(self._most))
-        if self.is_open:
-            self._closed_at = time.monotonic() + self._pause
-
+from delayed_queue.rates import Circuit
 
 _PACKAGE: Final = "delayed_queue.notifications.providers"
 KINDS: Final = {

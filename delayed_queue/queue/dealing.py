@@ -5,7 +5,6 @@ Pure functions, shared by the in-memory store and the one in PostgreSQL.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -13,6 +12,7 @@ from typing import Final, NamedTuple
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.groups import Ahead, GroupRow, Look, Share
 from delayed_queue.queue.store.limits import RulesRow
+from delayed_queue.rates import RateRule
 
 # The largest limit of a claim.
 UNLIMITED: Final = 2**31 - 1
@@ -20,29 +20,14 @@ UNLIMITED: Final = 2**31 - 1
 Rated = RulesRow | GroupRow
 
 
-# Rates (GCRA): one permit is added per interval, and at most ``burst`` are kept.
+def rule_of(rate: Rated) -> RateRule | None:
+    """Return the rate of a group or a queue."""
+    return None if rate.interval is None else RateRule(rate.interval, rate.burst)
 
 
-def permits(interval: float | None, burst: int, spent_until: float | None, now: int) -> int:
-    """Return the number of free permits."""
-    if interval is None:
-        return UNLIMITED
-    # Counted from the next permit: rounding cannot postpone it.
-    since = now - next_permit(interval, burst, spent_until, now)
-    return min(math.floor(since / interval) + 1, burst) if since >= 0 else 0
-
-
-def next_permit(interval: float, burst: int, spent_until: float | None, now: int) -> float:
-    """Return when the next permit is free: at most one interval from now.
-
-    More is spent only under an earlier rule, or before the clock was set back.
-    """
-    return min((spent_until or 0.0) - (burst - 1) * interval, now + interval)
-
-
-def spend(interval: float, burst: int, spent_until: float | None, now: int, count: int) -> float:
-    """Return until when permits are spent after ``count`` more."""
-    return min(max(spent_until or 0.0, now), now + burst * interval) + count * interval
+def _permits(rate: Rated, now: int) -> int:
+    rule = rule_of(rate)
+    return UNLIMITED if rule is None else rule.permits(rate.spent_until, now)
 
 
 def spent_by(
@@ -57,10 +42,10 @@ def spent_by(
     rates: list[tuple[str, Rated, int]] = [("", rules, len(rows))]
     rates += [(row.name, row, counts[row.name]) for row in groups]
     return {
-        name: spend(rate.interval, rate.burst, rate.spent_until, now, count)
+        name: rule.spend(capped, now, count)
         for name, rate, count in rates
-        if rate.interval is not None
-        and (count or (rate.spent_until or 0.0) > now + rate.burst * rate.interval)
+        if (rule := rule_of(rate)) is not None
+        and ((capped := rule.capped(rate.spent_until, now)) < (rate.spent_until or 0.0) or count)
     }
 
 
@@ -109,7 +94,7 @@ class Dealt(NamedTuple):
 
 def deal_out(ahead: Ahead, look: Look, rules: RulesRow) -> Dealt:
     """Divide the limit of a claim, or the free permits of the queue, among the groups found."""
-    most = min(ahead.limit, permits(rules.interval, rules.burst, rules.spent_until, rules.now))
+    most = min(ahead.limit, _permits(rules, rules.now))
     # ``rules.now`` is the instant of the leases; the groups were read later.
     found = [candidate(row, rules.now) for row in look.groups]
     room = sum(min(each.room, 2) for each in found)
@@ -149,9 +134,9 @@ def _permit_at(look: Look, rules: RulesRow) -> float | None:
     groups: list[Rated] = [row for row in look.groups if row.is_due]
     for rates in ([rules], groups):
         permits_at = [
-            next_permit(rate.interval, rate.burst, rate.spent_until, rules.now)
+            rule.next_permit(rate.spent_until, rules.now)
             for rate in rates
-            if rate.interval is not None
+            if (rule := rule_of(rate)) is not None
         ]
         if waits := [at for at in permits_at if at > rules.now]:
             return min(waits)
@@ -170,7 +155,7 @@ def candidate(row: GroupRow, now: int) -> Candidate:
         free = UNLIMITED if row.concurrency is None else row.concurrency
         retaken = min(row.held - row.live, max(free - row.live, 0))
         fresh = min(max(free - row.held, 0), UNLIMITED if row.due > 1 else row.due)
-    room = min(retaken + fresh, permits(row.interval, row.burst, row.spent_until, now))
+    room = min(retaken + fresh, _permits(row, now))
     head = row.head if row.is_ordered else None
     return Candidate(row.name, room, row.weight, row.earliest, retaken, fresh, head)
 

@@ -10,7 +10,7 @@ from delayed_queue.handlers import registry, storable
 from delayed_queue.messages import check_group
 from delayed_queue.models import LimitManager
 from delayed_queue.queue.base import QueueBase
-from delayed_queue.queue.dealing import next_permit
+from delayed_queue.queue.dealing import rule_of
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.groups import GroupRow
 from delayed_queue.queue.store.limits import RulesRow
@@ -63,9 +63,10 @@ def _reason_of_queue(queue: RulesRow) -> tuple[str, int | None]:
 
 def _next_permit_after(rate: GroupRow | RulesRow, now: int) -> int | None:
     """Return when the next permit is free; None when one is free now."""
-    if rate.interval is None:
+    rule = rule_of(rate)
+    if rule is None:
         return None
-    permit_at = next_permit(rate.interval, rate.burst, rate.spent_until, now)
+    permit_at = rule.next_permit(rate.spent_until, now)
     return math.ceil(permit_at) if permit_at > now else None
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.models import Limit, LimitManager
-from delayed_queue.queue.dealing import spend
 from delayed_queue.queue.store.claim import LeasedRow, earliest_first
 from delayed_queue.queue.store.groups import (
     Ahead,
@@ -21,6 +20,7 @@ from delayed_queue.queue.store.groups import (
     UngroupedRow,
 )
 from delayed_queue.queue.store.limits import RulesRow
+from delayed_queue.rates import RateRule
 from delayed_queue.testing.stores import NO_LIMITS, InMemoryStore, LimitRow, Row, instant
 
 if TYPE_CHECKING:
@@ -152,11 +152,6 @@ def rules_of(store: InMemoryStore, kind: str, now: int) -> RulesRow | None:
     )  # fmt: skip
 
 
-def _is_over(row: LimitRow, interval: float, burst: int, now: int) -> bool:
-    """Return whether more is spent ahead than the rule in force allows."""
-    return (row.spent_until or 0.0) > now + burst * interval
-
-
 def has_dead(store: InMemoryStore, kind: str, group: str, since: int | None) -> bool:
     return any(
         letter.group == group and (since is None or letter.died_at > since)
@@ -210,8 +205,8 @@ class InMemoryLimits(_Limits):
         for (of_kind, group), row in list(self._store.limits.items()):
             interval = row.interval or rule.interval if group else row.queue_interval
             burst = (row.burst or rule.burst if group else row.queue_burst) or 1
-            if of_kind == kind and interval is not None and _is_over(row, interval, burst, now):
-                spent = spend(interval, burst, row.spent_until, now, 0)
+            if of_kind == kind and interval is not None and row.spent_until is not None:
+                spent = RateRule(interval, burst).capped(row.spent_until, now)
                 self._store.limits[kind, group] = replace(row, spent_until=spent)
 
     def _holds(self, kind: str, group: str, row: LimitRow, now: int) -> bool:

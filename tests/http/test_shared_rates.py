@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from delayed_queue.http import rates
 from delayed_queue.http.models import Rate
 from delayed_queue.http.rates import SharedRate
+from delayed_queue.rates import RateRule
 from tests.support.processes import wait_until
 
 NOW: Final = 1_800_000_000_000_000
@@ -102,6 +103,23 @@ def test_never_more_than_the_rate_in_any_window(rate: float, burst: int):
     used = sum(granted for _, granted in log)
     # And what nobody asks for less of is not kept back.
     assert used >= min(burst, 1)
+
+
+@pytest.mark.parametrize(("interval", "burst"), [(250_000, 1), (10, 7), (1_000, 500)])
+def test_the_statement_follows_the_rule_of_all_limits(interval: int, burst: int):
+    rule, spent, now = RateRule(interval, burst), None, NOW
+    dice = random.Random(burst)
+    for _ in range(200):
+        now += dice.choice([0, 1, interval, dice.randint(-interval, 5 * interval)])
+        spent = rule.capped(spent, now)
+        least = dice.randint(1, burst)
+        free, most = rule.permits(spent, now), dice.randint(least, burst)
+        granted, wait = Rate.objects.take(
+            "a", least, most, interval=interval, burst=burst * interval, now=now
+        )
+        assert granted == (min(free, most) if free >= least else 0)
+        spent = rule.spend(spent, now, granted)
+        assert wait == (0 if granted else rule.due_at(spent) + (least - 1) * interval - now)
 
 
 def test_what_was_refused_is_granted_after_the_wait_that_was_told():

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
-from delayed_queue.queue.dealing import deal, deal_out, next_permit, permits
+from delayed_queue.queue.dealing import deal, deal_out
 from delayed_queue.queue.store.groups import Ahead, GroupRow, Look, UngroupedRow
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.testing import InMemoryQueue, ManualClock
@@ -143,22 +143,6 @@ def test_turns_are_dealt_out_one_after_the_other(
             last, rest = at, number - min(number, limit)
             limit -= min(number, limit)
     assert deal(sum(given) + limit, asked, first) == (given, last, rest)
-
-
-@given(
-    rate=st.floats(1e-3, 1e5), burst=st.integers(1, 100), number=st.integers(0, 100),
-    start=st.integers(1_700_000_000_000, 1_800_000_000_000), later=st.integers(-2, 2),
-)  # fmt: skip
-def test_there_is_a_permit_from_just_when_the_next_one_is_said_to_be(
-    rate: float, burst: int, number: int, start: int, later: int
-):
-    """Or a worker that slept until then would find none, and know of no other instant."""
-    interval = 1000 / rate
-    spent_until = start + interval * number
-    now = round(spent_until - (burst - 1) * interval) + later
-    found = permits(interval, burst, spent_until, now)
-    assert (found > 0) == (next_permit(interval, burst, spent_until, now) <= now)
-    assert found <= burst
 
 
 class Spell(NamedTuple):

@@ -18,11 +18,12 @@ from django.db import Error
 
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.http.callbacks.calls import CallbackResult, Failure, Results
+from delayed_queue.http.callbacks.calls import CallbackResult, Failure
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Host
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.logs import described, log
+from delayed_queue.rates import Results
 
 # For so long a process believes what it read of a host.
 TRUST_SECONDS: Final = 1.0
@@ -76,7 +77,7 @@ class HostState:
     is_half_open: bool = False
     running: int = 0
     window: float = FIRST_WINDOW
-    results: Results = field(default_factory=Results)
+    results: Results = field(default_factory=lambda: Results(callback_settings().BREAKER_FAILURES))
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probing: bool = False
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -133,7 +134,7 @@ class HostState:
         return self.same_delay
 
     def is_failing(self) -> bool:
-        return self.results.are_bad(callback_settings().BREAKER_FAILURES)
+        return self.results.are_bad
 
 
 class Breaker:
@@ -239,7 +240,7 @@ class Breaker:
     def note(self, state: HostState, is_failure: bool, duration: timedelta) -> None:
         """Note how a callback ended, and widen or narrow the host's window by it."""
         state.seconds_each += (duration.total_seconds() - state.seconds_each) / 8
-        state.results.note(is_failure=is_failure, most=callback_settings().BREAKER_FAILURES)
+        state.results.note(is_failure=is_failure)
         before, state.window = state.window, _next_window(state.window, is_failure, duration)
         if state.window > before:
             state.call_in()

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import re
 import secrets as randomness
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -166,43 +165,6 @@ class CallbackResult:
     def is_final(self) -> bool:
         """Return whether no other try will do: it is gone, or our own guard refuses the url."""
         return self.disables_endpoint or self.failure is Failure.BLOCKED
-
-
-# A circuit is opened by so many failures in a row, or by half of the last results, of which so many
-# times that number are remembered.
-SAMPLE: Final = 4
-
-
-class Results:
-    """How the last calls of one receiver ended, and whether that is reason to call it no more."""
-
-    __slots__ = ("_failures_in_a_row", "_successes")
-
-    def __init__(self) -> None:
-        self._successes: deque[bool] = deque()
-        self._failures_in_a_row = 0
-
-    def note(self, *, is_failure: bool, most: int) -> None:
-        """Note how a call ended, where ``most`` failures in a row are too many."""
-        self._successes.append(not is_failure)
-        if len(self._successes) > SAMPLE * most:
-            self._successes.popleft()
-        self._failures_in_a_row = self._failures_in_a_row + 1 if is_failure else 0
-
-    def are_bad(self, most: int) -> bool:
-        """Return whether as many failed in a row, or half of four times as many."""
-        is_sampled = len(self._successes) >= SAMPLE * most
-        return self._failures_in_a_row >= most or (
-            is_sampled and 2 * sum(self._successes) <= len(self._successes)
-        )
-
-    @property
-    def has_success(self) -> bool:
-        return any(self._successes)
-
-    def clear(self) -> None:
-        self._successes.clear()
-        self._failures_in_a_row = 0
 
 
 def least_wait(step: timedelta, asked: timedelta | None) -> timedelta:

@@ -7,7 +7,7 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.sql import CLOCK, first_row
+from delayed_queue.db.sql import CLOCK, first_row, rows_of
 from delayed_queue.db.statements import (
     Step,
     execute,
@@ -45,109 +45,63 @@ WHERE id = %(id)s
 """
 )
 
-# In microseconds: in milliseconds the permits of a high rate would have no size.
-_CLOCK: Final[LiteralString] = """
+# Take between ``least`` and ``most`` permits, or none; return the number, and if it is zero the
+# microseconds until ``least`` permits are due if nobody else takes any. All times are microseconds:
+# in milliseconds the permits of a high rate would have no size.
+#
+# This is RateRule of delayed_queue/rates.py: ``bookedUntil`` is its ``spent_until``, and ``burst``
+# is given as a time. ON CONFLICT locks the row, so each taker reads what the one before has left.
+# One that waited for the lock started at an earlier time, and is given less, never more. The cap on
+# booked time applies after an earlier rule or a clock that was set back. It reads the clock under
+# the lock, so it does not lower the permits of a taker that came first. ``granted`` is a column
+# because RETURNING must return it.
+# Reads: rate_name.
+TAKE_PERMITS: Final[LiteralString] = """
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(
         %(now)s::bigint,
         floor(extract(epoch FROM statement_timestamp()) * 1000000)::bigint
     ) AS now
-)"""
-
-# The latest instant up to which the limit in force lets time be booked. Read when the row's lock is
-# held: a taker that waited for it started at an earlier time.
-_MOST_BOOKED: Final[LiteralString] = """(
-        COALESCE(%(now)s::bigint, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-        + %(burst)s::bigint
-    )"""
-
-# Until when time is booked: a bucket that was not used for long has no credit beyond its burst.
-# Another limit, or a clock that has been set back, may have left more booked than the limit allows.
-_BOOKED: Final[LiteralString] = (
-    """
-    least(
-        greatest(rate."bookedUntil", (SELECT now FROM clock)),
-        """
-    + _MOST_BOOKED
-    + """
-    )"""
 )
-
-_LEFT: Final[LiteralString] = (
-    """
-    floor(((SELECT now FROM clock) + %(burst)s::bigint - ("""
-    + _BOOKED
-    + """
-    )) / %(interval)s::float8)"""
-)
-
-# The permits to take: as many as are free up to ``most``, or none if that is below ``least``.
-_GRANTED: Final[LiteralString] = (
-    """
-    CASE
-        WHEN"""
-    + _LEFT
-    + """ >= %(least)s::integer
-            THEN least(%(most)s::integer,"""
-    + _LEFT
-    + """)
-        ELSE 0
-    END"""
-)
-
-# Take between ``least`` and ``most`` permits, or none; then return the microseconds until ``least``
-# permits are free, if no other taker comes first. A permit books ``interval`` microseconds, and at
-# most ``burst`` microseconds are booked ahead (the generic cell rate algorithm): within any time t
-# at most burst + t are. Where more is booked, it is lowered also when no permit is taken.
-#
-# One statement: ON CONFLICT locks the row, so takers queue up, and each reads what the one before
-# has left. ``granted`` is a column because RETURNING must return it. The clock is read when the
-# statement starts; a taker that waited for the lock uses an earlier time than the one before it,
-# and is given less, never more. The second branch reads the snapshot: its wait may be too short,
-# below zero even, and a younger row is missing.
-# Reads: rate_name.
-TAKE_PERMITS: Final[LiteralString] = (
-    _CLOCK
-    + """,
-taken AS (
-    INSERT INTO delayed_queue_rate AS rate (name, granted, "bookedUntil")
-    SELECT
-        %(name)s,
-        %(most)s::integer,
-        now + ceil(%(most)s::integer * %(interval)s::float8)::bigint
-    FROM clock
-    ON CONFLICT (name) DO UPDATE
-    SET granted = ("""
-    + _GRANTED
-    + """)::integer,
-        "bookedUntil" ="""
-    + _BOOKED
-    + """ + ceil(("""
-    + _GRANTED
-    + """) * %(interval)s::float8)::bigint
-    WHERE"""
-    + _LEFT
-    + """ >= %(least)s::integer
-        OR rate."bookedUntil" > """
-    + _MOST_BOOKED
-    + """
-    RETURNING granted
-)
-SELECT granted, 0 AS wait
-FROM taken
-WHERE granted > 0
-UNION ALL
+INSERT INTO delayed_queue_rate AS rate (name, granted, "bookedUntil")
 SELECT
-    0,
-    ("""
-    + _BOOKED
-    + """ + ceil(%(least)s::integer * %(interval)s::float8)::bigint
-        - %(burst)s::bigint - (SELECT now FROM clock))::bigint
-FROM delayed_queue_rate AS rate
-WHERE rate.name = %(name)s
-    AND NOT EXISTS (SELECT 1 FROM taken WHERE granted > 0)
-"""
+    %(name)s,
+    %(most)s::integer,
+    now + ceil(%(most)s::integer * %(interval)s::float8)::bigint
+FROM clock
+ON CONFLICT (name) DO UPDATE
+SET (granted, "bookedUntil") = (
+    SELECT number, booked + ceil(number * %(interval)s::float8)::bigint
+    FROM clock
+    CROSS JOIN LATERAL (
+        SELECT least(
+            greatest(rate."bookedUntil", now),
+            %(burst)s::bigint + COALESCE(
+                %(now)s::bigint,
+                floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+            )
+        ) AS booked
+    ) AS bucket
+    CROSS JOIN LATERAL (
+        SELECT floor((now + %(burst)s::bigint - booked) / %(interval)s::float8) AS free
+    ) AS due
+    CROSS JOIN LATERAL (
+        SELECT CASE
+            WHEN free >= %(least)s::integer THEN least(free, %(most)s::integer)::integer
+            ELSE 0
+        END AS number
+    ) AS permits
 )
+RETURNING
+    granted,
+    CASE granted
+        WHEN 0 THEN (
+            "bookedUntil" + ceil(%(least)s::integer * %(interval)s::float8)::bigint
+            - %(burst)s::bigint - (SELECT now FROM clock)
+        )
+        ELSE 0
+    END
+"""
 
 # Hold an idempotency key until the end of the transaction, or say that another request does.
 TRY_KEY: Final[LiteralString] = "SELECT pg_try_advisory_xact_lock(%(lock)s::bigint)"
@@ -253,7 +207,7 @@ class ApiTokenManager(models.Manager[M]):
 
 
 class PermitsRow(NamedTuple):
-    """The number of permits taken; if none, the microseconds until there may be some."""
+    """The number of permits taken; if none, the microseconds until some are due."""
 
     granted: int
     wait: int
@@ -282,11 +236,7 @@ class RateManager(models.Manager[M]):
             "name": name, "least": least, "most": most, "interval": interval, "burst": burst,
             "now": now,
         }  # fmt: skip
-        found = first_row(PermitsRow, fetch(using, TAKE_PERMITS, params))
-        if found is not None and (found.granted or found.wait > 0):
-            return found
-        # Somebody emptied the bucket, or made it, after the statement began, which did not see it.
-        return PermitsRow(0, max(round(least * interval), 1))
+        return rows_of(PermitsRow, fetch(using, TAKE_PERMITS, params))[0]
 
 
 class AnswerRow(NamedTuple):

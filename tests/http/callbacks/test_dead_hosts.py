@@ -119,6 +119,6 @@ def test_j12_a_host_is_silent(
 ) -> None:
     host = HostState("example.com:443", running=running_now, heard_at=time.monotonic() - heard)
     for each in results:
-        host.results.note(is_failure=not each, most=5)
+        host.results.note(is_failure=not each)
     host.seconds_each = seconds_each
     assert host.takes_nothing() is is_silent

@@ -10,11 +10,12 @@ import pytest
 
 from delayed_queue import RetryPolicy
 from delayed_queue.notifications import services
-from delayed_queue.notifications.channels import Circuit, Route
+from delayed_queue.notifications.channels import Route
 from delayed_queue.notifications.dispatching import Attempt, Gatherer, Turn
 from delayed_queue.notifications.models import Notification, Status, Suppression
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.services import Begun
+from delayed_queue.rates import Circuit
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, statuses
 from tests.notifications.factories import enqueue, lease
 from tests.notifications.fakes import FakeSms, FakeSmtp

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -15,7 +14,7 @@ from pytest_django import Settings
 
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.notifications import dispatching
-from delayed_queue.notifications.channels import Circuit, routes_of, signing_secrets
+from delayed_queue.notifications.channels import routes_of, signing_secrets
 from delayed_queue.notifications.dispatching import Gatherer
 from delayed_queue.notifications.providers import cleaned
 from tests.notifications.configured import configure
@@ -129,42 +128,6 @@ def test_an_outage_at_the_end_is_not_waited_for():
         return (await asyncio.gather(asked, return_exceptions=True))[0]
 
     assert isinstance(asyncio.run(run()), ResourceUnavailable)
-
-
-# Circuits
-
-
-def test_a_circuit_opens_after_failures_in_a_row_and_lets_one_call_decide():
-    circuit = Circuit(2, timedelta(0))
-    circuit.note(is_failure=True)
-    circuit.note(is_failure=False)
-    circuit.note(is_failure=True)
-    assert not circuit.is_open
-    circuit.note(is_failure=True)
-    assert circuit.is_open
-    assert circuit.wait() == timedelta(0)
-    circuit.note(is_failure=False)
-    assert not circuit.is_open
-
-
-def test_a_circuit_opens_when_half_of_four_times_as_many_calls_fail():
-    circuit = Circuit(2, timedelta(0))
-    for _ in range(3):
-        circuit.note(is_failure=True)
-        circuit.note(is_failure=False)
-    circuit.note(is_failure=False)
-    circuit.note(is_failure=True)
-    assert circuit.is_open
-    circuit.note(is_failure=False)
-    circuit.note(is_failure=True)
-    assert not circuit.is_open
-
-
-def test_an_open_circuit_says_how_long_it_stays_open():
-    circuit = Circuit(1, timedelta(hours=1))
-    assert circuit.wait() == timedelta(0)
-    circuit.note(is_failure=True)
-    assert timedelta(minutes=59) < circuit.wait() <= timedelta(hours=1)
 
 
 # Settings

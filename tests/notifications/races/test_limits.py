@@ -18,11 +18,12 @@ from delayed_queue.http.models import Rate
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.http.store.callers import TAKE_PERMITS
 from delayed_queue.notifications import services
-from delayed_queue.notifications.channels import Circuit, Route
+from delayed_queue.notifications.channels import Route
 from delayed_queue.notifications.dispatching import Attempt, Gatherer, Turn
 from delayed_queue.notifications.models import Status
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.services import Begun, Settlement
+from delayed_queue.rates import Circuit, State
 from tests.notifications.configured import configure
 from tests.notifications.factories import enqueue, lease
 from tests.support.concurrency import calling, together, wait_until_blocked
@@ -130,8 +131,7 @@ def test_n9_who_is_known_to_be_throttled_asks_for_no_provider(django_assert_num_
 def test_n9_a_probe_that_is_not_made_is_left_to_the_next(hinders: str):
     """A provider that was down is found to be well by the first that is really sent."""
     circuit = Circuit(1, timedelta(hours=1))
-    circuit.note(is_failure=True)
-    circuit.spare()
+    circuit.set(State.HALF_OPEN)
     if hinders == "the recipient":
         assert SharedRate(f"recipient:{ONE.hex()}", HOURLY, 1).take() == timedelta(0)
         rates.forget()
