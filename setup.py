@@ -31,7 +31,7 @@ def long_description() -> str:
 
 
 EXTRAS = {
-    # django-ninja: the HTTP job API.
+    # msgspec: the types of the HTTP job API, and its JSON.
     # aiohttp: the callbacks of jobs; the fastest client measured for it.
     # cryptography: the secrets of endpoints at rest.
     # aiodns: name lookups that can be given up; in threads, a dead DNS server would hold them.
@@ -40,7 +40,7 @@ EXTRAS = {
         "aiodns>=3.2",
         "aiohttp>=3.12,<4",
         "cryptography>=44",
-        "django-ninja>=1.5",
+        "msgspec>=0.20",
         "yarl>=1.18",
     ],
     # 4.2 is the first release whose Python data sources can limit a stream.

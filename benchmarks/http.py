@@ -42,8 +42,8 @@ CREATE TABLE bare_job (
 """
 SERVERS: Final = {
     "uvicorn": ("uvicorn", "benchmarks.webapp.asgi:application", "--port", "0", "--no-access-log"),
-    "uvicorn, middleware": (
-        "uvicorn", "benchmarks.webapp.asgi:slow", "--port", "0", "--no-access-log",
+    "uvicorn, no wrapper": (
+        "uvicorn", "benchmarks.webapp.asgi:plain", "--port", "0", "--no-access-log",
     ),
     "gunicorn, 8 threads": (
         "gunicorn", "benchmarks.webapp.wsgi:application", "--bind", "127.0.0.1:0", "--threads", "8",

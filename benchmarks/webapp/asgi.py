@@ -6,5 +6,5 @@ from django.core.asgi import get_asgi_application
 
 from delayed_queue.http.api.asgi import GuardedApplication
 
-application = GuardedApplication(get_asgi_application(), prefix="/queue/")
-slow = GuardedApplication(get_asgi_application(), prefix="/queue/", middleware=True)
+plain = get_asgi_application()
+application = GuardedApplication(plain, prefix="/queue/")

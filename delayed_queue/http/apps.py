@@ -105,7 +105,7 @@ def check_topics(
 
 
 def _is_served() -> bool:
-    """Return whether a url leads to the API, or to one that a project has made in its manner."""
+    """Return whether a url leads to the API, or to one that a project has built of endpoints."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return False
     return any(map(_is_of_api, _views_of(get_resolver())))
@@ -120,7 +120,7 @@ def _views_of(resolver: URLResolver) -> Iterator[Any]:
 
 
 def _is_of_api(view: Any) -> bool:
-    return str(getattr(view, "__module__", "")).startswith("delayed_queue.http.api.docs")
+    return str(getattr(view, "__module__", "")).startswith("delayed_queue.http.api.openapi")
 
 
 def missing_extra(error: ExtraNotInstalled) -> CheckMessage:

@@ -14,7 +14,7 @@ from delayed_queue.http.apps import missing_extra
 
 
 class _Missing(URLPattern):
-    """Stands for all of the API where its extra is not installed: the rest of the site goes on."""
+    """Stands for the API where its extra is not installed: the rest of the site keeps working."""
 
     def __init__(self, error: ExtraNotInstalled) -> None:
         self._error = error
@@ -29,13 +29,13 @@ class _Missing(URLPattern):
 
 def _patterns() -> list[URLPattern | URLResolver]:
     with needing("http", "delayed_queue.http.urls"):
-        from delayed_queue.http.api.building import in_pool
-        from delayed_queue.http.api.service import healthz, make_service, metrics, readyz
+        from delayed_queue.http.api.endpoints import pooled_path
+        from delayed_queue.http.api.service import healthz, metrics, readyz, service
     return [
-        path("v1/", make_service().urls),
+        path("v1/", service.urls),
         path("healthz", healthz, name="healthz"),
-        in_pool(path("readyz", readyz, name="readyz")),
-        in_pool(path("metrics", metrics, name="metrics")),
+        pooled_path("readyz", readyz, "readyz"),
+        pooled_path("metrics", metrics, "metrics"),
     ]
 
 

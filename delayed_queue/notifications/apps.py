@@ -25,7 +25,7 @@ class NotificationsConfig(AppConfig):
 
 # What the extra [notifications] installs, as modules.
 EXTRA: Final = {
-    "aiodns", "aiohttp", "apprise", "cryptography", "kombu", "ninja", "phonenumbers", "yarl",
+    "aiodns", "aiohttp", "apprise", "cryptography", "kombu", "msgspec", "phonenumbers", "yarl",
 }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from pytest_django import Settings
 from delayed_queue import CronEntry, DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage
 from delayed_queue.http.jobs.adding import add_job, delete_job
 from delayed_queue.http.jobs.catalogue import forget_topics
-from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.jobs.jobs import IfExists
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message
 from tests.support.concurrency import together
 from tests.support.pooler import find_program, pooler, version_of

@@ -16,7 +16,7 @@ from delayed_queue.http.callbacks.delivery import url_to_show
 from delayed_queue.http.callbacks.endpoints import unseal
 from delayed_queue.http.callbacks.operating import register_endpoint, rotate_secret
 from delayed_queue.http.jobs.adding import add_job
-from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Host
 from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.models import Message

@@ -13,7 +13,8 @@ from psycopg import sql as composed
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.http.jobs.adding import add_job, delete_job
 from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
-from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.jobs.jobs import IfExists
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.store.adding import ADD_JOBS, KEEP_PLANS
 from tests.plans.case import DEAD_KEYS, KEYS, TOPICS
 from tests.plans.explain import numbered, planned_by

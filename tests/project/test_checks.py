@@ -94,11 +94,11 @@ urlpatterns = [
 
 
 @pytest.fixture
-def without_ninja(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_msgspec(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Mount the API where its extra is not installed, beside a page of the site's own."""
-    site = ModuleType("site_without_ninja")
+    site = ModuleType("site_without_msgspec")
     monkeypatch.setitem(sys.modules, site.__name__, site)
-    with not_installed("ninja", "delayed_queue.http.api", "delayed_queue.http.urls"):
+    with not_installed("msgspec", "delayed_queue.http.api", "delayed_queue.http.urls"):
         exec(SITE, vars(site))  # noqa: S102 # our own lines
         settings.ROOT_URLCONF = site.__name__
         clear_url_caches()
@@ -274,7 +274,7 @@ class TestEachId:
         # As migrate asks, which must go on.
         assert ids(check("--database", "default")) == {"delayed_queue.W006"}
 
-    @pytest.mark.usefixtures("without_ninja")
+    @pytest.mark.usefixtures("without_msgspec")
     def test_of_the_api_without_its_extra(self) -> None:
         said = check("--deploy")
         assert ids(said) - {"delayed_queue.W009"} == {"delayed_queue.E007"}
@@ -344,7 +344,7 @@ class TestHandlers:
         assert registry.get("ledger").queue == "ledger"
 
 
-@pytest.mark.usefixtures("without_ninja")
+@pytest.mark.usefixtures("without_msgspec")
 def test_the_rest_of_a_site_without_the_extra_goes_on(client: Client) -> None:
     assert client.get("/home").content == b"here"
     with pytest.raises(InvalidConfiguration, match=r"needs the extra \[http\]"):

@@ -29,7 +29,8 @@ from delayed_queue.handlers import Handler
 from delayed_queue.http.jobs.adding import add_job
 from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
 from delayed_queue.http.jobs.dead import kick_job
-from delayed_queue.http.jobs.jobs import Answer, IfExists, job_from
+from delayed_queue.http.jobs.jobs import Answer, IfExists
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.claim import TRY_ALONE

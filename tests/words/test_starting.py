@@ -12,7 +12,7 @@ PROGRAM = """
 import sys
 import django
 django.setup()
-print(*sorted({"aiohttp", "ninja", "pyspark", "pandas", "kombu"} & sys.modules.keys()))
+print(*sorted({"aiohttp", "msgspec", "pyspark", "pandas", "kombu"} & sys.modules.keys()))
 """
 
 

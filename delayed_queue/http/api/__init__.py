@@ -1,4 +1,4 @@
-"""The HTTP API: the frame that any API can be made in, and the calls about jobs."""
+"""The HTTP API: endpoints, which any API can be built of, and the calls about jobs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from delayed_queue.http.api.auth import ApiRequest as ApiRequest
     from delayed_queue.http.api.auth import demand as demand
-    from delayed_queue.http.api.auth import requires as requires
-    from delayed_queue.http.api.bodies import Problem as Problem
-    from delayed_queue.http.api.bodies import takes_body as takes_body
-    from delayed_queue.http.api.building import make_api as make_api
+    from delayed_queue.http.api.endpoints import Api as Api
+    from delayed_queue.http.api.endpoints import Endpoints as Endpoints
+    from delayed_queue.http.api.problems import Problem as Problem
 
 # Imported on first use: an asgi.py imports the wrapper of this package before apps are ready.
 _HOMES = {
-    "Problem": "bodies",
+    "Api": "endpoints",
+    "ApiRequest": "auth",
+    "Endpoints": "endpoints",
+    "Problem": "problems",
     "demand": "auth",
-    "make_api": "building",
-    "requires": "auth",
-    "takes_body": "bodies",
 }
 
-__all__ = ["Problem", "demand", "make_api", "requires", "takes_body"]
+__all__ = ["Api", "ApiRequest", "Endpoints", "Problem", "demand"]
 
 
 def __getattr__(name: str) -> Any:

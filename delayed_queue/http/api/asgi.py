@@ -1,4 +1,4 @@
-"""The API under ASGI: bounded early, run on the event loop itself, and ended in order."""
+"""The API under ASGI: bodies are bounded early, and waits end before the server stops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from django.http import HttpRequest, HttpResponseBase
 from django.urls import set_script_prefix
 
 from delayed_queue.conf import get_settings
-from delayed_queue.http.api.bodies import MEDIA_TYPE, Problem, too_large
-from delayed_queue.http.api.building import View, is_stoppable
+from delayed_queue.http.api.bodies import too_large
+from delayed_queue.http.api.pool import View, is_stoppable
+from delayed_queue.http.api.problems import MEDIA_TYPE, Problem
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, exit_after
@@ -36,25 +37,21 @@ _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class GuardedApplication:
-    """An ASGI application whose calls of the API are bounded and run past Django's surroundings.
+    """An ASGI application that serves the API below a prefix past Django's middleware.
 
     ``application = GuardedApplication(get_asgi_application(), prefix="/queue/")``
 
-    Django collects a body in full, on disk if need be, before any view can refuse it: below the
-    prefix a body larger than any call takes is cut off here, whatever its length was said to be.
-    Those requests go past middlewares and Django's thread for each request, which halves their
-    cost; ``middleware=True`` has them go through, for a project that counts on one there.
+    Django collects a body in full, on disk if need be, before any view can refuse it. Below the
+    prefix a body larger than any call takes is cut off here, whatever length was announced.
 
-    At SIGTERM and SIGINT waiting pops are answered 204, so that the server can end its requests.
+    At SIGTERM and SIGINT waiting pops are answered 204, so that the server can finish its requests.
     A process that has not ended within the setting SHUTDOWN_TIMEOUT and four seconds exits (W20).
     """
 
-    def __init__(
-        self, application: Application, *, prefix: str | tuple[str, ...], middleware: bool = False
-    ) -> None:
+    def __init__(self, application: Application, *, prefix: str | tuple[str, ...]) -> None:
         self._application = application
         self._prefix = prefix
-        self._inner = application if middleware else DirectHandler()
+        self._direct = DirectHandler()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -72,18 +69,17 @@ class GuardedApplication:
             await _refuse(send, too_large(limit))
             return
         try:
-            await self._inner(scope, counted, send)
+            await self._direct(scope, counted, send)
         except _TooLarge:
             await _refuse(send, too_large(limit))
 
 
 class DirectHandler(ASGIHandler):
-    """Django's handler for requests that need none of its surroundings.
+    """Django's handler without middleware, signals and a thread for each request.
 
-    Django starts a thread for each request, if only to close its connections, and changes to it
-    once for each middleware and signal: more work than adding a job. Views of the API run in the
-    pool, which tends its connections itself. No middleware sees these requests, and the
-    signals ``request_started`` and ``request_finished`` are not sent.
+    Django starts that thread, if only to close its connections, and switches to it once for each
+    middleware and signal: more work than adding a job. Views of the API run in the pool, which
+    tends its connections itself. ``request_started`` and ``request_finished`` are not sent.
     """
 
     def load_middleware(self, is_async: bool = False) -> None:
@@ -99,7 +95,7 @@ class DirectHandler(ASGIHandler):
     async def _called(
         self, request: HttpRequest, view: View, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call a view that can be stopped, and do so when the client has gone; leave others."""
+        """Call a view that can be stopped, and cancel it when the client disconnects."""
         if not is_stoppable(view):
             return None
         return await self._while_connected(
@@ -121,15 +117,15 @@ class DirectHandler(ASGIHandler):
                 await self._send(response, receive, send)
 
     async def read_body(self, receive: Receive) -> Any:
-        """Return the body as a file; without one on disk if it came in one piece."""
+        """Return the body as a file, in memory if it came in one piece."""
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body"):
             return BytesIO(message.get("body", b""))
-        return await super().read_body(_beginning_with(message, receive))
+        return await super().read_body(_starting_with(message, receive))
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         response: Any = await self.run_get_response(request)
-        # Else a middleware's work: without it the answer would go in chunks.
+        # Without it the answer would be sent in chunks.
         if not response.streaming and response.status_code != HTTPStatus.NO_CONTENT:
             response.headers.setdefault("Content-Length", str(len(response.content)))
         return response  # type: ignore[no-any-return]
@@ -139,7 +135,7 @@ class DirectHandler(ASGIHandler):
         await (self._while_connected(sending, receive) if response.streaming else sending)
 
     async def _while_connected(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
-        """Return what the work does; cancel it, and raise, when the client has gone."""
+        """Return the result of the work; cancel it, and raise, when the client disconnects."""
         working = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
@@ -156,21 +152,21 @@ class DirectHandler(ASGIHandler):
 
 
 class _Left(BaseException):
-    """The client has gone, and nobody is to make a response of this."""
+    """The client has disconnected; Django must not make a response of this."""
 
 
-def _beginning_with(first: Any, receive: Receive) -> Receive:
-    """Return a receive() that begins with a message that was taken already."""
-    begun = [first]
+def _starting_with(first: Any, receive: Receive) -> Receive:
+    """Return a receive() that returns a message first that was received already."""
+    received = [first]
 
     async def again() -> Any:
-        return begun.pop() if begun else await receive()
+        return received.pop() if received else await receive()
 
     return again
 
 
 class _TooLarge(Exception):
-    """More came than any call takes; Django has not begun to answer."""
+    """The body is larger than any call takes; Django has not started to answer."""
 
 
 class _Counted:
@@ -194,7 +190,7 @@ def _announced(scope: Any) -> int:
 
 
 async def _refuse(send: Send, problem: Problem) -> None:
-    """Answer, and have the server close: the rest of the body is not read."""
+    """Answer, and make the server close: the rest of the body is not read."""
     body = problem.as_json()
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
@@ -206,7 +202,7 @@ async def _refuse(send: Send, problem: Problem) -> None:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Speak the lifespan protocol, which Django does not."""
+    """Serve the lifespan protocol, which Django does not."""
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
@@ -219,10 +215,10 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 def _drain_at_stop() -> None:
-    """Chain a handler before the server's that ends the waits and limits the stop.
+    """Install a signal handler that ends the waits, limits the stop and calls the server's.
 
     The shutdown of the lifespan comes too late: servers wait for their requests first. The limit
-    outlasts it, because Python joins threads afterwards that may wait for the database.
+    outlasts it, because Python then joins threads that may wait for the database.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -238,6 +234,6 @@ def _chain(number: int, servers: Any, arm: Callable[[], None]) -> None:
         if callable(servers):
             servers(number, frame)
 
-    # Not where the server has no handler: the signal is to end the process then.
+    # Where the server has no handler, the signal must end the process.
     if callable(servers):
         signal.signal(number, stop)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.http import HttpRequest
-from ninja.security.base import SecuritySchema
 
 from delayed_queue.handlers import registry
-from delayed_queue.http.api.bodies import Problem, check_count, unauthorized, wait_header
-from delayed_queue.http.api.building import in_event_loop, in_thread
+from delayed_queue.http.api.bodies import check_count
+from delayed_queue.http.api.pool import in_thread
+from delayed_queue.http.api.problems import Problem, too_many_requests, unauthorized
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.rates import SharedRate
-from delayed_queue.http.tokens import ANYBODY, VERBS, Grant, digest_of, find_grant, matches
+from delayed_queue.http.tokens import ANYBODY, Grant, digest_of, find_grant, matches
 
 MAX_CACHED: Final = 1024
 _SCHEME: Final = "bearer "
@@ -25,16 +26,16 @@ _NO_WAIT: Final = timedelta(0)
 
 
 class ApiRequest(HttpRequest):
-    """A request that was let in; ``auth`` says what for."""
+    """A request that was let in, with the rights of its token."""
 
     auth: Grant
 
 
 class GrantCache:
-    """A cache of the tokens in force; the earliest is forgotten first.
+    """A cache of the tokens in force; the oldest entry is dropped first.
 
-    Unknown ones are asked for each time: an attacker makes up new ones, and would displace what
-    is of use. The keys are hashes, so that a dump of the memory holds no token.
+    Unknown tokens are not cached: an attacker could make up any number and displace the others.
+    The keys are hashes, so that a dump of the memory contains no token.
     """
 
     def __init__(self, size: int = MAX_CACHED) -> None:
@@ -43,7 +44,7 @@ class GrantCache:
         self._lock = threading.Lock()
 
     def get(self, token: str, find: Callable[[str], Grant | None]) -> Grant | None:
-        """Return what the token grants, no longer ago than TOKEN_CACHE."""
+        """Return the grant of the token, read at most TOKEN_CACHE ago."""
         grant = self.at_hand(token)
         if grant is None:
             now, grant = time.monotonic(), find(token)
@@ -51,7 +52,7 @@ class GrantCache:
         return grant
 
     def at_hand(self, token: str) -> Grant | None:
-        """Return what is known of the token; None when the database must be asked."""
+        """Return the cached grant; None when the database must be read."""
         with self._lock:
             read_at, grant = self.by_digest.get(digest_of(token), (0.0, None))
         age = time.monotonic() - read_at
@@ -73,60 +74,46 @@ class GrantCache:
 cache: Final = GrantCache()
 
 
-class BearerToken:
-    """Lets in who has a token with the verb, for the topic that the path names.
+def let_in(request: HttpRequest, verb: str) -> Grant:
+    """Return the caller's grant, if it has the verb for the topic that the path names.
 
-    On ``request.auth`` is the Grant. A topic in the body is the view's to check:
-    ``demand(request, "add", topic)``. The answer is the same whether the topic exists or not.
+    Raises Problem 401, 403 or 429; the same whether the topic exists or not. A view checks a topic
+    in the body itself: ``demand(request, "add", topic)``.
     """
+    return _counted(request, verb, grant_of(request))
 
-    openapi_security_schema = SecuritySchema(type="http", scheme="bearer")
-    # To ninja: the answer may have to be awaited.
-    is_async = True
 
-    def __init__(self, verb: str | None = None) -> None:
-        if verb is not None and verb not in VERBS:
-            raise ValueError(f"{verb!r} is not one of the verbs {', '.join(VERBS)}.")
-        self.verb = verb
+async def let_in_from_loop(request: HttpRequest, verb: str) -> Grant:
+    """Do as let_in() does, in a thread unless this process knows all that it needs."""
+    token = token_of(request)
+    grant = ANYBODY if token is None else cache.at_hand(token)
+    if grant is None:
+        return await in_thread(let_in, request, verb)
+    rate = _rate_of(grant)
+    wait = _NO_WAIT if rate is None else rate.at_hand()
+    if wait is None:
+        return await in_thread(_counted, request, verb, grant)
+    return _admitted(request, verb, grant, wait)
 
-    def __call__(self, request: HttpRequest) -> Grant | Awaitable[Grant]:
-        # Beside an asynchronous view: the event loop must not wait for the database.
-        return self.let_in_from_loop(request) if in_event_loop() else self.let_in(request)
 
-    def let_in(self, request: HttpRequest) -> Grant:
-        """Return the caller's grant; raises Problem 401, 403 or 429."""
-        return self._counted(request, grant_of(request))
+def _counted(request: HttpRequest, verb: str, grant: Grant) -> Grant:
+    rate = _rate_of(grant)
+    return _admitted(request, verb, grant, _NO_WAIT if rate is None else rate.take())
 
-    async def let_in_from_loop(self, request: HttpRequest) -> Grant:
-        """Do as let_in() does, in a thread unless all that it asks for is at hand."""
-        token = token_of(request)
-        grant = ANYBODY if token is None else cache.at_hand(token)
-        if grant is None:
-            return await in_thread(self.let_in, request)
-        rate = _rate_of(grant)
-        wait = _NO_WAIT if rate is None else rate.at_hand()
-        if wait is None:
-            return await in_thread(self._counted, request, grant)
-        return self._admitted(request, grant, wait)
 
-    def _counted(self, request: HttpRequest, grant: Grant) -> Grant:
-        rate = _rate_of(grant)
-        return self._admitted(request, grant, _NO_WAIT if rate is None else rate.take())
-
-    def _admitted(self, request: HttpRequest, grant: Grant, wait: timedelta) -> Grant:
-        # The rate first: who may not must not ask without end.
-        if wait:
-            raise Problem(429, "too_many_requests", headers=wait_header(wait))
-        topic = request.resolver_match.kwargs.get("topic") if request.resolver_match else None
-        if self.verb is not None:
-            check(grant, self.verb, topic)
-        if topic is not None and not serves(topic):
-            raise not_served()
-        return grant
+def _admitted(request: HttpRequest, verb: str, grant: Grant, wait: timedelta) -> Grant:
+    # The rate comes first: it limits refused calls too.
+    if wait:
+        raise too_many_requests(wait)
+    topic = request.resolver_match.kwargs.get("topic") if request.resolver_match else None
+    check(grant, verb, topic)
+    if topic is not None and not serves(topic):
+        raise not_served()
+    return grant
 
 
 def _rate_of(grant: Grant) -> SharedRate | None:
-    """Return the rate of the token, which all processes share."""
+    """Return the rate limit of the token, which all processes share."""
     settings = api_settings()
     per_second = grant.rate or settings.RATE
     if per_second is None or grant.token_id is None:
@@ -136,9 +123,9 @@ def _rate_of(grant: Grant) -> SharedRate | None:
 
 
 def charge(request: Any, items: int) -> None:
-    """Count each item of a bulk against the token's rate, where the request has counted as one.
+    """Count each item of a bulk against the token's rate; the request has counted as one.
 
-    Raises Problem 413 for more than are ever granted at once, and 429.
+    Raises Problem 413 for more items than the burst, and 429.
     """
     rate = _rate_of(request.auth)
     if rate is None or items <= 1:
@@ -146,28 +133,20 @@ def charge(request: Any, items: int) -> None:
     check_count(range(items), rate.burst)
     wait = rate.take(items - 1)
     if wait:
-        # When it comes again, it is counted as one first.
+        # The repeated request counts as one first.
         wait += timedelta(seconds=1 / rate.per_second)
-        raise Problem(429, "too_many_requests", headers=wait_header(wait))
-
-
-def requires(verb: str) -> BearerToken:
-    """Return the ``auth`` of a route: a token with that verb, and the topic of the path if any.
-
-    ``@router.get("/topics/{topic}/stats", auth=requires("read"))``
-    """
-    return BearerToken(verb)
+        raise too_many_requests(wait)
 
 
 def demand(request: Any, verb: str, topic: str) -> None:
-    """Raise Problem 403 unless the caller may do that to the topic, and it is served."""
+    """Raise Problem 403 unless the token allows the verb on the topic, and HTTP serves it."""
     demand_scope(request, verb, topic)
     if not serves(topic):
         raise not_served()
 
 
 def demand_scope(request: Any, verb: str, scope: str) -> None:
-    """Raise Problem 403 unless the token names the scope, of an API that serves no topics."""
+    """Raise Problem 403 unless the token allows the verb on a scope that is no topic."""
     check(request.auth, verb, scope)
 
 
@@ -186,23 +165,23 @@ def not_served() -> Problem:
 
 
 def serves(topic: str) -> bool:
-    """Return whether HTTP serves the topic; whether there is one of that name is not asked.
+    """Return whether HTTP serves the topic, whether it exists or not.
 
-    A queue that the project has a handler for must be named in full: no beginning opens it.
+    A queue with a handler in the project must be listed in full: no prefix opens it.
     """
     topics = api_settings().TOPICS
     return topic in topics or (matches(topics, topic) and topic not in registry.by_queue)
 
 
 def reaches(grant: Grant) -> Callable[[str], bool]:
-    """Return what says of a topic whether it is served and the token covers it: for lists."""
+    """Return a filter of topics that are served and that the token covers."""
     return lambda topic: serves(topic) and grant.covers(topic)
 
 
 def token_of(request: HttpRequest) -> str | None:
-    """Return the token that the request shows, or raise Problem 401.
+    """Return the token of the request, or raise Problem 401.
 
-    With the setting PUBLIC, who shows no token may do everything: then it is None.
+    None with the setting PUBLIC: a request without a token may then do everything.
     """
     header: str = request.META.get("HTTP_AUTHORIZATION", "")
     if not header and api_settings().PUBLIC:
@@ -213,12 +192,12 @@ def token_of(request: HttpRequest) -> str | None:
 
 
 def grant_of(request: HttpRequest) -> Grant:
-    """Return what the request's token grants, or raise Problem 401."""
+    """Return the grant of the request's token, or raise Problem 401."""
     token = token_of(request)
     if token is None:
         return ANYBODY
     using = api_settings().DATABASE
-    grant = cache.get(token, lambda shown: find_grant(shown, using=using))
+    grant = cache.get(token, partial(find_grant, using=using))
     if grant is None:
         raise unauthorized("The token is unknown, expired or revoked.")
     return grant

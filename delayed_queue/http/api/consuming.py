@@ -1,28 +1,19 @@
-"""Pulling jobs: pop, finish, release, touch, bury."""
+"""Consuming jobs: pop, finish, release, touch, bury."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Final
 
-from django.http import HttpResponse
-from ninja import Query, Router
-from pydantic import Field
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.http.api.auth import ApiRequest, requires
-from delayed_queue.http.api.building import in_thread
-from delayed_queue.http.api.replies import (
-    JobId,
-    Lease,
-    PoppedReply,
-    TopicName,
-    invalid_query,
-    nothing,
-    reply,
-    settled,
-)
+from delayed_queue.http.api.auth import ApiRequest
+from delayed_queue.http.api.endpoints import Endpoints
+from delayed_queue.http.api.parameters import Body, JobId, Time, shown
+from delayed_queue.http.api.pool import in_thread
+from delayed_queue.http.api.problems import Problem, invalid, missing
 from delayed_queue.http.api.waiting import Wish, waiting_pops
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.consuming import (
@@ -36,62 +27,69 @@ from delayed_queue.http.jobs.consuming import (
     seconds_to_next_job,
     touch_job,
 )
-from delayed_queue.http.jobs.jobs import MAX_DELAY, MAX_TTR, PoppedJob
+from delayed_queue.http.jobs.jobs import MAX_DELAY, MAX_TTR, Answer
 from delayed_queue.http.jobs.kinds import MAX_SHARDS
+from delayed_queue.http.jobs.requests import TopicName
 
-router = Router(tags=["consuming"])
-PATH = "/topics/{topic}/jobs/{path:job_id}"
-Seconds = Annotated[
-    float | None, Field(ge=0, le=MAX_DELAY.total_seconds(), allow_inf_nan=False, strict=True)
-]
-Ttr = Annotated[float | None, Query(ge=1, le=MAX_TTR.total_seconds(), allow_inf_nan=False)]
-REFUSALS: dict[int, Any] = {204: None, 404: None, 409: None}
+calls: Final = Endpoints("consuming")
+JOB: Final = "topics/<topic>/jobs/<path:job_id>"
 
 
-class Release(Lease):
-    """The lease, and the seconds until the job is due again; null is as its ladder says."""
+class PopQuery(Struct, forbid_unknown_fields=True):
+    """How many jobs to lease, how long to wait for the first, and how long to lease them."""
 
-    delay: Seconds = None
+    count: Annotated[int, Meta(ge=1, extra_json_schema={"maximum": "API.POP_COUNT"})] = 1
+    timeout: Annotated[float, Meta(ge=0, extra_json_schema={"maximum": "API.POP_TIMEOUT"})] = 0
+    ttr: Annotated[float, Meta(ge=1, le=MAX_TTR.total_seconds())] | UnsetType = UNSET
+    shard: Annotated[int, Meta(ge=0, lt=MAX_SHARDS)] | UnsetType = UNSET
 
 
-@router.post(
-    "/topics/{topic}/pop",
-    auth=requires("consume"),
-    response={200: list[PoppedReply], 204: None},
-    summary="Lease due jobs",
-)
-async def pop(
-    request: ApiRequest,
-    topic: TopicName,
-    count: Annotated[int, Query(ge=1), Field(json_schema_extra={"maximum": "API.POP_COUNT"})] = 1,
-    timeout: Annotated[
-        float,
-        Query(ge=0, allow_inf_nan=False),
-        Field(json_schema_extra={"maximum": "API.POP_TIMEOUT"}),
-    ] = 0,
-    ttr: Ttr = None,
-    shard: Annotated[int | None, Query(ge=0, lt=MAX_SHARDS)] = None,
-) -> HttpResponse:
-    """Lease due jobs without a url, waiting for the first one as long as asked for.
+class PoppedReply(Struct, rename="camel"):
+    """A job under a lease."""
 
-    204 when none fell due. Who does not finish a job before ``expiresAt`` loses it to another.
+    job_id: str
+    body: Body
+    attempt: int
+    group: str | None
+    lease_token: str
+    expires_at: Time
+
+
+class Lease(Struct, rename="camel", forbid_unknown_fields=True):
+    """The proof that a consumer holds a job."""
+
+    lease_token: Annotated[str, Meta(min_length=1, max_length=36)]
+
+
+class Release(Lease, rename="camel", forbid_unknown_fields=True):
+    """The lease, and the seconds until the job is due again; null follows its ladder."""
+
+    delay: Annotated[float, Meta(ge=0, le=MAX_DELAY.total_seconds())] | None = None
+
+
+@calls.post("topics/<topic>/pop", "consume", waits=True)
+async def pop(request: ApiRequest, topic: TopicName, query: PopQuery) -> list[PoppedReply] | None:
+    """Lease due jobs without a url, waiting up to ``timeout`` seconds for the first one.
+
+    204 when none fell due. A job that is not finished before ``expiresAt`` goes to another
+    consumer.
     """
     settings = api_settings()
-    _check_limit("count", count, settings.POP_COUNT)
-    _check_limit("timeout", timeout, settings.POP_TIMEOUT.total_seconds())
-    using = settings.DATABASE
+    _check_limit("count", query.count, settings.POP_COUNT)
+    _check_limit("timeout", query.timeout, settings.POP_TIMEOUT.total_seconds())
+    using, shard = settings.DATABASE, None if query.shard is UNSET else query.shard
     kinds = await _kinds(topic, shard, using)
-    lease = None if ttr is None else timedelta(seconds=ttr)
+    lease = timedelta(seconds=query.ttr) if query.ttr else None
     wish = Wish(
         topic if shard is None else f"{topic}#{shard}",
         kinds,
-        partial(pop_jobs, topic, count, ttr=lease, shard=shard, using=using),
+        partial(pop_jobs, topic, query.count, ttr=lease, shard=shard, using=using),
         partial(seconds_to_next_job, topic, kinds, using=using),
         partial(give_back, topic, using=using),
         using,
     )
-    jobs = await waiting_pops.wait_for(request, wish, timeout)
-    return reply(200, [_as_dict(each) for each in jobs]) if jobs else nothing()
+    jobs = await waiting_pops.wait_for(request, wish, query.timeout)
+    return [shown(each, PoppedReply) for each in jobs] or None
 
 
 async def _kinds(topic: str, shard: int | None, using: str) -> list[str]:
@@ -100,55 +98,47 @@ async def _kinds(topic: str, shard: int | None, using: str) -> list[str]:
         if kinds is None:
             kinds = await in_thread(kinds_to_pop, topic, shard=shard, using=using)
     except InvalidMessage as error:
-        raise invalid_query("shard", str(error)) from None
+        raise invalid("query", [("shard", str(error))]) from None
     return kinds
 
 
 def _check_limit(name: str, value: float, most: float) -> None:
     if value > most:
-        raise invalid_query(name, f"It is at most {most:g}.")
+        raise invalid("query", [(name, f"It is at most {most:g}.")])
 
 
-def _as_dict(job: PoppedJob) -> dict[str, Any]:
-    return {
-        "jobId": job.job_id, "body": job.body, "attempt": job.attempt,
-        "group": job.group, "leaseToken": job.lease_token, "expiresAt": job.expires_at,
-    }  # fmt: skip
-
-
-@router.post(f"{PATH}/finish", auth=requires("consume"), response=REFUSALS, summary="Finish a job")
-def finish(request: ApiRequest, topic: TopicName, job_id: JobId, lease: Lease) -> HttpResponse:
+@calls.post(f"{JOB}/finish", "consume", errors=[404, 409])
+def finish(request: ApiRequest, topic: TopicName, job_id: JobId, body: Lease) -> None:
     """Delete a job that is done."""
-    using = api_settings().DATABASE
-    return settled(finish_job(topic, job_id, lease.leaseToken, using=using))
+    _check(finish_job(topic, job_id, body.lease_token, using=api_settings().DATABASE))
 
 
-@router.post(
-    f"{PATH}/release", auth=requires("consume"), response=REFUSALS, summary="Release a job"
-)
-def release(request: ApiRequest, topic: TopicName, job_id: JobId, lease: Release) -> HttpResponse:
-    """Let the attempt have failed: the job is due after ``delay``, or else by its ladder.
+@calls.post(f"{JOB}/release", "consume", errors=[404, 409])
+def release(request: ApiRequest, topic: TopicName, job_id: JobId, body: Release) -> None:
+    """Count the attempt as failed: the job is due after ``delay``, or else by its ladder.
 
     With the ladder used up it becomes a dead job, whatever the delay.
     """
-    delay = None if lease.delay is None else timedelta(seconds=lease.delay)
+    delay = None if body.delay is None else timedelta(seconds=body.delay)
     using = api_settings().DATABASE
-    return settled(release_job(topic, job_id, lease.leaseToken, delay=delay, using=using))
+    _check(release_job(topic, job_id, body.lease_token, delay=delay, using=using))
 
 
-@router.post(
-    f"{PATH}/touch", auth=requires("consume"), response=REFUSALS, summary="Prolong a lease"
-)
-def touch(request: ApiRequest, topic: TopicName, job_id: JobId, lease: Lease) -> HttpResponse:
-    """Prolong the lease to its ttr from now."""
-    using = api_settings().DATABASE
-    return settled(touch_job(topic, job_id, lease.leaseToken, using=using))
+@calls.post(f"{JOB}/touch", "consume", errors=[404, 409])
+def touch(request: ApiRequest, topic: TopicName, job_id: JobId, body: Lease) -> None:
+    """Extend the lease to its ttr from now."""
+    _check(touch_job(topic, job_id, body.lease_token, using=api_settings().DATABASE))
 
 
-@router.post(
-    f"{PATH}/bury", auth=requires("consume"), response=REFUSALS, summary="Dead-letter a job"
-)
-def bury(request: ApiRequest, topic: TopicName, job_id: JobId, lease: Lease) -> HttpResponse:
-    """Make a job a dead one: it is kept, and not tried again unless it is kicked."""
-    using = api_settings().DATABASE
-    return settled(bury_job(topic, job_id, lease.leaseToken, using=using))
+@calls.post(f"{JOB}/bury", "consume", errors=[404, 409])
+def bury(request: ApiRequest, topic: TopicName, job_id: JobId, body: Lease) -> None:
+    """Make it a dead job: it is kept, and not retried unless it is kicked."""
+    _check(bury_job(topic, job_id, body.lease_token, using=api_settings().DATABASE))
+
+
+def _check(answer: Answer) -> None:
+    """Raise Problem 404 or 409 unless the lease held the job."""
+    if answer is Answer.MISSING:
+        raise missing()
+    if answer is Answer.STALE:
+        raise Problem(409, "stale_lease", detail="The lease was lost.")

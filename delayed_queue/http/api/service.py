@@ -1,4 +1,4 @@
-"""The job API as it is served: its calls, and what probes and scrapers ask."""
+"""The job API as it is served: its calls, health checks and metrics."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from delayed_queue import __version__
 from delayed_queue.db.resilience import is_read_only
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.http.api import consuming, failed, jobs
-from delayed_queue.http.api.auth import BearerToken, check, grant_of
-from delayed_queue.http.api.bodies import Problem, unavailable
-from delayed_queue.http.api.building import Api, Quick, make_api, respond
+from delayed_queue.http.api import attempts, consuming, dead, jobs, runs, tasks, topics
+from delayed_queue.http.api.auth import check, grant_of
+from delayed_queue.http.api.endpoints import Api
+from delayed_queue.http.api.problems import Problem, not_allowed, respond, unavailable
 from delayed_queue.http.conf import api_settings
 from delayed_queue.worker.database import check_schema
 from delayed_queue.worker.deadlines import SharedProbe
@@ -25,31 +25,28 @@ from delayed_queue.worker.deadlines import SharedProbe
 Probe = Callable[[HttpRequest], HttpResponse]
 
 
-def make_service() -> Api:
-    """Return the API of jobs with all its routes; what names no `requires` needs a token."""
-    api = make_api(
-        "Delayed jobs",
-        __version__,
-        "delayed-queue",
-        description="Schedule jobs; receive them by callback or pop them when they are due.",
-        auth=BearerToken(),
-    )
-    # What is asked for most is first: urls are tried one after the other.
-    for each in (jobs.router, consuming.router, jobs.tasks, failed.router, jobs.one_job):
-        api.add_router("", each)
-    api.quick["add"] = Quick(jobs.is_plain, jobs.add_plainly, jobs.is_small, jobs.add_in_loop)
-    return api
+service: Final = Api(
+    "Delayed jobs",
+    __version__,
+    "delayed-queue",
+    "Schedule jobs; receive them by callback or pop them when they are due.",
+    # The most frequent calls first: Django tries one URL after the other.
+    [
+        *jobs.calls, *topics.calls, *consuming.calls, *tasks.calls, *runs.calls, *dead.calls,
+        *attempts.calls, *jobs.one_job,
+    ],
+)  # fmt: skip
 
 
 def _get(view: Probe) -> Probe:
-    """Have errors be problems, and other methods refused."""
+    """Answer errors by problems, and refuse other methods."""
 
     def answer(request: HttpRequest) -> HttpResponse:
         if request.method not in ("GET", "HEAD"):
-            return Problem(405, "method_not_allowed", headers={"Allow": "GET, HEAD"}).as_response()
+            return not_allowed(("GET", "HEAD")).as_response()
         try:
             response = view(request)
-        # A probe is answered whatever is wrong; what is ours is logged.
+        # A probe gets an answer whatever fails; errors of the server are logged.
         except Exception as error:
             response = respond(request, error)
         response.headers["Cache-Control"] = "no-store"
@@ -61,13 +58,13 @@ def _get(view: Probe) -> Probe:
 
 @_get
 def healthz(request: HttpRequest) -> HttpResponse:
-    """Answer 200: the process takes requests. It asks nobody, so no outage restarts servers."""
+    """Answer 200: the process takes requests. It runs no query: outages restart no servers."""
     return JsonResponse({"status": "ok"})
 
 
 @_get
 def readyz(request: HttpRequest) -> HttpResponse:
-    """Answer 200 when the database takes writes and has this version's tables, else 503."""
+    """Answer 200 if the database takes writes and has this version's tables, else 503."""
     using = api_settings().DATABASE
     try:
         _readiness.ask(partial(_check_database, using))

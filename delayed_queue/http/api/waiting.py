@@ -21,9 +21,9 @@ from django.http import HttpRequest
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.wakeups import AsyncListener, channel_of
-from delayed_queue.http.api.bodies import unavailable
-from delayed_queue.http.api.building import submit
 from delayed_queue.http.api.clients import is_gone, socket_of, while_connected
+from delayed_queue.http.api.pool import submit
+from delayed_queue.http.api.problems import unavailable
 from delayed_queue.http.conf import api_settings
 from delayed_queue.observe.logs import log
 

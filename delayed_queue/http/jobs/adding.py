@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from django.db import DEFAULT_DB_ALIAS, Error
 
@@ -213,23 +213,19 @@ def outcome_of(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: st
     return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED, found.state, found.run_at)
 
 
-# How long those who came together wait for an id that somebody else holds, in milliseconds; then
-# each waits for its own.
+# Longest wait of a shared transaction for an id that another holds, in milliseconds. Then each job
+# waits alone.
 TIMEOUT: Final = 100
 
 Place = tuple[str, str, IfExists]
 
 
-class Written(NamedTuple):
-    """What came of writing a job with others; if it was not written, of which tries."""
+def write_together(place: Place, jobs: list[NewJob]) -> list[AddedJob | Tries | None]:
+    """Write jobs with distinct ids in one try; return the outcome of each.
 
-    is_written: bool
-    added: AddedRow | None = None
-    tries: Tries | None = None
-
-
-def write_together(place: Place, jobs: list[NewJob]) -> list[Written]:
-    """Write all in one try, and return what came of each."""
+    A job without an outcome must be added alone, after the tries that are returned instead: its id
+    is held, an error stopped all, or its outcome needs another query.
+    """
     using, topic, if_exists = place
     tries = Tries(using)
     try:
@@ -239,35 +235,22 @@ def write_together(place: Place, jobs: list[NewJob]) -> list[Written]:
         rows = write_jobs(found, jobs, if_exists, using, timeout=TIMEOUT)
     except Error as error:
         tries.note(error)
-        return [Written(False, tries=tries)] * len(jobs)
-    # Each then meets it by itself, and answers as its caller is to be answered.
+        return [tries] * len(jobs)
+    # Each job then meets the error alone, and its caller gets it.
     except (DelayedQueueError, ValueError):
         rows = None
     if rows is None:
-        return [Written(False)] * len(jobs)
+        return [None] * len(jobs)
     by_id = {row.key: row for row in rows}
-    return [_written(by_id.get(job.job_id)) for job in jobs]
+    return [_outcome_at_hand(job, by_id.get(job.job_id), place) for job in jobs]
 
 
-def _written(row: AddedRow | None) -> Written:
-    # A row without a due time was not written, and is to be asked for again.
-    return Written(row is None or row.scheduled_at is not None, row)
-
-
-def settle(job: NewJob, written: Written, place: Place) -> AddedJob:
-    """Return what came of the job, having written it alone if need be.
-
-    What one of a batch meets, like an id that is held or an error, is not the others' matter.
-    """
+def _outcome_at_hand(job: NewJob, row: AddedRow | None, place: Place) -> AddedJob | None:
     using, _, if_exists = place
-    if written.is_written:
-        return outcome_of(job, written.added, if_exists, using)
-    return add_alone(job, if_exists, using, written.tries)
-
-
-def needs_database(written: Written, if_exists: IfExists) -> bool:
-    """Return whether settle() asks the database."""
-    return not written.is_written or (written.added is None and if_exists is not IfExists.FAIL)
+    is_written = row is not None and row.scheduled_at is not None
+    if is_written or (row is None and if_exists is IfExists.FAIL):
+        return outcome_of(job, row, if_exists, using)
+    return None
 
 
 def id_of(job: NewJob) -> str:

@@ -38,11 +38,11 @@ class DeadGroup:
     topic: str
     queue: str
     failure: str
+    newest_id: int
     count: int
     is_capped: bool
     first_at: datetime
     last_at: datetime
-    newest_id: int
 
 
 @dataclass(frozen=True, slots=True)

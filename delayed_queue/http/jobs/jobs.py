@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import lru_cache, partial
-from itertools import islice
-from typing import Any, Final, NamedTuple, TypeGuard
+from functools import lru_cache
+from typing import Any, Final, TypeGuard
 
-from delayed_queue.codecs import codec_named, encode
-from delayed_queue.conf import get_settings
-from delayed_queue.exceptions import InvalidConfiguration, InvalidJob, InvalidMessage, suggest
-from delayed_queue.http.jobs.kinds import Way, check_topic, host_of
+from delayed_queue.codecs import codec_named
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.http.jobs.kinds import Way
 from delayed_queue.messages import (
-    MAX_KEY_LENGTH,
     MILLISECOND,
     OfferOutcome,
-    check_group,
-    check_text,
-    encode_headers,
-    from_milliseconds,
-    to_milliseconds,
 )
-from delayed_queue.observe.instruments import headers_for
 from delayed_queue.retries import RetryPolicy
 
 # Nine waits, ten attempts, 25 h 13 m 15 s in all (J1).
@@ -117,22 +106,9 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 
 # Made once: `X | Y` makes a new one each time.
 _NUMBERS: Final = (int, float)
-FIELDS: Final = dict.fromkeys((
-    "jobId", "topic", "delay", "body", "retry", "url", "runAt", "ttr", "ladder", "jitter", "group",
-))  # fmt: skip
 MAX_DELAY: Final = timedelta(days=3652)
-_MAX_SECONDS: Final = MAX_DELAY.total_seconds()
 MAX_URL_LENGTH: Final = 2048
-# More are not named, and of fewer a guess is made what was meant.
-MAX_UNKNOWN: Final = 21
-MAX_GUESSES: Final = 3
-MAX_PATH_LENGTH: Final = 500
 CODEC: Final = codec_named("json")
-_encoded: Final = partial(encode, CODEC)
-_NO_BODY: Final = _encoded(None)
-Checked = Callable[[Any], Any]
-# Lone surrogates too: they have no place in UTF-8.
-_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class IfExists(StrEnum):
@@ -227,224 +203,10 @@ class PoppedJob:
     group: str | None = None
 
 
-def job_from(
-    fields: Mapping[str, Any],
-    *,
-    check_url: Callable[[str], object] | None = None,
-    guesses: int = MAX_GUESSES,
-) -> NewJob:
-    """Return the job that the fields of a request describe.
-
-    ``check_url`` raises InvalidMessage for a url that must not be called. Raises InvalidJob with
-    an error for each field that is wrong, not for the first one alone, but for no more than 21
-    unknown names; of the first ``guesses`` of them it says what was meant.
-    """
-    reader = _Reader(fields)
-    reader.refuse_unknown(guesses)
-    job_id = reader.read("jobId", check_job_id, required=True)
-    topic = reader.read("topic", check_topic, required=True)
-    delay = reader.read("delay", check_delay)
-    schedule_at = reader.read("runAt", check_run_at)
-    if delay is not None and schedule_at is not None:
-        reader.errors.append(("runAt", "Give delay or runAt, not both."))
-    payload = reader.read("body", _encoded, default=_NO_BODY)
-    group = reader.read("group", check_job_group)
-    headers = reader.headers(check_url)
-    if reader.errors:
-        raise InvalidJob(errors=reader.errors)
-    way = Way.CALLBACK if "url" in headers else Way.PULLED
-    given: Mapping[str, Any] | None = headers or None
-    if get_settings().INSTRUMENTS:
-        given = headers_for(topic, given)
-    sealed = encode_headers(given)
-    host = host_of(headers["url"]) if "url" in headers else ""
-    return NewJob(job_id, topic, payload, sealed, way, schedule_at, delay or 0, host, group)
-
-
-class NewCall(NamedTuple):
-    """A task to be enqueued: its name, its arguments, and when; the delay in milliseconds."""
-
-    name: str
-    args: list[Any]
-    kwargs: dict[str, Any]
-    schedule_at: datetime | None
-    delay: int
-
-
-_CALL_FIELDS: Final = dict.fromkeys(("task", "args", "kwargs", "delay", "runAt"))
-
-
-def call_from(fields: Mapping[str, Any]) -> NewCall:
-    """Return the call that the fields of a request describe; raises InvalidJob."""
-    reader = _Reader(fields, "task", _CALL_FIELDS)
-    reader.refuse_unknown(MAX_GUESSES)
-    name = reader.read("task", _path, required=True)
-    args = reader.read("args", partial(_one_of, list, "an array"), default=[])
-    kwargs = reader.read("kwargs", partial(_one_of, dict, "an object"), default={})
-    delay = reader.read("delay", check_delay, default=0)
-    run_at = reader.read("runAt", check_run_at)
-    if delay and run_at is not None:
-        reader.errors.append(("runAt", "Give delay or runAt, not both."))
-    if reader.errors:
-        raise InvalidJob(errors=reader.errors)
-    return NewCall(name, args, kwargs, None if run_at is None else from_milliseconds(run_at), delay)
-
-
-def _path(value: Any) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_PATH_LENGTH:
-        raise InvalidMessage(f"A task is named by its path, of 1 to {MAX_PATH_LENGTH} characters.")
-    _refuse_controls("A task's path", value)
-    return check_text("path", value)
-
-
-def _one_of(kind: type[Any], noun: str, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise InvalidMessage(f"This must be {noun}.")
-    return value
-
-
-class _Reader:
-    """Read fields, and collect what is wrong with them."""
-
-    def __init__(
-        self, fields: Mapping[str, Any], noun: str = "job", known: Mapping[str, None] = FIELDS
-    ) -> None:
-        self._fields, self._noun, self._known = fields, noun, known
-        self.errors: list[tuple[str, str]] = []
-
-    def refuse_unknown(self, guesses: int) -> None:
-        if self._fields.keys() <= self._known.keys():
-            return
-        unknown = (name for name in self._fields if name not in self._known)
-        for number, name in enumerate(islice(unknown, MAX_UNKNOWN)):
-            close = suggest(name, self._known) if number < guesses else None
-            hint = f" Did you mean {close}?" if close else ""
-            self.errors.append((name[:100], f"A {self._noun} has no such field.{hint}"))
-
-    def read(
-        self, name: str, check: Checked, *, required: bool = False, default: Any = None
-    ) -> Any:
-        value = self._fields.get(name)
-        # null is as if it were absent, but for a body, which may be null and then is.
-        if value is None:
-            if required:
-                self.errors.append((name, "This field is required."))
-            return default
-        try:
-            return check(value)
-        except (InvalidMessage, InvalidConfiguration) as error:
-            self.errors.append((name, str(error)))
-            return default
-
-    def headers(self, check_url: Callable[[str], object] | None) -> dict[str, Any]:
-        """Return what of a job is kept in its headers; most have nothing of it."""
-        if _IN_HEADERS.keys().isdisjoint(self._fields):
-            return {}
-        checks: dict[str, Checked] = {**_IN_HEADERS, "url": partial(_url, check_url)}
-        read = {name: self.read(name, check) for name, check in checks.items()}
-        return {name: value for name, value in read.items() if value is not None}
-
-
-def check_job_id(job_id: Any) -> str:
-    """Return the id of a new job, or refuse one that could not be named in a path."""
-    if not isinstance(job_id, str):
-        raise InvalidMessage("A job's id is a text.")
-    if not 1 <= len(job_id) <= MAX_KEY_LENGTH:
-        raise InvalidMessage(f"A job's id has 1 to {MAX_KEY_LENGTH} characters.")
-    _refuse_controls("A job's id", job_id)
-    if "/" in job_id or job_id in {".", ".."}:
-        raise InvalidMessage("A job's id holds no slash, and is neither '.' nor '..'.")
-    return job_id
-
-
-def check_job_group(group: Any) -> str | None:
-    """Return the group of a new job, or refuse one that could not be shown."""
-    found = check_group(group)
-    if found is not None:
-        _refuse_controls("A group", found)
-    return found
-
-
-def check_delay(delay: Any) -> int:
-    """Return seconds in milliseconds, rounded up: never early."""
-    if not _is_number(delay):
-        raise InvalidMessage("A delay is a number of seconds.")
-    # Written so that NaN, which is in no order, is refused too.
-    if not 0 <= delay <= _MAX_SECONDS:
-        raise InvalidMessage("A delay is from 0 seconds to 10 years.")
-    return math.ceil(delay * 1000)
-
-
-def check_run_at(run_at: Any) -> int:
-    """Return the instant of an ISO 8601 text with a zone, in milliseconds, rounded up."""
-    if not isinstance(run_at, str):
-        raise InvalidMessage("An instant is a text as in '2030-01-31T12:00:00Z'.")
-    try:
-        instant = datetime.fromisoformat(run_at)
-    except ValueError as error:
-        raise InvalidMessage("An instant is written as in '2030-01-31T12:00:00Z'.") from error
-    if instant.utcoffset() is None:
-        raise InvalidMessage("The instant has no zone: end it with Z or as in +02:00.")
-    try:
-        instant.astimezone(UTC)
-        is_far = instant > datetime.now(UTC) + MAX_DELAY
-        milliseconds = to_milliseconds(instant + timedelta(microseconds=999))
-    except OverflowError as error:
-        raise InvalidMessage("The instant is outside the years 1 to 9999 in UTC.") from error
-    if is_far:
-        raise InvalidMessage("The instant is more than 10 years ahead.")
-    return milliseconds
-
-
-def check_retry(retry: Any) -> int | None:
-    # 1.0 is a whole number to JSON.
-    if not _is_number(retry) or not 0 <= retry <= MAX_RETRY or retry != int(retry):
-        raise InvalidMessage(f"retry counts failures, from 0 to {MAX_RETRY}.")
-    return int(retry) or None
-
-
-def check_url_text(url: Any) -> str:
-    """Return the url as far as it can be stored; whether it may be called is another matter."""
-    if not isinstance(url, str) or not 1 <= len(url) <= MAX_URL_LENGTH:
-        raise InvalidMessage(f"A url is a text of 1 to {MAX_URL_LENGTH} characters.")
-    _refuse_controls("A url", url)
-    return url
-
-
-def _url(check: Callable[[str], object] | None, url: Any) -> str:
-    found = check_url_text(url)
-    if check is not None:
-        check(found)
-    return found
-
-
-def check_ttr(ttr: Any) -> int | float:
-    if not _is_number(ttr):
-        raise InvalidMessage("A ttr is a number of seconds.")
-    if not 1 <= ttr <= MAX_TTR.total_seconds():
-        raise InvalidMessage(f"A ttr is from 1 to {MAX_TTR.total_seconds():.0f} seconds.")
-    return ttr
-
-
 def check_jitter(jitter: Any) -> float:
     if not _is_number(jitter) or not 0 <= jitter <= 1:
         raise InvalidMessage("jitter is a number from 0 to 1.")
     return float(jitter)
-
-
-def _refuse_controls(what: str, text: str) -> None:
-    # Printable is what has none of them, and less; to see that takes a fifth of the time.
-    if not text.isprintable() and _CONTROLS.search(text):
-        raise InvalidMessage(f"{what} holds no control characters and no lone surrogates.")
-
-
-_IN_HEADERS: Final[dict[str, Checked]] = {
-    "ladder": check_ladder,
-    "ttr": check_ttr,
-    "retry": check_retry,
-    "jitter": check_jitter,
-    "url": check_url_text,
-}
 
 
 def read_headers(headers: str | None) -> dict[str, Any]:

@@ -6,5 +6,5 @@ from django.core.asgi import get_asgi_application
 
 from delayed_queue.http.api.asgi import GuardedApplication
 
-application = GuardedApplication(get_asgi_application(), prefix="/", middleware=True)
-direct = GuardedApplication(get_asgi_application(), prefix="/")
+plain = get_asgi_application()
+application = GuardedApplication(plain, prefix="/")

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from delayed_queue.http import rates
-from delayed_queue.http.api import building
+from delayed_queue.http.api import pool
 from delayed_queue.http.api.auth import cache
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.jobs.catalogue import forget_topics
@@ -32,7 +32,7 @@ def new_process() -> Iterator[None]:
     forget_topics()
     # A test database cannot be dropped while the API's threads are connected to it.
     waiting_pops.close()
-    building.close()
+    pool.close()
 
 
 @pytest.fixture

@@ -26,22 +26,16 @@ def token(transactional_db: None) -> str:
     return create_token("caller", verbs=VERBS, topics=["*"])
 
 
-def serving(application: str) -> AbstractContextManager[Server]:
+def serving() -> AbstractContextManager[Server]:
     running: AbstractContextManager[Server] = uvicorn(
-        application, BODY_BYTES=2 * KIB, BULK_BYTES=8 * KIB, THREADS=3
+        BODY_BYTES=2 * KIB, BULK_BYTES=8 * KIB, THREADS=3
     )
     return running
 
 
-@pytest.fixture(scope="module", params=["application", "direct"])
-def application(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 @pytest.fixture(scope="module")
-def shared(application: str) -> Iterator[Shared]:
-    with Shared(lambda: serving(application)) as shared:
+def shared() -> Iterator[Shared]:
+    with Shared(serving) as shared:
         yield shared
 
 
@@ -51,9 +45,9 @@ def server(token: str, shared: Shared) -> Server:
 
 
 @pytest.fixture
-def own_server(token: str, application: str) -> Iterator[Server]:
+def own_server(token: str) -> Iterator[Server]:
     """A server of the test's own, whose sessions began after the test's."""
-    with serving(application) as running:
+    with serving() as running:
         yield running
 
 

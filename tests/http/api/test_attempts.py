@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from django.test import Client
 
-from delayed_queue.http.api import failed
+from delayed_queue.http.api import attempts as log_of_attempts
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.http.store.callbacks import AttemptRow
 
@@ -69,7 +69,7 @@ def test_of_one_topic_and_of_those_the_token_covers(make_client: Callable[..., C
 def test_j13_pages_tell_nothing_of_topics_that_the_token_does_not_cover(
     make_client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(failed, "PAGE", 2)
+    monkeypatch.setattr(log_of_attempts, "PAGE", 2)
     log("a", "bills", *range(5))
     client = make_client("some", topics=("orders",))
     for limit in (1, 2, 5):

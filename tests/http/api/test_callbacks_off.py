@@ -14,7 +14,7 @@ from pytest_django import Settings
 from delayed_queue.exceptions import CallbacksOff
 from delayed_queue.http.jobs.adding import add_job, add_jobs
 from delayed_queue.http.jobs.dead import kick_job, kick_topic, replay
-from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import DeadLetter, Message
 from tests.http.api.calls import JOB, post
 from tests.settings import EVERY_TOPIC

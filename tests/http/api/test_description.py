@@ -13,10 +13,12 @@ from django.test import Client
 from pytest_django import Settings
 
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.api.docs import JOB, TASK
+from delayed_queue.http.api.jobs import NewJobBody
+from delayed_queue.http.api.openapi import schema_of
+from delayed_queue.http.api.tasks import NewTaskBody
 from delayed_queue.http.callbacks.guard import check_url
-from delayed_queue.http.jobs.jobs import call_from, job_from
-from delayed_queue.notifications.api import NOTIFICATION, SUPPRESSION
+from delayed_queue.http.jobs.requests import call_from, job_from
+from delayed_queue.notifications.api import NotificationBody, SuppressionRequest
 from delayed_queue.notifications.managing import change_suppression
 from delayed_queue.notifications.validation import validate
 
@@ -103,18 +105,18 @@ def is_valid(body: Any) -> bool:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("schema", "judge", "bodies"),
+    ("kind", "judge", "bodies"),
     [
-        (JOB, takes(lambda body: job_from(body, check_url=check_url)), JOBS),
-        (TASK, takes(call_from), TASKS),
-        (NOTIFICATION, is_valid, NOTIFICATIONS),
+        (NewJobBody, takes(lambda body: job_from(body, check_url=check_url)), JOBS),
+        (NewTaskBody, takes(call_from), TASKS),
+        (NotificationBody, is_valid, NOTIFICATIONS),
     ],
     ids=["job", "task", "notification"],
 )
 def test_schema_and_code_judge_a_body_alike(
-    schema: dict[str, Any], judge: Callable[[Any], bool], bodies: list[Any]
+    kind: Any, judge: Callable[[Any], bool], bodies: list[Any]
 ) -> None:
-    described = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    described = jsonschema_rs.Draft202012Validator(schema_of(kind), validate_formats=True)
     bodies = [json.loads(json.dumps(each)) for each in bodies]
     differing = [each for each in bodies if described.is_valid(each) != judge(each)]
     assert differing == []
@@ -122,7 +124,7 @@ def test_schema_and_code_judge_a_body_alike(
 
 @pytest.mark.django_db
 def test_schema_and_code_judge_a_suppression_alike() -> None:
-    described = jsonschema_rs.Draft202012Validator(SUPPRESSION)
+    described = jsonschema_rs.Draft202012Validator(schema_of(SuppressionRequest))
     for body in SUPPRESSIONS:
         assert described.is_valid(body) == (not change_suppression(body, is_lifted=True)), body
 

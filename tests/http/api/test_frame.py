@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from pytest_django import Settings
 
-from delayed_queue.http.api.bodies import MEDIA_TYPE
+from delayed_queue.http.api.problems import MEDIA_TYPE
 from tests.settings import EVERY_TOPIC
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.http.api.urls")]

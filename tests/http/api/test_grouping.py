@@ -31,7 +31,7 @@ def token(transactional_db: None) -> Iterator[str]:
     forget_topics()
 
 
-@pytest.fixture(scope="module", params=["application", "direct", "gunicorn"])
+@pytest.fixture(scope="module", params=["application", "plain", "gunicorn"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     def start() -> Any:
         if request.param == "gunicorn":
@@ -71,7 +71,7 @@ def job(job_id: str, **fields: Any) -> dict[str, Any]:
     return {"jobId": job_id, "topic": "orders", **fields}
 
 
-@pytest.mark.parametrize("shared", ["application", "direct"], indirect=True)
+@pytest.mark.parametrize("shared", ["application", "plain"], indirect=True)
 def test_what_comes_while_another_writes_shares_a_transaction(
     server: Server, token: str, other: psycopg.Connection[Any]
 ):

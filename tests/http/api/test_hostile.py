@@ -14,11 +14,12 @@ from django.test import Client
 from delayed_queue import exceptions
 from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.api import bodies
-from delayed_queue.http.api.bodies import MAX_ERRORS, Problem, lines_of, parse
+from delayed_queue.http.api.bodies import lines_of, parse
 from delayed_queue.http.api.jobs import MAX_BYTES
+from delayed_queue.http.api.problems import MAX_ERRORS, Problem
 from delayed_queue.http.callbacks.guard import check_url
 from delayed_queue.http.conf import ApiSettings
-from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message
 from tests.http.api.calls import JOB, post
 
@@ -172,9 +173,9 @@ def test_lines_that_are_too_many_or_blank_are_not_collected() -> None:
 def test_an_array_that_is_too_long_is_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     raw, walked = b"[" + b",".join([b"[1]"] * 1001) + b"]", []
 
-    def walk(value: list[Any], *how: Any) -> tuple[int, bool]:
+    def walk(value: list[Any], *how: Any, **more: Any) -> int:
         walked.append(len(value))
-        return 0, False
+        return 0
 
     monkeypatch.setattr(bodies, "_checked", walk)
     parse(raw, LIMITS.DEPTH, most=1001)

@@ -6,11 +6,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from django.http import HttpRequest
-from django.test import Client, RequestFactory
+from django.test import Client
 
 from delayed_queue import DelayedQueue
-from delayed_queue.http.api import jobs
 from delayed_queue.models import Message
 from tests.http.api.calls import JOB, errors_of, get, kill, pop, post
 from tests.settings import EVERY_TOPIC
@@ -72,42 +70,6 @@ class TestAdding:
         client = make_client(topics=["other"])
         assert post(client, "/jobs", JOB).status_code == 403
         assert not Message.objects.exists()
-
-
-class TestPlainRequests:
-    """What most requests are goes past ninja, and is answered alike."""
-
-    @pytest.mark.parametrize(
-        ("request_", "is_plain"),
-        [
-            (RequestFactory().post("/"), True),
-            (RequestFactory().post("/?ifExists=ignore"), True),
-            (RequestFactory().post("/?ifExists=perhaps"), False),
-            (RequestFactory().post("/?other=1"), False),
-            (RequestFactory().post("/", headers={"Idempotency-Key": "k"}), False),
-            (RequestFactory().get("/"), False),
-        ],
-    )
-    def test_are_told_by_query_and_headers(self, request_: HttpRequest, is_plain: bool) -> None:
-        assert jobs.is_plain(request_) is is_plain
-
-    @pytest.mark.parametrize(
-        ("data", "more"),
-        [
-            (JOB, {}), ({}, {}), (b"[]", {}), (b"{", {}), ({**JOB, "topic": "a b", "x": 1}, {}),
-            (JOB, {"content_type": "text/plain"}), (b"x" * 300_000, {}),
-            (JOB, {"Authorization": "Bearer no"}), (JOB, {"Authorization": ""}),
-        ],
-    )  # fmt: skip
-    def test_are_answered_as_others_are(
-        self, caller: Client, data: Any, more: dict[str, str]
-    ) -> None:
-        answers = [post(caller, path, data, **more) for path in ("/jobs", "/jobs?ifExists=fail&")]
-        if answers[0].status_code == 202:
-            assert answers[1].json()["code"] == "job_already_exists"
-            return
-        found = [(each.status_code, each.content, dict(each.headers)) for each in answers]
-        assert found[0] == found[1]
 
 
 class TestIdempotency:

@@ -11,7 +11,8 @@ from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayed_queue.http.api.bodies import Problem, keeps_digits, parse
+from delayed_queue.http.api.bodies import keeps_digits, parse
+from delayed_queue.http.api.problems import Problem
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
 from tests.http.api.calls import JOB, errors_of, pop, post

@@ -14,7 +14,7 @@ from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, Reject, handler
 from delayed_queue.handlers import registry
-from delayed_queue.http.api.docs import IDEMPOTENCY_KEY
+from delayed_queue.http.api.jobs import IDEMPOTENCY_KEY
 from delayed_queue.http.models import CallbackAttempt, Topic
 from delayed_queue.models import DeadLetter, Limit, Message
 from tests.http.api.calls import JOB, get, post

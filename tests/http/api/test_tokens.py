@@ -16,7 +16,7 @@ from django.test import AsyncClient, Client
 from pytest_django import Settings
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.http.api import building
+from delayed_queue.http.api import pool
 from delayed_queue.http.api.auth import GrantCache, cache
 from delayed_queue.http.apps import check_api
 from delayed_queue.http.models import ApiToken
@@ -252,4 +252,4 @@ def test_both_kinds_of_views_are_guarded_under_asgi(method: str, path: str, stat
     try:
         assert async_to_sync(statuses)() == [status, 403, 401]
     finally:
-        building.close()
+        pool.close()

@@ -33,7 +33,7 @@ def token(transactional_db: None) -> str:
     return create_token("consumer", verbs=VERBS, topics=["*"])
 
 
-@pytest.fixture(scope="module", params=["application", "direct"])
+@pytest.fixture(scope="module", params=["application", "plain"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     with Shared(lambda: uvicorn(request.param, THREADS=THREADS)) as made:
         yield made
@@ -47,7 +47,7 @@ def server(token: str, shared: Shared) -> Server:
     return found
 
 
-@pytest.fixture(params=["application", "direct"])
+@pytest.fixture(params=["application", "plain"])
 def own_server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
     """One whose sessions are counted, by their name and as younger than the test's, or that ends.
 
@@ -288,6 +288,7 @@ def blocked_claims(other: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
+@pytest.mark.parametrize("own_server", ["application"], indirect=True)
 def test_waiting_ends_at_shutdown(own_server: Server, token: str, pop_own: Callable[..., Popper]):
     popper = pop_own(timeout=60)
     until_all_wait(own_server, 1)

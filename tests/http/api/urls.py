@@ -4,43 +4,50 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import OperationalError
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import include, path
-from ninja import Field, Router, Schema, Status
+from msgspec import Meta, Struct
 
 from delayed_queue import DelayedQueue, RetryPolicy
-from delayed_queue.http.api import Problem, make_api, requires, takes_body
-from delayed_queue.http.api.auth import demand
+from delayed_queue.http.api import Api, ApiRequest, Endpoints, Problem, demand
 from delayed_queue.http.api.waiting import Wish, waiting_pops
 from delayed_queue.messages import Envelope
 
-router = Router()
+calls = Endpoints("orders")
 
 
-class Item(Schema):
-    delay: float = Field(0, ge=0)
+class Item(Struct):
     name: str
+    delay: Annotated[float, Meta(ge=0)] = 0
 
 
-class Order(Schema):
+class Order(Struct):
     topic: str
     body: Any = None
     items: list[Item] = []
 
 
-@router.post("/orders", auth=requires("add"), response={202: Order})
-def add(request: HttpRequest, order: Order) -> Any:
-    demand(request, "add", order.topic)
-    return Status(202, order)
+class Topic(Struct):
+    topic: str
 
 
-@router.get("/topics/{topic}/stats", auth=requires("read"), response=dict[str, str])
-def stats(request: HttpRequest, topic: str, limit: int = 1) -> Any:
-    return {"topic": topic}
+class StatsQuery(Struct):
+    limit: int = 1
+
+
+@calls.post("orders", "add", status=202)
+def add(request: ApiRequest, body: Order) -> Order:
+    demand(request, "add", body.topic)
+    return body
+
+
+@calls.get("topics/<topic>/stats", "read")
+def stats(request: ApiRequest, topic: str, query: StatsQuery) -> Topic:
+    return Topic(topic)
 
 
 def wish(topic: str, count: int) -> Wish[Envelope]:
@@ -56,29 +63,35 @@ def wish(topic: str, count: int) -> Wish[Envelope]:
     )  # fmt: skip
 
 
-class Popped(Schema):
+class Popped(Struct):
     key: str
     lease: str
     attempt: int
 
 
-@router.post(
-    "/topics/{topic}/pop", auth=requires("consume"), response={200: list[Popped], 204: None}
+class PopQuery(Struct):
+    count: int = 1
+    timeout: float = 0
+
+
+@calls.post("topics/<topic>/pop", "consume", waits=True)
+async def pop(request: ApiRequest, topic: str, query: PopQuery) -> list[Popped] | None:
+    jobs = await waiting_pops.wait_for(request, wish(topic, query.count), query.timeout)
+    return [Popped(each.key, each.lease_id, each.attempt) for each in jobs] or None
+
+
+@calls.post(
+    "bulk",
+    "add",
+    accepts={"application/json": list[Order], "application/x-ndjson": str},
+    limit=lambda settings: settings.BULK_BYTES,
 )
-async def pop(request: Any, topic: str, count: int = 1, timeout: float = 0) -> Any:
-    jobs = await waiting_pops.wait_for(request, wish(topic, count), timeout)
-    found = [{"key": each.key, "lease": each.lease_id, "attempt": each.attempt} for each in jobs]
-    return Status(200, found) if found else Status(204, None)
-
-
-@router.post("/bulk", auth=requires("add"), response=dict[str, int])
-@takes_body(lambda settings: settings.BULK_BYTES, "application/json", "application/x-ndjson")
-def bulk(request: HttpRequest) -> Any:
+def bulk(request: ApiRequest) -> dict[str, int]:
     return {"bytes": len(request.body)}
 
 
-@router.get("/fails/{how}", auth=None, response=dict[str, str])
-def fail(request: HttpRequest, how: str) -> Any:
+@calls.get("fails/<how>", None)
+def fail(request: HttpRequest, how: str) -> dict[str, str]:
     if how == "database":
         raise OperationalError("the secret password is wrong")
     if how == "problem":
@@ -86,8 +99,7 @@ def fail(request: HttpRequest, how: str) -> Any:
     raise ValueError("the payload was secret")
 
 
-api = make_api("Orders", "1", "test-orders")
-api.add_router("", router)
+api = Api("Orders", "1", "test-orders", "", calls)
 
 
 @non_atomic_requests

@@ -13,8 +13,8 @@ from django.test import override_settings
 from delayed_queue.handlers import Registry, Source
 from delayed_queue.http.callbacks.delivery import handlers_of_topics
 from delayed_queue.http.jobs.adding import add_job, add_jobs
-from delayed_queue.http.jobs.jobs import job_from
 from delayed_queue.http.jobs.kinds import WAKE_CHANNEL
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker

@@ -26,7 +26,8 @@ from delayed_queue.http.callbacks.gate import (
     let_through,
 )
 from delayed_queue.http.jobs.adding import add_job, delete_job
-from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.jobs.jobs import IfExists
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.queue.store.settle import HOLD_LEASED
 from tests.http.callbacks.delivering import TOPIC, add, permitted
 from tests.http.callbacks.servers import Receiver

@@ -22,7 +22,7 @@ from delayed_queue.http.callbacks.operating import (
 )
 from delayed_queue.http.jobs.adding import add_jobs
 from delayed_queue.http.jobs.catalogue import configure_topic
-from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.models import Message
 from tests.http.callbacks.delivering import add, callback_worker, make_due, permitted, send_due

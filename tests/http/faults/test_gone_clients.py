@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from delayed_queue.http.jobs.adding import add_job
-from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import DeadLetter, Message
 from tests.http.api.servers import LATER, Server, gunicorn

@@ -13,7 +13,7 @@ from tests.http.api.servers import Server, gunicorn
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-# Each way that a body is read: by the quick path, by the view, by ninja, and where none is wanted.
+# Each way that a body is read: by the view, by its endpoint, and where none is wanted.
 PATHS = (
     "/queue/v1/jobs", "/queue/v1/jobs?ifExists=nonsense", "/queue/v1/jobs/bulk", "/queue/v1/tasks",
     "/queue/v1/topics/orders/jobs/a/finish", "/queue/v1/topics/orders/pop",

@@ -40,7 +40,8 @@ from delayed_queue.http.jobs.consuming import (
 )
 from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job, kick_job, kick_topic, replay
 from delayed_queue.http.jobs.idempotency import KeptAnswer, once, prune_answers
-from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob, job_from
+from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import Host, IdempotencyKey, Topic
 from delayed_queue.http.store.topics import LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
 from delayed_queue.models import Message

@@ -17,7 +17,8 @@ from delayed_queue.http.jobs.adding import add_jobs
 from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
 from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job, kick_topic, replay
-from delayed_queue.http.jobs.jobs import Answer, IfExists, NewJob, job_from
+from delayed_queue.http.jobs.jobs import Answer, IfExists, NewJob
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import DeadLetter
 from tests.http.api.servers import uvicorn
@@ -215,7 +216,7 @@ class TestOverHttp:
         self, consumer: Consumer, proxy: Proxy
     ) -> None:
         token = create_token("caller", verbs=VERBS, topics=["*"])
-        with uvicorn("direct", url=proxy.url) as server:
+        with uvicorn(url=proxy.url) as server:
 
             def post(job_id: str, **more: Any) -> tuple[int, dict[str, Any]]:
                 connection = HTTPConnection("127.0.0.1", server.port, timeout=30)

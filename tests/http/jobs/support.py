@@ -10,7 +10,8 @@ from django.db.models import F
 
 from delayed_queue.http.jobs.adding import add_job, find_job
 from delayed_queue.http.jobs.consuming import pop_jobs
-from delayed_queue.http.jobs.jobs import AddedJob, IfExists, Job, PoppedJob, job_from
+from delayed_queue.http.jobs.jobs import AddedJob, IfExists, Job, PoppedJob
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message
 
 URL = "https://example.org/hook"

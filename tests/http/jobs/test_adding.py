@@ -9,11 +9,12 @@ import pytest
 
 from delayed_queue import DelayedQueue, OfferOutcome
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.jobs import adding, jobs
+from delayed_queue.http.jobs import adding, requests
 from delayed_queue.http.jobs.adding import add_jobs, delete_job, find_job
 from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
 from delayed_queue.http.jobs.consuming import bury_job, finish_job, pop_jobs
-from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, job_from
+from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import Topic
 from delayed_queue.models import Message
 from tests.http.jobs.support import URL, add, found, popped, server_now
@@ -60,7 +61,7 @@ def test_j4_a_client_whose_clock_is_an_hour_off_delays_no_less_and_no_more(
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(tz) + timedelta(hours=hours)
 
-    monkeypatch.setattr(jobs, "datetime", Skewed)
+    monkeypatch.setattr(requests, "datetime", Skewed)
     monkeypatch.setattr(adding, "datetime", Skewed)
     before = server_now()
     added = add(delay=60)
@@ -108,7 +109,7 @@ def test_every_field_that_is_wrong_is_named_at_once() -> None:
                   "retry": -1, "jitter": 2, "url": "a\nb"})  # fmt: skip
     paths = {path for path, _ in raised.value.errors}
     assert paths == {"jobId", "topic", "delay", "Body", "ttr", "ladder", "retry", "jitter", "url"}
-    assert "Did you mean body?" in str(raised.value)
+    assert "Did you mean 'body'?" in str(raised.value)
 
 
 @pytest.mark.parametrize("job_id", ["", "a" * 201, "a/b", ".", "..", "a\x00", "a\n", "\ud800", 7])

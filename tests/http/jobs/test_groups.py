@@ -32,7 +32,8 @@ from delayed_queue.http.jobs.consuming import (
     seconds_to_next_job,
 )
 from delayed_queue.http.jobs.dead import kick_job
-from delayed_queue.http.jobs.jobs import Answer, job_from
+from delayed_queue.http.jobs.jobs import Answer
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Limit, Message
 from delayed_queue.queue.store.groups import TAKE_TURN
 from tests.http.jobs.support import add, found, popped

@@ -10,7 +10,7 @@ import pytest
 from delayed_queue import Envelope
 from delayed_queue.http.jobs.adding import add_jobs, delete_job
 from delayed_queue.http.jobs.catalogue import forget_topics
-from delayed_queue.http.jobs.jobs import job_from
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message
 from tests.http.jobs.support import add
 from tests.support.processes import wait_until

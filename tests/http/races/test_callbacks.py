@@ -11,7 +11,8 @@ import pytest
 from django.utils import timezone
 
 from delayed_queue.http.jobs.adding import add_jobs
-from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.jobs.jobs import IfExists
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Slot, Topic
 from delayed_queue.http.store.callbacks import (
     END_PROBE,

@@ -13,11 +13,12 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue.http.api import building
+from delayed_queue.http.api import pool
 from delayed_queue.http.api.jobs import add_together
 from delayed_queue.http.jobs import adding
 from delayed_queue.http.jobs.catalogue import configure_topic, create_topic, forget_topics
-from delayed_queue.http.jobs.jobs import AddedJob, IfExists, job_from
+from delayed_queue.http.jobs.jobs import AddedJob, IfExists
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.store.topics import LOCK_JOBS
 from delayed_queue.models import Message
 from tests.http.jobs.support import found
@@ -39,7 +40,7 @@ def new_process(transactional_db: None) -> Iterator[None]:
     create_topic("orders")
     yield
     forget_topics()
-    building.close()
+    pool.close()
 
 
 class Requests:

@@ -23,8 +23,9 @@ from delayed_queue.http.jobs.consuming import (
     touch_job,
 )
 from delayed_queue.http.jobs.dead import kick_job, kick_topic
-from delayed_queue.http.jobs.jobs import AddedJob, Answer, IfExists, job_from
+from delayed_queue.http.jobs.jobs import AddedJob, Answer, IfExists
 from delayed_queue.http.jobs.kinds import kinds_of_topic
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.consuming import POP_JOBS
 from delayed_queue.models import DeadLetter, Message

@@ -17,7 +17,8 @@ from delayed_queue.http.jobs.adding import add_jobs, delete_job, find_job
 from delayed_queue.http.jobs.catalogue import create_topic
 from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
 from delayed_queue.http.jobs.dead import kick_topic
-from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.jobs.jobs import IfExists
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.offering import outcome_of
 from tests.http.jobs.support import URL, add, popped

@@ -25,7 +25,8 @@ from delayed_queue.http.jobs.catalogue import (
 )
 from delayed_queue.http.jobs.consuming import pop_jobs
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, lock_of, once, prune_answers
-from delayed_queue.http.jobs.jobs import IfExists, job_from
+from delayed_queue.http.jobs.jobs import IfExists
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import IdempotencyKey, Topic
 from delayed_queue.http.store.callers import SAVE_ANSWER, TRY_KEY
 from delayed_queue.http.store.topics import HOLD_TOPIC, LOCK_TOPIC, locking_jobs

@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from delayed_queue.http.api.openapi import describe
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.notifications.api import api
 
@@ -34,7 +35,7 @@ CHECKS: Final[Any] = [
     not_a_server_error, status_code_conformance, content_type_conformance,
     response_schema_conformance,
 ]  # fmt: skip
-schema: Final = schemathesis.openapi.from_dict(api.get_openapi_schema(path_prefix="/v1/"))
+schema: Final = schemathesis.openapi.from_dict(describe(api, prefix="/v1/"))
 schema.app = get_wsgi_application()
 
 

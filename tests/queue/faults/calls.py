@@ -13,7 +13,8 @@ from delayed_queue.cron.rules import CronMessage
 from delayed_queue.http import tokens
 from delayed_queue.http.callbacks import operating
 from delayed_queue.http.jobs import adding, catalogue, consuming, dead
-from delayed_queue.http.jobs.jobs import JobState, NewJob, job_from
+from delayed_queue.http.jobs.jobs import JobState, NewJob
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import Host
 from delayed_queue.models import DeadLetter
 from delayed_queue.notifications import intake, managing

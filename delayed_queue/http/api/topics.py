@@ -1,0 +1,107 @@
+"""Topics: listed, counted, peeked into, paused and resumed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from delayed_queue.http.api.auth import ApiRequest, reaches
+from delayed_queue.http.api.endpoints import Endpoints
+from delayed_queue.http.api.jobs import JobReply
+from delayed_queue.http.api.parameters import shown
+from delayed_queue.http.conf import api_settings
+from delayed_queue.http.jobs.catalogue import list_topics, pause_topic, resume_topic, topic_stats
+from delayed_queue.http.jobs.consuming import peek
+from delayed_queue.http.jobs.jobs import JobState
+from delayed_queue.http.jobs.requests import TopicName
+
+calls: Final = Endpoints("topics")
+
+
+class TopicReply(Struct):
+    """The settings of a topic's jobs; ``ttr`` in seconds, null is the server's."""
+
+    name: str
+    shards: int
+    ladder: str
+    jitter: float
+    ttr: float | None
+
+
+class StatsReply(Struct, rename="camel"):
+    """The counts of a topic's jobs; ``isCapped``: counting stopped, there may be more."""
+
+    topic: str
+    shards: int
+    is_paused: bool
+    delayed: int
+    ready: int
+    reserved: int
+    dead: int
+    is_capped: bool
+    oldest_ready_seconds: float | None
+
+
+class PauseReply(Struct, rename="camel"):
+    """The state of a topic's pause: a paused topic hands out no jobs."""
+
+    is_paused: bool
+
+
+class PeekQuery(Struct, forbid_unknown_fields=True):
+    """The jobs to read."""
+
+    state: JobState = JobState.READY
+    count: Annotated[int, Meta(ge=1, le=100)] = 1
+
+
+@calls.get("topics", "read")
+def topics(request: ApiRequest) -> list[TopicReply]:
+    """List the topics that the token covers, in the order of their names."""
+    found = list_topics(using=api_settings().DATABASE)
+    is_ours = reaches(request.auth)
+    # Without the hosts, which are of all tokens' jobs.
+    return [
+        TopicReply(
+            each.name, each.shards, each.ladder, each.jitter,
+            None if each.ttr is None else each.ttr / 1000,
+        )
+        for each in found
+        if is_ours(each.name)
+    ]  # fmt: skip
+
+
+@calls.get("topics/<topic>/stats", "read")
+def stats(request: ApiRequest, topic: TopicName) -> StatsReply:
+    """Count a topic's jobs by state, at a bounded cost."""
+    found = topic_stats(topic, using=api_settings().DATABASE)
+    counts = (found.delayed, found.ready, found.reserved, found.dead)
+    age = found.oldest_ready_age
+    return StatsReply(
+        topic=found.topic, shards=found.shards, is_paused=found.is_paused,
+        delayed=found.delayed.value, ready=found.ready.value, reserved=found.reserved.value,
+        dead=found.dead.value, is_capped=any(count.is_cut for count in counts),
+        oldest_ready_seconds=None if age is None else age.total_seconds(),
+    )  # fmt: skip
+
+
+@calls.get("topics/<topic>/peek", "read")
+def peek_at(request: ApiRequest, topic: TopicName, query: PeekQuery) -> list[JobReply]:
+    """Return the next jobs of a state, without leasing them."""
+    found = peek(topic, query.state, query.count, using=api_settings().DATABASE)
+    return [shown(each, JobReply) for each in found]
+
+
+@calls.post("topics/<topic>/pause", "manage")
+def pause(request: ApiRequest, topic: TopicName) -> PauseReply:
+    """Hand out no jobs of the topic, to consumers or urls, until it is resumed."""
+    pause_topic(topic, by=request.auth.name, using=api_settings().DATABASE)
+    return PauseReply(True)
+
+
+@calls.post("topics/<topic>/resume", "manage")
+def resume(request: ApiRequest, topic: TopicName) -> PauseReply:
+    """Hand out jobs again."""
+    resume_topic(topic, using=api_settings().DATABASE)
+    return PauseReply(False)
