@@ -116,11 +116,11 @@ bench-growth: $(VENV)/bench ## millions of messages, and a snapshot that another
 	$(BIN)/python -m benchmarks.growth $(ARGS)
 	$(BIN)/python -m benchmarks.held_snapshot $(ARGS)
 
-bench-notifications: $(VENV)/bench ## the dispatcher at 1,200/s with providers that take 100 ms
+bench-notifications: $(VENV)/bench ## the dispatcher with providers that take 100 ms, and the intake
 	$(BIN)/python -m benchmarks.notifications $(ARGS)
 	$(BIN)/python -m benchmarks.intake
 
-bench-http: $(VENV)/bench ## jobs added over HTTP against a bare view, uvicorn and gunicorn
+bench-http: $(VENV)/bench ## jobs and callbacks over HTTP, uvicorn and gunicorn
 	$(BIN)/python -m benchmarks.http $(ARGS)
 	$(BIN)/python -m benchmarks.callbacks $(ARGS)
 	$(BIN)/python -m benchmarks.callback_workers $(ARGS)

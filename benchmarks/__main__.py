@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from argparse import Namespace
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.bare import create_bare_table
 from benchmarks.shared.database import benchmark_database
 from benchmarks.shared.machine import describe
 from benchmarks.shared.reporting import Options, Report, Table
-from benchmarks.shared.rounds import spread
-from benchmarks.shared.short_turns import Comparison, Result, compare
+from benchmarks.shared.rounds import percentile, ratios, spread
+from benchmarks.shared.short_turns import Comparison, Side, compare
 
 HEADER: Final = (
     "work", "queue, messages/s", "bare, messages/s", "ratio (rounds)", "aim",
-    "queue p50 / p99, ms", "bare p50 / p99, ms", "WAL, bytes a message: queue / bare",
+    "queue p50 / p99, ms", "bare p50 / p99, ms",
 )  # fmt: skip
 
 
@@ -29,9 +29,9 @@ def main() -> None:
 
         report, table = Report(describe(connection)), Table("Calls beside bare SQL", HEADER)
         for each in _chosen(comparisons(connection), options.only):
-            result = compare(connection, each, options.rounds, options.seconds)
-            table.add(*_cells(result))
-            report.data[each.name] = _figures(result)
+            ours, bare = compare(each, options.rounds, options.seconds)
+            table.add(*_cells(each, ours, bare))
+            report.data[each.name] = {"queue": ours.rates, "bare": bare.rates}
     report.tables.append(table)
     report.write(options)
 
@@ -50,21 +50,15 @@ def _chosen(comparisons: list[Comparison], names: list[str]) -> list[Comparison]
     return [known[name] for name in names] or comparisons
 
 
-def _cells(result: Result) -> list[str]:
-    comparison, ours, bare = result.comparison, result.ours, result.bare
-    return [
-        comparison.title, f"{ours.rate:,.0f}", f"{bare.rate:,.0f}", spread(result.ratios, ".2f"),
-        f"≥ {comparison.aim}" if comparison.aim else "", ours.percentiles_ms, bare.percentiles_ms,
-        f"{median(ours.wal):,.0f} / {median(bare.wal):,.0f}",
-    ]  # fmt: skip
-
-
-def _figures(result: Result) -> dict[str, Any]:
-    sides = {"queue": result.ours, "bare": result.bare}
-    return {
-        name: {"rates": side.rates, "wal": side.wal, "p50 / p99, ms": side.percentiles_ms}
-        for name, side in sides.items()
-    }
+def _cells(comparison: Comparison, ours: Side, bare: Side) -> list[str]:
+    rates = [f"{median(side.rates):,.0f}" for side in (ours, bare)]
+    late = [
+        " / ".join(f"{percentile(side.durations, each) * 1000:.2f}" for each in (50, 99))
+        for side in (ours, bare)
+    ]
+    ratio = spread(ratios(ours.rates, bare.rates), ".2f")
+    aim = f"≥ {comparison.aim}" if comparison.aim else ""
+    return [comparison.title, *rates, ratio, aim, *late]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Polls and a worker's memory while the table grows: ``python -m benchmarks.growth``.
+"""Polls while the table grows: ``python -m benchmarks.growth``.
 
 A poll with its acknowledgement, of 1 and of 500 messages, on backlogs from 10,000 to 10 million
 messages: due in about the order of their offers; due in random order (*shuffled*); and a small
@@ -14,21 +14,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, LiteralString
 
-from benchmarks.shared.database import Connection, benchmark_database, conninfo_of, empty
+from benchmarks.shared.database import Connection, benchmark_database, empty
 from benchmarks.shared.machine import describe
 from benchmarks.shared.reporting import Options, Report, Table
 from benchmarks.shared.rounds import percentile
-from benchmarks.shared.workers import worker_process
 
 SIZES: Final = (10_000, 100_000, 1_000_000, 10_000_000)
 # Polls of a round by batch size; together they take less than the smallest backlog.
 POLLS: Final = {500: 15, 1: 300}
 ROUNDS: Final = 3
-HANDLED: Final = 100_000
 MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
-# In about the order of due times (within a minute), or in random order. The payload is the time
-# of the offer, which the handler of a worker process writes down.
+# In about the order of due times (within a minute), or in random order.
 WRITE: Final[LiteralString] = """
 WITH clock AS MATERIALIZED (SELECT extract(epoch FROM clock_timestamp())::numeric AS now)
 INSERT INTO delayed_queue (
@@ -80,18 +77,17 @@ class Backlog:
 
 
 def main() -> None:
-    """Measure polls on growing backlogs, then the memory of a worker."""
+    """Measure polls on growing backlogs."""
     options = _options()
     with benchmark_database(options.database_url) as connection:
         report = Report(describe(connection))
-        report.tables = [_polls(connection, options.sizes), _memory(connection, options)]
+        report.tables = [_polls(connection, options.sizes)]
     report.write(options)
 
 
 def _options() -> Namespace:
     options = Options(".growth", __doc__)
     options.parser.add_argument("--sizes", nargs="+", type=int, metavar="MESSAGES")
-    options.size("handled", HANDLED, 5_000, "messages that the worker handles")
     parsed = options.parse()
     parsed.sizes = parsed.sizes or (SIZES[:2] if parsed.quick else SIZES)
     return parsed
@@ -157,23 +153,6 @@ def _poll(batch: int, count: int) -> list[float]:
 def _vacuum(connection: Connection) -> None:
     connection.execute("VACUUM (ANALYZE) delayed_queue")
     connection.execute("CHECKPOINT")
-
-
-def _memory(connection: Connection, options: Namespace) -> Table:
-    warm, count = options.handled // 10, options.handled
-    title = f"Resident memory of a worker process over {count:,} messages"
-    table = Table(title, ("backlog", f"after {warm:,}, MB", f"after {count:,}, MB"))
-    conninfo = conninfo_of(connection)
-    for backlog in (Backlog(count), Backlog(count, scheduled=options.sizes[-1])):
-        backlog.write(connection)
-        _vacuum(connection)
-        with worker_process(conninfo) as worker:
-            sizes = []
-            for handled in (warm, count):
-                worker.wait_for_calls(handled)
-                sizes.append(f"{worker.resident_mb():.1f}")
-        table.add(str(backlog), *sizes)
-    return table
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Calls through Django's cursors beside the package's own session: ``python -m benchmarks.paths``.
+"""Our own session beside Django's cursors: ``python -m benchmarks.paths``.
 
 The same calls on a plain connection and on one with an execute wrapper, in turns.
 """
@@ -6,73 +6,74 @@ The same calls on a plain connection and on one with an execute wrapper, in turn
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.database import PAYLOAD, benchmark_database, embedded_server, empty
+from benchmarks.shared.database import PAYLOAD, benchmark_database
+from benchmarks.shared.machine import describe
+from benchmarks.shared.reporting import Options, Report, Table
+from benchmarks.shared.rounds import in_turns, ratio
 
-ROUNDS: Final = 5
-CALLS: Final = 1_000
 BATCH: Final = 100
 
 
 def main() -> None:
-    """Print how many messages a second each call handles on either path, and the ratio."""
-    with benchmark_database(embedded_server()) as connection:
-        found: dict[str, tuple[list[float], list[float]]] = {}
-        for _ in range(ROUNDS):
-            empty(connection, "delayed_queue")
-            for path, watched in enumerate((False, True)):
-                for name, rate in _rates(f"path{path}", watched).items():
-                    found.setdefault(name, ([], []))[path].append(rate)
-    for name, (plain, cursors) in found.items():
-        ratio = median(cursors) / median(plain)
-        sys.stdout.write(
-            f"| {name} | {median(plain):,.0f} | {median(cursors):,.0f} | {ratio:.2f} |\n"
-        )
+    """Measure messages a second of each call on either path."""
+    options = Options(".paths", __doc__).size("rounds", 5, 1, "rounds of each path")
+    parsed = options.size("calls", 1_000, 100, "calls of a round").parse()
+    with benchmark_database(parsed.database_url) as connection:
+        report = Report(describe(connection))
+        table = Table("Messages a second", ("call", "own session", "Django's cursors", "ratio"))
+        for name, call, messages in _calls():
+            ways = {
+                path: partial(_rate, call, parsed.calls, messages, path)
+                for path in ("own", "cursors")
+            }
+            found = in_turns(parsed.rounds, ways)
+            own, cursors = found["own"], found["cursors"]
+            rates = (f"{median(own):,.0f}", f"{median(cursors):,.0f}")
+            table.add(name, *rates, f"{ratio(cursors, own):.2f}")
+    report.tables.append(table)
+    report.write(parsed)
 
 
-def _rates(queue_name: str, is_watched: bool) -> dict[str, float]:
-    # Only now: Django's models cannot be imported before there are settings.
-    from django.db import connections
-
+def _calls() -> list[tuple[str, Callable[[], object], int]]:
+    """Return each call with the number of its messages; the poll takes what the offer stored."""
     from delayed_queue import DelayedQueue, ScheduledMessage
 
-    queue = DelayedQueue(queue_name, codec="bytes")
+    queue, many = DelayedQueue("paths", codec="bytes"), DelayedQueue("batches", codec="bytes")
     numbers = itertools.count()
-    wrapper: Any = connections["default"].execute_wrapper(_through) if is_watched else nullcontext()
+
+    def take() -> None:
+        if not queue.try_poll_many(1).acknowledge():
+            raise RuntimeError("Nothing was acknowledged.")
+
+    def offer_batch() -> None:
+        many.offer_batch(ScheduledMessage(f"{next(numbers)}", PAYLOAD) for _ in range(BATCH))
+
+    return [
+        ("`offer_or_update`", lambda: queue.offer_or_update(f"{next(numbers)}", PAYLOAD), 1),
+        ("`try_poll` + `acknowledge`", take, 1),
+        (f"`offer_batch` of {BATCH}", offer_batch, BATCH),
+    ]
+
+
+def _rate(call: Callable[[], object], calls: int, messages: int, path: str) -> float:
+    from django.db import connections
+
+    wrapper: Any = nullcontext()
+    if path == "cursors":
+        wrapper = connections["default"].execute_wrapper(lambda execute, *args: execute(*args))
+    count = max(calls // messages, 1)
     with wrapper:
-        return {
-            "`offer_or_update`": _rate(lambda n: queue.offer_or_update(f"{n}", PAYLOAD), CALLS, 1),
-            "`try_poll` + `acknowledge`": _rate(lambda _: _taken(queue.try_poll_many(1)), CALLS, 1),
-            f"`offer_batch` of {BATCH}": _rate(
-                lambda _: queue.offer_batch(
-                    [ScheduledMessage(f"many-{next(numbers)}", PAYLOAD) for _ in range(BATCH)]
-                ),
-                CALLS // BATCH,
-                BATCH,
-            ),
-        }
-
-
-def _through(execute: Callable[..., Any], *call: Any) -> Any:
-    return execute(*call)
-
-
-def _taken(batch: Any) -> None:
-    if not batch.acknowledge():
-        raise RuntimeError("Nothing was acknowledged.")
-
-
-def _rate(call: Callable[[int], object], calls: int, messages: int) -> float:
-    started = time.perf_counter()
-    for number in range(calls):
-        call(number)
-    return calls * messages / (time.perf_counter() - started)
+        started_at = time.perf_counter()
+        for _ in range(count):
+            call()
+        return count * messages / (time.perf_counter() - started_at)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""Providers of notifications in a process of their own: ``python -m benchmarks.providers``."""
+"""Providers of notifications, and what they accepted: ``python -m benchmarks.providers``."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from argparse import ArgumentParser
-from typing import Any
 
 from aiohttp import web
 
@@ -14,7 +12,7 @@ from example_project.fakes import FakeSmtp, FakeWeb, Server, WebServer
 
 
 class Control(WebServer):
-    """Tells over HTTP what the others have accepted, for whoever runs them in another process."""
+    """Reports over HTTP how much the providers accepted, and how much of it twice."""
 
     def __init__(self, *servers: Server) -> None:
         super().__init__()
@@ -24,23 +22,14 @@ class Control(WebServer):
         return [web.get("/accepted", self._get)]
 
     async def _get(self, request: web.Request) -> web.Response:
-        # A copy in one step: the servers go on counting in their own threads.
-        every = [dict(server.accepted) for server in self._servers]
-        counts = {key: count for each in every for key, count in each.items()}
-        found: dict[str, Any] = {
-            "total": sum(counts.values()),
-            "twice": sum(count > 1 for count in counts.values()),
-        }
-        if "counts" in request.query:
-            found["counts"] = counts
-        return web.json_response(found)
+        # A copy in one step: the servers count in threads of their own.
+        counts = [count for server in self._servers for count in dict(server.accepted).values()]
+        return web.json_response({"total": sum(counts), "twice": sum(n > 1 for n in counts)})
 
 
 def main() -> None:
-    """Print the ports, and stop when the input ends."""
-    parser = ArgumentParser("python -m benchmarks.providers")
-    parser.add_argument("--latency", type=float, default=0.0, help="of each answer, in seconds")
-    latency = parser.parse_args().latency
+    """Print the ports; stop when the input ends. The argument is the latency in seconds."""
+    latency = float(sys.argv[1])
     logging.getLogger("mail.log").setLevel(logging.ERROR)
     with (
         FakeSmtp(latency=latency) as smtp,

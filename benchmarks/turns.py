@@ -1,127 +1,101 @@
-"""Workers of a queue with limits per group: how fast they drain, how soon a group has its turn.
+"""A queue with limits per group beside one without: ``python -m benchmarks.turns``.
 
-``python -m benchmarks.turns``: one worker in this process, eight threads. Drained is one backlog
-without limits and one with, in turns; behind 100,000 messages of one group one of another is
-offered again and again.
+One worker in this process, eight threads. First the drain of the same backlog with and without
+limits, in turns; then the time until a message of another group starts behind 100,000 of one.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from statistics import median, quantiles
+from argparse import Namespace
+from functools import partial
+from statistics import median
 from typing import Any, Final
 
-import psycopg
+from benchmarks.shared.database import PAYLOAD, Connection, benchmark_database, fill_groups
+from benchmarks.shared.machine import describe
+from benchmarks.shared.reporting import Options, Report, Table
+from benchmarks.shared.rounds import in_turns, percentile, ratio
+from benchmarks.shared.workers import worker_for, working
 
-from benchmarks.database import PAYLOAD, benchmark_database, embedded_server, empty
-
-MESSAGES: Final = 20_000
+QUEUE: Final = "turns"
+KIND: Final = "turns|bytes"
 GROUPS: Final = 1_000
-BACKLOG: Final = 100_000
-ROUNDS: Final = 3
-SAMPLES: Final = 200
-_FILL: Final = """
-INSERT INTO delayed_queue (
-    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "group"
-)
-SELECT 'key-' || n, 'turns|bytes', %(payload)s, n, n, n, 'group-' || n %% %(groups)s::integer
-FROM generate_series(1, %(count)s) AS n
-"""
+SLOW_SECONDS: Final = 0.005
 
 
 def main() -> None:
-    """Measure both, and print what was found."""
-    with benchmark_database(embedded_server()) as connection:
-        for seconds in (0.0, 0.001):
-            plain, limited = [], []
-            for _ in range(ROUNDS):
-                plain.append(_drained(connection, None, seconds))
-                limited.append(_drained(connection, 2, seconds))
-            without, with_limits = median(plain), median(limited)
-            _say(f"handlers of {seconds * 1000:.0f} ms: {without:,.0f}/s without limits, "
-                 f"{with_limits:,.0f}/s with: {with_limits / without:.2f}")  # fmt: skip
-        delays = _delays(connection)
-        _say(f"behind {BACKLOG:,}: p50 {median(delays):.0f} ms, "
-             f"p99 {quantiles(delays, n=100)[98]:.0f} ms")  # fmt: skip
+    """Measure drains with handlers of 0 and 1 ms, then delays behind a backlog."""
+    options = _options()
+    with benchmark_database(options.database_url) as connection:
+        report = Report(describe(connection))
+        report.tables = [_drains(connection, options), _delays(connection, options)]
+    report.write(options)
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+def _options() -> Namespace:
+    options = Options(".turns", __doc__).size("rounds", 3, 1, "drains of each kind")
+    options.size("messages", 20_000, 2_000, "messages of a drain")
+    options.size("backlog", 100_000, 5_000, "messages of the one group")
+    return options.size("samples", 200, 20, "messages of the other group").parse()
 
 
-def _fill(connection: psycopg.Connection[Any], count: int, groups: int) -> None:
-    empty(connection, "delayed_queue")
-    connection.execute(_FILL, {"payload": PAYLOAD, "count": count, "groups": groups})
-    connection.execute("ANALYZE delayed_queue")
-
-
-@contextmanager
-def _working(handle: Callable[[Any], None], groups: Any, batch_size: int) -> Iterator[None]:
-    # Only now: Django's models cannot be imported before there are settings.
-    from delayed_queue.codecs import codec_named, kind_of
-    from delayed_queue.handlers import Handler, Registry
-    from delayed_queue.worker.options import WorkerOptions
-    from delayed_queue.worker.worker import Worker
-
-    codec, registry = codec_named("bytes"), Registry()
-    registry.add(Handler("turns", handle, codec, kind_of("turns", codec), groups=groups))
-    worker = Worker(WorkerOptions(concurrency=8, batch_size=batch_size, cron=False), registry)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join()
-
-
-def _drained(connection: psycopg.Connection[Any], concurrency: int | None, seconds: float) -> float:
-    """Return how many messages a second a worker handles, with so many of a group at a time."""
+def _drains(connection: Connection, options: Namespace) -> Table:
     from delayed_queue import Groups
 
-    _fill(connection, MESSAGES, GROUPS)
-    count, done = iter(range(1, MESSAGES + 1)), threading.Event()
+    heads = ("handlers", "without limits, messages/s", "two of a group at a time", "ratio")
+    table = Table(f"Drain of {options.messages:,} messages of {GROUPS:,} groups", heads)
+    for seconds in (0.0, 0.001):
+        drain = partial(_drain, connection, options.messages, seconds)
+        ways = {"plain": partial(drain, None), "limited": partial(drain, Groups(concurrency=2))}
+        found = in_turns(options.rounds, ways, warm_up=False)
+        plain, limited = found["plain"], found["limited"]
+        rates = (f"{median(plain):,.0f}", f"{median(limited):,.0f}")
+        table.add(f"{seconds * 1000:.0f} ms", *rates, f"{ratio(limited, plain):.2f}")
+    return table
+
+
+def _drain(connection: Connection, messages: int, seconds: float, groups: Any) -> float:
+    """Return the messages a second of a drain with these limits."""
+    fill_groups(connection, KIND, messages, GROUPS)
+    count, done = iter(range(1, messages + 1)), threading.Event()
 
     def handle(_: Any) -> None:
         if seconds:
             time.sleep(seconds)
-        if next(count) == MESSAGES:
+        if next(count) == messages:
             done.set()
 
-    groups = None if concurrency is None else Groups(concurrency=concurrency)
-    started = time.perf_counter()
-    with _working(handle, groups, 500):
+    started_at = time.perf_counter()
+    with working(worker_for(QUEUE, handle, groups, concurrency=8, batch_size=500)):
         done.wait()
-        return MESSAGES / (time.perf_counter() - started)
+        return messages / (time.perf_counter() - started_at)
 
 
-def _delays(connection: psycopg.Connection[Any]) -> list[float]:
-    """Return in milliseconds how soon a message of another group begins."""
+def _delays(connection: Connection, options: Namespace) -> Table:
+    """Return the table of milliseconds from an offer of another group to its handler."""
     from delayed_queue import DelayedQueue, Groups
 
-    _fill(connection, BACKLOG, 1)
-    queue, begun = DelayedQueue("turns", codec="bytes"), threading.Event()
+    fill_groups(connection, KIND, options.backlog, 1)
+    queue, started, delays = DelayedQueue(QUEUE, codec="bytes"), threading.Event(), []
 
     def handle(envelope: Any) -> None:
         if envelope.group == "other":
-            begun.set()
-        threading.Event().wait(0.005)
+            started.set()
+        time.sleep(SLOW_SECONDS)
 
-    delays = []
-    with _working(handle, Groups(), 100):
-        for number in range(SAMPLES):
-            threading.Event().wait(0.02)
-            begun.clear()
-            started = time.perf_counter()
+    with working(worker_for(QUEUE, handle, Groups(), concurrency=8, batch_size=100)):
+        for number in range(options.samples):
+            time.sleep(0.02)
+            started.clear()
+            offered_at = time.perf_counter()
             queue.offer_or_update(f"other-{number}", PAYLOAD, group="other")
-            begun.wait()
-            delays.append((time.perf_counter() - started) * 1000)
-    return delays
+            started.wait()
+            delays.append((time.perf_counter() - offered_at) * 1000)
+    table = Table(f"Start behind {options.backlog:,} of another group, ms", ("", "p50", "p99"))
+    table.add("", f"{median(delays):.0f}", f"{percentile(delays, 99):.0f}")
+    return table
 
 
 if __name__ == "__main__":

