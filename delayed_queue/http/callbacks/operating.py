@@ -31,7 +31,7 @@ from delayed_queue.http.jobs.catalogue import kinds_of, wake
 from delayed_queue.http.jobs.kinds import Way
 from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.http.rates import SharedRate
-from delayed_queue.management.base import show
+from delayed_queue.management.tables import show
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR

@@ -20,7 +20,9 @@ from delayed_queue.conf import SETTING
 from delayed_queue.cron.keeper import CronKeeper, CronThread, Kept
 from delayed_queue.db.clock import read_clock
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.management.base import WRONG_USAGE, QueueCommand, add_database, add_format, show
+from delayed_queue.management.arguments import add_database, add_format
+from delayed_queue.management.base import WRONG_USAGE, QueueCommand
+from delayed_queue.management.tables import show
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
 

@@ -5,31 +5,30 @@ from __future__ import annotations
 import getpass
 import json
 import re
-from argparse import ArgumentParser
 from base64 import b64encode
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop, ngettext
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.clock import ago
 from delayed_queue.exceptions import NoSuchLetters, RunInProgress
-from delayed_queue.management.base import (
-    WRONG_USAGE,
-    QueueCommand,
-    add_database,
-    add_format,
+from delayed_queue.management.arguments import (
+    FORMAT,
+    OF_QUEUE,
+    QUEUE,
+    arg,
     count,
-    described,
-    printable,
-    queue_named,
-    show,
-    tell,
+    flag,
+    text,
 )
+from delayed_queue.management.base import WRONG_USAGE, Told, Verb, VerbCommand, queue_named
+from delayed_queue.management.tables import described, printable
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.queue.bulk import (
@@ -51,146 +50,85 @@ TRY_LATER: Final = 75
 _BATCH: Final = 1_000
 _MODULE: Final = re.compile(r"^(\w+\.)+(?=\w+(:| |$))")
 _MAX_KINDS: Final = 10_000
-_SWITCHES: Final = ("pause", "resume", "cancel")
 
 
-class Command(QueueCommand):
-    help = gettext_noop(
-        "Show dead letters and their failures; let workers redrive or drop them, at a chosen rate."
+def _show(options: dict[str, Any]) -> Told | list[dict[str, Any]]:
+    letter = DeadLetter.objects.using(options["database"]).filter(pk=options["id"]).first()
+    if letter is None:
+        raise CommandError(_("There is no dead letter %s.") % options["id"], returncode=1)
+    row = _letter(letter)
+    if options["format"] == "json":
+        return [{**row, "first_error": letter.first_error, "last_error": letter.last_error}]
+    error = printable(letter.last_error or str(_("No error was stored.")))
+    return Told(f"{described(row)}\n\n{error}", row)
+
+
+def _begin(options: dict[str, Any]) -> Told:
+    using, plan = options["database"], _plan(options)
+    found = plan.preview(using)
+    more = "+" if found.seen == PREVIEW_CAP else ""
+    facts = {"meant": found.meant, "is_capped": bool(more)}
+    if options["dry_run"]:
+        return Told(_meant(found.meant, more), {"run": None, **facts})
+    try:
+        run_id = plan.start(by=getpass.getuser(), why=options["why"], using=using)
+    except RunInProgress as error:
+        raise CommandError(str(error), returncode=TRY_LATER) from error
+    except NoSuchLetters as error:
+        raise CommandError(str(error), returncode=1) from error
+    words = ngettext(
+        'Run %(run)s has started: %(meant)s dead letter. "queuedead runs" shows its progress.',
+        'Run %(run)s has started: %(meant)s dead letters. "queuedead runs" shows its progress.',
+        found.meant,
     )
+    said = words % {"run": run_id, "meant": f"{found.meant:,}{more}"}
+    return Told(said, {"run": run_id, **facts})
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        groups = commands.add_parser("groups", help=_("failures by cause, the most recent first"))
-        _add_list(groups)
-        letters = commands.add_parser("list", help=_("dead letters, the newest first"))
-        _add_list(letters)
-        letters.add_argument(
-            "--group", metavar="ID", help=_('of one failure: its id from "groups"')
+
+def _export(options: dict[str, Any]) -> Iterator[str]:
+    letters, name = _plan(options).letters(options["database"]), options["output"]
+    if name is None:
+        return map(_exported, letters)
+    try:
+        # A file that exists may be the only copy of what was dropped since.
+        with Path(name).open("x", encoding="utf-8") as file:
+            written = sum(file.write(f"{_exported(each)}\n") > 0 for each in letters)
+    except OSError as error:
+        said = _("%(file)s cannot be written: %(error)s.")
+        facts = {"file": name, "error": error.strerror}
+        raise CommandError(said % facts, returncode=1) from error
+    words = ngettext(
+        "%(number)s dead letter was written to %(file)s.",
+        "%(number)s dead letters were written to %(file)s.",
+        written,
+    )
+    options["stderr"].write(words % {"number": f"{written:,}", "file": name})
+    return iter(())
+
+
+def _prune(options: dict[str, Any]) -> Told:
+    using, age, kind = options["database"], _age(options), _kind(options)
+    kinds = DeadLetter.objects.kinds(_MAX_KINDS, using=using) if kind is None else [kind]
+    if options["dry_run"]:
+        until = ago(age, using)
+        plans = [BulkPlan("drop", each, until=until) for each in kinds]
+        meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
+        return Told(_meant(meant), {"meant": meant})
+    pruned = sum(_pruned(each, age, using) for each in kinds)
+    said = ngettext("%s dead letter was deleted.", "%s dead letters were deleted.", pruned)
+    return Told(said % f"{pruned:,}", {"deleted": pruned})
+
+
+def _switch(options: dict[str, Any]) -> Told:
+    run_id, verb = options["id"], options["command"]
+    if not switch_run(run_id, verb, using=options["database"]):
+        said = _(
+            'There is no run %(run)s that "%(command)s" applies to. "queuedead '
+            'runs" lists the runs.'
         )
-        one = commands.add_parser("show", help=_("one dead letter with its errors"))
-        one.add_argument("id", type=count(1, MAX_LETTERS))
-        add_format(one)
-        _add_run(
-            commands.add_parser(
-                "redrive", help=_("redrive all dead letters of a failure or a queue")
-            )
-        )
-        _add_run(
-            commands.add_parser("drop", help=_("drop all dead letters of a failure or a queue"))
-        )
-        export = commands.add_parser("export", help=_("export dead letters as lines of JSON"))
-        _add_filter(export)
-        export.add_argument(
-            "--output", metavar="FILE", help=_("a new file (default: standard output)")
-        )
-        prune = commands.add_parser("prune", help=_("delete old dead letters now"))
-        prune.add_argument("--queue", metavar="NAME", help=_("of one queue, or kind as name|codec"))
-        prune.add_argument(
-            "--older-than",
-            metavar="DURATION",
-            help=_("age, for example 30d (default: DEAD_LETTER_RETENTION)"),
-        )
-        _add_trial(prune)
-        runs = commands.add_parser("runs", help=_("bulk runs and their progress, the newest first"))
-        add_format(runs)
-        for name, words in (
-            ("pause", _("pause a bulk run")),
-            ("resume", _("resume a bulk run")),
-            ("cancel", _("cancel a bulk run")),
-        ):
-            switch = commands.add_parser(name, help=words)
-            switch.add_argument("id", type=count(1, MAX_LETTERS))
-            add_format(switch)
-        add_database(parser, commands)
-
-    def handle(self, **options: Any) -> None:
-        command = options["command"]
-        if command in _LISTS:
-            show(self.stdout, _LISTS[command](options), options["format"])
-        elif command in _SWITCHES:
-            self._switch(options)
-        else:
-            acts = {"show": self._show, "export": self._export, "prune": self._prune}
-            acts.get(command, self._begin)(options)
-
-    def _show(self, options: dict[str, Any]) -> None:
-        letter = DeadLetter.objects.using(options["database"]).filter(pk=options["id"]).first()
-        if letter is None:
-            raise CommandError(_("There is no dead letter %s.") % options["id"], returncode=1)
-        row = _letter(letter)
-        if options["format"] == "json":
-            errors = {"first_error": letter.first_error, "last_error": letter.last_error}
-            show(self.stdout, [{**row, **errors}], "json")
-            return
-        self.stdout.write(described(row))
-        self.stdout.write(f"\n{printable(letter.last_error or _('No error was stored.'))}")
-
-    def _begin(self, options: dict[str, Any]) -> None:
-        using, plan, style = options["database"], _plan(options), options["format"]
-        found = plan.preview(using)
-        more = "+" if found.seen == PREVIEW_CAP else ""
-        facts = {"meant": found.meant, "is_capped": bool(more)}
-        if options["dry_run"]:
-            tell(self.stdout, _meant(found.meant, more), style, run=None, **facts)
-            return
-        try:
-            run_id = plan.start(by=getpass.getuser(), why=options["why"], using=using)
-        except RunInProgress as error:
-            raise CommandError(str(error), returncode=TRY_LATER) from error
-        except NoSuchLetters as error:
-            raise CommandError(str(error), returncode=1) from error
-        said = ngettext(
-            'Run %(run)s has started: %(meant)s dead letter. "queuedead runs" shows its progress.',
-            'Run %(run)s has started: %(meant)s dead letters. "queuedead runs" shows its progress.',
-            found.meant,
-        ) % {"run": run_id, "meant": f"{found.meant:,}{more}"}
-        tell(self.stdout, said, style, run=run_id, **facts)
-
-    def _export(self, options: dict[str, Any]) -> None:
-        letters = _plan(options).letters(options["database"])
-        if options["output"] is None:
-            for each in letters:
-                self.stdout.write(_exported(each))
-            return
-        try:
-            # Never over a file that is there: it may be the only copy of what was dropped since.
-            with Path(options["output"]).open("x", encoding="utf-8") as file:
-                written = sum(file.write(f"{_exported(each)}\n") > 0 for each in letters)
-        except OSError as error:
-            said = _("%(file)s cannot be written: %(error)s.")
-            facts = {"file": options["output"], "error": error.strerror}
-            raise CommandError(said % facts, returncode=1) from error
-        said = ngettext(
-            "%(number)s dead letter was written to %(file)s.",
-            "%(number)s dead letters were written to %(file)s.",
-            written,
-        )
-        self.stderr.write(said % {"number": f"{written:,}", "file": options["output"]})
-
-    def _prune(self, options: dict[str, Any]) -> None:
-        using, age, kind = options["database"], _age(options), _kind(options)
-        kinds = DeadLetter.objects.kinds(_MAX_KINDS, using=using) if kind is None else [kind]
-        if options["dry_run"]:
-            until = ago(age, using)
-            plans = [BulkPlan("drop", each, until=until) for each in kinds]
-            meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
-            tell(self.stdout, _meant(meant), options["format"], meant=meant)
-            return
-        pruned = sum(_pruned(each, age, using) for each in kinds)
-        said = ngettext("%s dead letter was deleted.", "%s dead letters were deleted.", pruned)
-        tell(self.stdout, said % f"{pruned:,}", options["format"], deleted=pruned)
-
-    def _switch(self, options: dict[str, Any]) -> None:
-        run_id, command = options["id"], options["command"]
-        if not switch_run(run_id, command, using=options["database"]):
-            said = _(
-                'There is no run %(run)s that "%(command)s" applies to. "queuedead '
-                'runs" lists the runs.'
-            )
-            raise CommandError(said % {"run": run_id, "command": command}, returncode=1)
-        said = _("Run %(run)s: %(command)s done.") % {"run": run_id, "command": command}
-        tell(self.stdout, said, options["format"], run=run_id)
+        raise CommandError(said % {"run": run_id, "command": verb}, returncode=1)
+    facts = {"run": run_id, "command": verb}
+    return Told(_("Run %(run)s: %(command)s done.") % facts, {"run": run_id})
 
 
 def _meant(number: int, more: str = "") -> str:
@@ -200,67 +138,6 @@ def _meant(number: int, more: str = "") -> str:
         number,
     )
     return said % f"{number:,}{more}"
-
-
-def _add_list(parser: ArgumentParser) -> None:
-    parser.add_argument("--queue", metavar="NAME", help=_("of one queue, or kind as name|codec"))
-    parser.add_argument(
-        "--limit", type=count(1, MAX_ROWS), default=25, metavar="N", help=_("rows (default: 25)")
-    )
-    add_format(parser)
-
-
-def _add_filter(parser: ArgumentParser) -> None:
-    parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
-    parser.add_argument("--group", metavar="ID", help=_('only this failure: its id from "groups"'))
-    parser.add_argument(
-        "--reason", metavar="TEXT", help=_("only reasons that start with this text")
-    )
-    parser.add_argument("--key-from", metavar="KEY", help=_("only this key and later ones"))
-    parser.add_argument("--key-before", metavar="KEY", help=_("only keys before this one"))
-    parser.add_argument(
-        "--newer-than",
-        metavar="DURATION",
-        help=_("only dead letters younger than this, for example 30m or 2d"),
-    )
-    parser.add_argument(
-        "--older-than",
-        metavar="DURATION",
-        help=_("only dead letters older than this, for example 30m or 2d"),
-    )
-    parser.add_argument(
-        "--limit", type=count(1, MAX_LETTERS), metavar="N", help=_("at most this many")
-    )
-
-
-def _add_trial(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--dry-run", action="store_true", help=_("only show how many would be taken")
-    )
-    add_format(parser)
-
-
-def _add_run(parser: ArgumentParser) -> None:
-    _add_filter(parser)
-    parser.add_argument(
-        "--pace",
-        type=count(1, MAX_PACE),
-        metavar="N",
-        help=_("dead letters per second (default: no limit)"),
-    )
-    parser.add_argument(
-        "--over", metavar="DURATION", help=_("spread over this time, for example 2h")
-    )
-    parser.add_argument(
-        "--canary", type=count(1, MAX_CANARY), default=0, metavar="N",
-        help=_("redrive this many first; continue only if they do not die of the same failure"),
-    )  # fmt: skip
-    parser.add_argument(
-        "--canary-deaths", type=count(1, MAX_CANARY), default=1, metavar="N",
-        help=_("stop the run if this many of the canary die again (default: 1)"),
-    )  # fmt: skip
-    parser.add_argument("--why", default="", metavar="TEXT", help=_("stored with the run"))
-    _add_trial(parser)
 
 
 def _plan(options: dict[str, Any]) -> BulkPlan:
@@ -382,4 +259,73 @@ def _runs(options: dict[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-_LISTS: Final = {"groups": _groups, "list": _letters, "runs": _runs}
+_ID: Final = arg("id", type=count(1, MAX_LETTERS))
+_LIMIT: Final = arg(
+    "--limit", _("rows (default: 25)"), type=count(1, MAX_ROWS), default=25, metavar="N"
+)
+_FILTER: Final = (
+    QUEUE,
+    text("--group", "ID", _('only this failure: its id from "groups"')),
+    text("--reason", "TEXT", _("only reasons that start with this text")),
+    text("--key-from", "KEY", _("only this key and later ones")),
+    text("--key-before", "KEY", _("only keys before this one")),
+    text("--newer-than", "DURATION",
+         _("only dead letters younger than this, for example 30m or 2d")),
+    text("--older-than", "DURATION",
+         _("only dead letters older than this, for example 30m or 2d")),
+    arg("--limit", _("at most this many"), type=count(1, MAX_LETTERS), metavar="N"),
+)  # fmt: skip
+_TRIAL: Final = (flag("--dry-run", _("only show how many would be taken")), FORMAT)
+_RUN: Final = (
+    *_FILTER,
+    arg("--pace", _("dead letters per second (default: no limit)"),
+        type=count(1, MAX_PACE), metavar="N"),
+    text("--over", "DURATION", _("spread over this time, for example 2h")),
+    arg("--canary", _(
+        "redrive this many first; continue only if they do not die of the same failure"),
+        type=count(1, MAX_CANARY), default=0, metavar="N"),
+    arg("--canary-deaths", _(
+        "stop the run if this many of the canary die again (default: 1)"),
+        type=count(1, MAX_CANARY), default=1, metavar="N"),
+    arg("--why", _("stored with the run"), default="", metavar="TEXT"),
+    *_TRIAL,
+)  # fmt: skip
+
+
+class Command(VerbCommand):
+    help = gettext_noop(
+        "Show dead letters and their failures; let workers redrive or drop them, at a chosen rate."
+    )
+    verbs = {
+        "groups": Verb(
+            _("failures by cause, the most recent first"),
+            _groups, (OF_QUEUE, _LIMIT, FORMAT),
+        ),
+        "list": Verb(
+            _("dead letters, the newest first"), _letters,
+            (OF_QUEUE, _LIMIT, FORMAT,
+             text("--group", "ID", _('of one failure: its id from "groups"'))),
+        ),
+        "show": Verb(_("one dead letter with its errors"), _show, (_ID, FORMAT)),
+        "redrive": Verb(
+            _("redrive all dead letters of a failure or a queue"), _begin, _RUN
+        ),
+        "drop": Verb(_("drop all dead letters of a failure or a queue"), _begin, _RUN),
+        "export": Verb(
+            _("export dead letters as lines of JSON"), _export,
+            (*_FILTER, text("--output", "FILE",
+                            _("a new file (default: standard output)"))),
+        ),
+        "prune": Verb(
+            _("delete old dead letters now"), _prune,
+            (OF_QUEUE, text("--older-than", "DURATION", _(
+                "age, for example 30d (default: DEAD_LETTER_RETENTION)")), *_TRIAL),
+        ),
+        "runs": Verb(
+            _("bulk runs and their progress, the newest first"),
+            _runs, (FORMAT,),
+        ),
+        "pause": Verb(_("pause a bulk run"), _switch, (_ID, FORMAT)),
+        "resume": Verb(_("resume a bulk run"), _switch, (_ID, FORMAT)),
+        "cancel": Verb(_("cancel a bulk run"), _switch, (_ID, FORMAT)),
+    }  # fmt: skip

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import getpass
-from argparse import ArgumentParser
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.db import transaction
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.db.resilience import never, repeat
-from delayed_queue.management.base import (
-    WRONG_USAGE,
-    QueueCommand,
-    add_database,
-    add_format,
+from delayed_queue.management.arguments import (
+    DRY_RUN,
+    FORMAT,
+    QUEUE,
+    WHY,
+    Argument,
+    arg,
     count,
-    queue_named,
-    show,
-    tell,
+    flag,
 )
+from delayed_queue.management.base import WRONG_USAGE, Told, Verb, VerbCommand, queue_named
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import Limit
-from delayed_queue.queue.groups import HeldGroup, named, why_not_limited
+from delayed_queue.queue.groups import GroupService, HeldGroup, named, why_not_limited
 from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import MOST, ON_DEAD, ORDERS, Groups
 
@@ -34,131 +34,32 @@ _ALL: Final = ("concurrency", "rate", "burst", "queue_rate", "queue_burst", "ord
 _OWN: Final = ("concurrency", "weight", "rate", "burst")
 
 
-class Command(QueueCommand):
-    help = gettext_noop(
-        "Show which groups of a queue are held back, and why; set limits, pause and resume groups."
-    )
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        held = commands.add_parser("list", help=_("groups that have messages, held ones first"))
-        held.add_argument("queue", help=_("a queue, or a kind as name|codec"))
-        held.add_argument("--limit", type=count(1, MOST), default=100, metavar="N",
-                          help=_("show at most this many groups (default: 100)"))  # fmt: skip
-        add_format(held)
-        limits = commands.add_parser("limits", help=_("the limits that are set"))
-        limits.add_argument("queue", help=_("a queue, or a kind as name|codec"))
-        add_format(limits)
-        for name, words, has_group in (
-            ("set", _("set the limits of all groups, replacing the earlier ones"), False),
-            ("limit", _("set the limits of one group, replacing the earlier ones"), True),
-            ("clear", _("remove the limits of all groups"), False),
-            ("pause", _("pause a group: deliver none of its messages"), True),
-            ("resume", _("resume a group; its dead letters no longer block it"), True),
-        ):
-            _add_change(commands.add_parser(name, help=words), name, has_group=has_group)
-        add_database(parser, commands)
-
-    def handle(self, **options: Any) -> None:
-        queue = queue_named(options["queue"], options["database"])
-        command, style = options["command"], options["format"]
-        if command == "list":
-            show(self.stdout, [_row(each) for each in queue.groups.held(options["limit"])], style)
-        elif command == "limits":
-            show(self.stdout, list(map(_limits, _stored(queue))), style)
-        else:
-            self._change(queue, command, options)
-
-    def _change(self, queue: DelayedQueue, command: str, options: dict[str, Any]) -> None:
-        group = options.get("group")
-        of = queue.kind
-        if group is not None:
-            of = _("%(queue)s, group %(group)s,") % {"queue": queue.kind, "group": named(group)}
-        act = partial(_act, queue, command, options)
-        was_changed = repeat(queue.using, act, doubt=never)
-        said = _("%s would be changed.") if options["dry_run"] else _("%s is changed.")
-        if command in ("pause", "resume") and not was_changed:
-            said = _("%s is paused already.") if command == "pause" else _("%s is not held.")
-        facts = {"queue": queue.kind, "group": group, "was_changed": was_changed}
-        if options["dry_run"]:
-            facts["was_changed"] = False
-        tell(self.stdout, said % of, options["format"], **facts)
-
-
-def _add_change(parser: ArgumentParser, name: str, *, has_group: bool) -> None:
-    parser.add_argument("queue", help=_("a queue, or a kind as name|codec"))
-    if has_group:
-        parser.add_argument("group", help=_("a group"))
-    for option in {"set": _ALL, "limit": _OWN}.get(name, ()):
-        choices = {"order": ORDERS, "on_dead": ON_DEAD}.get(option)
-        is_number = option in ("concurrency", "weight", "burst", "queue_burst")
-        parser.add_argument(
-            f"--{option.replace('_', '-')}", choices=choices,
-            type=count(1, MOST) if is_number else str, help=_("see the guide"),
-        )  # fmt: skip
-    if name == "set":
-        parser.add_argument("--unfair", action="store_true", help=_("most overdue first"))
-    if name == "pause":
-        parser.add_argument("--why", default="", metavar="TEXT", help=_("shown beside the queue"))
-    parser.add_argument("--dry-run", action="store_true", help=_("only show what would change"))
-    add_format(parser)
-
-
-def _act(queue: DelayedQueue, command: str, options: dict[str, Any]) -> bool:
-    """Change it, while nothing makes limits of the queue inexact."""
+def _changed(queue: DelayedQueue, verb: str, options: dict[str, Any]) -> bool:
+    """Change it, while nothing makes limits of the queue inexact; a dry run is rolled back."""
     with transaction.atomic(using=queue.using):
-        _refuse_limits(queue, command)
-        return _ACTIONS[command](queue, options)
+        if verb not in ("clear", "resume"):
+            lack = why_not_limited(queue.kind, queue.using, holds=True)
+            if lack:
+                raise CommandError(lack, returncode=WRONG_USAGE)
+        was_changed = _act(queue.groups, verb, options)
+        transaction.set_rollback(options["dry_run"], using=queue.using)
+    return was_changed
 
 
-def _refuse_limits(queue: DelayedQueue, command: str) -> None:
-    if command in ("clear", "resume"):
-        return
-    if lack := why_not_limited(queue.kind, queue.using, holds=True):
-        raise CommandError(lack, returncode=WRONG_USAGE)
-
-
-def _set(queue: DelayedQueue, options: dict[str, Any]) -> bool:
-    given = {name: options[name] for name in _ALL if options[name] is not None}
-    rules = Groups(**given, fair=not options["unfair"])
-    if not options["dry_run"]:
-        queue.groups.set(rules)
+def _act(groups: GroupService, verb: str, options: dict[str, Any]) -> bool:
+    match verb:
+        case "pause":
+            return groups.pause(options["group"], options["why"], by=getpass.getuser())
+        case "resume":
+            return groups.resume(options["group"])
+        case "limit":
+            groups.limit(options["group"], **{name: options[name] for name in _OWN})
+        case "clear":
+            groups.clear()
+        case _:
+            given = {name: options[name] for name in _ALL if options[name] is not None}
+            groups.set(Groups(**given, fair=not options["unfair"]))
     return True
-
-
-def _limit(queue: DelayedQueue, options: dict[str, Any]) -> bool:
-    given = {name: options[name] for name in _OWN}
-    Groups(concurrency=given["concurrency"], rate=given["rate"])
-    if not options["dry_run"]:
-        queue.groups.limit(options["group"], **given)
-    return True
-
-
-def _clear(queue: DelayedQueue, options: dict[str, Any]) -> bool:
-    if not options["dry_run"]:
-        queue.groups.clear()
-    return True
-
-
-def _pause(queue: DelayedQueue, options: dict[str, Any]) -> bool:
-    if options["dry_run"]:
-        return not _is_paused(queue, options["group"])
-    return queue.groups.pause(options["group"], options["why"], by=getpass.getuser())
-
-
-def _resume(queue: DelayedQueue, options: dict[str, Any]) -> bool:
-    if options["dry_run"]:
-        return _is_paused(queue, options["group"])
-    return queue.groups.resume(options["group"])
-
-
-def _is_paused(queue: DelayedQueue, group: str) -> bool:
-    return Limit.objects.is_paused(queue.kind, group=named(group), using=queue.using)
-
-
-_ACTIONS: Final = {
-    "set": _set, "limit": _limit, "clear": _clear, "pause": _pause, "resume": _resume
-}  # fmt: skip
 
 
 def _row(held: HeldGroup) -> dict[str, Any]:
@@ -170,10 +71,6 @@ def _row(held: HeldGroup) -> dict[str, Any]:
 
 def _instant(milliseconds: int | None) -> datetime | None:
     return None if milliseconds is None else from_milliseconds(milliseconds)
-
-
-def _stored(queue: DelayedQueue) -> list[Limit]:
-    return list(Limit.objects.using(queue.using).filter(kind=queue.kind).order_by("group"))
 
 
 def _limits(row: Limit) -> dict[str, Any]:
@@ -188,3 +85,79 @@ def _limits(row: Limit) -> dict[str, Any]:
 
 def _seconds(interval: float | None) -> float | None:
     return None if interval is None else round(interval / 1000, 3)
+
+
+def _queue(options: dict[str, Any]) -> DelayedQueue:
+    return queue_named(options["queue"], options["database"])
+
+
+def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(map(_row, _queue(options).groups.held(options["limit"])))
+
+
+def _list_limits(options: dict[str, Any]) -> list[dict[str, Any]]:
+    queue = _queue(options)
+    rows = Limit.objects.using(queue.using).filter(kind=queue.kind).order_by("group")
+    return list(map(_limits, rows))
+
+
+def _change(options: dict[str, Any]) -> Told:
+    queue, verb, group = _queue(options), options["command"], options.get("group")
+    of: Any = queue.kind
+    if group is not None:
+        of = _("%(queue)s, group %(group)s,") % {"queue": queue.kind, "group": named(group)}
+    was_changed = repeat(queue.using, partial(_changed, queue, verb, options), doubt=never)
+    said = _("%s would be changed.") if options["dry_run"] else _("%s is changed.")
+    if verb in ("pause", "resume") and not was_changed:
+        said = _("%s is paused already.") if verb == "pause" else _("%s is not held.")
+    was_changed = was_changed and not options["dry_run"]
+    return Told(said % of, {"queue": queue.kind, "group": group, "was_changed": was_changed})
+
+
+def _limit_option(name: str) -> Argument:
+    choices = {"order": ORDERS, "on_dead": ON_DEAD}.get(name)
+    is_number = name in ("concurrency", "weight", "burst", "queue_burst")
+    return arg(
+        f"--{name.replace('_', '-')}", _("see the guide"), choices=choices,
+        type=count(1, MOST) if is_number else str,
+    )  # fmt: skip
+
+
+_GROUP: Final = arg("group", _("a group"))
+_LIMIT: Final = arg(
+    "--limit", _("show at most this many groups (default: 100)"),
+    type=count(1, MOST), default=100, metavar="N",
+)  # fmt: skip
+
+
+class Command(VerbCommand):
+    help = gettext_noop(
+        "Show which groups of a queue are held back, and why; set limits, pause and resume groups."
+    )
+    verbs = {
+        "list": Verb(
+            _("groups that have messages, held ones first"),
+            _list, (QUEUE, _LIMIT, FORMAT),
+        ),
+        "limits": Verb(_("the limits that are set"), _list_limits, (QUEUE, FORMAT)),
+        "set": Verb(
+            _("set the limits of all groups, replacing the earlier ones"), _change,
+            (QUEUE, *map(_limit_option, _ALL),
+             flag("--unfair", _("most overdue first")), DRY_RUN, FORMAT),
+        ),
+        "limit": Verb(
+            _("set the limits of one group, replacing the earlier ones"), _change,
+            (QUEUE, _GROUP, *map(_limit_option, _OWN), DRY_RUN, FORMAT),
+        ),
+        "clear": Verb(
+            _("remove the limits of all groups"), _change, (QUEUE, DRY_RUN, FORMAT)
+        ),
+        "pause": Verb(
+            _("pause a group: deliver none of its messages"), _change,
+            (QUEUE, _GROUP, WHY, DRY_RUN, FORMAT),
+        ),
+        "resume": Verb(
+            _("resume a group; its dead letters no longer block it"), _change,
+            (QUEUE, _GROUP, DRY_RUN, FORMAT),
+        ),
+    }  # fmt: skip

@@ -15,11 +15,12 @@ from django.conf import settings
 from django.core.management.base import CommandError
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import did_you_mean
-from delayed_queue.management.base import WRONG_USAGE, QueueCommand, add_database, count, seconds
+from delayed_queue.management.arguments import add_all, add_database, arg, count, seconds, text
+from delayed_queue.management.base import WRONG_USAGE, QueueCommand
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
@@ -43,6 +44,25 @@ _ANSWER_SECONDS: Final = 7
 _OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_snapshot_age")
 
 
+_ARGUMENTS: Final = (
+    arg("--queue", _("a queue to check; repeat for several (default: all)"),
+        action="append", default=[], metavar="NAME"),
+    arg("--max-age", _("maximum lateness of the earliest due message of a queue"),
+        type=seconds, metavar="SECONDS"),
+    arg("--max-due", _("maximum number of due messages of a queue"),
+        type=count(0, MAX_COUNT), metavar="N"),
+    arg("--max-dead", _("maximum number of dead letters of a queue"),
+        type=count(0, MAX_COUNT), metavar="N"),
+    arg("--max-snapshot-age", _(
+        "maximum age of a snapshot that keeps PostgreSQL from vacuuming deleted messages"),
+        type=seconds, metavar="SECONDS"),
+    text("--file", "PATH", _("check a worker's health file instead of the database")),
+    arg("--max-file-age", _("maximum age of the health file (default: 60)"),
+        type=seconds, metavar="SECONDS", default=timedelta(minutes=1)),
+    arg("--format", choices=["text", "json"], default="text"),
+)  # fmt: skip
+
+
 class Command(QueueCommand):
     help = gettext_noop(
         "Check the queues: exit with 0 if all is well, otherwise print the reasons and exit with 1."
@@ -50,40 +70,7 @@ class Command(QueueCommand):
     requires_system_checks: list[str] = []  # a probe is not the place for them
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--queue", action="append", default=[], metavar="NAME",
-            help=_("a queue to check; repeat for several (default: all)"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--max-age", type=seconds, metavar="SECONDS",
-            help=_("maximum lateness of the earliest due message of a queue"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--max-due",
-            type=count(0, MAX_COUNT),
-            metavar="N",
-            help=_("maximum number of due messages of a queue"),
-        )
-        parser.add_argument(
-            "--max-dead",
-            type=count(0, MAX_COUNT),
-            metavar="N",
-            help=_("maximum number of dead letters of a queue"),
-        )
-        parser.add_argument(
-            "--max-snapshot-age", type=seconds, metavar="SECONDS",
-            help=_(
-                "maximum age of a snapshot that keeps PostgreSQL from vacuuming "
-                "deleted messages"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--file", metavar="PATH", help=_("check a worker's health file instead of the database")
-        )
-        parser.add_argument(
-            "--max-file-age", type=seconds, metavar="SECONDS", default=timedelta(minutes=1),
-            help=_("maximum age of the health file (default: 60)"),
-        )  # fmt: skip
-        parser.add_argument("--format", choices=["text", "json"], default="text")
+        add_all(parser, *_ARGUMENTS)
         add_database(parser)
 
     def handle(self, **options: Any) -> None:

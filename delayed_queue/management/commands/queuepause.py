@@ -9,7 +9,9 @@ from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, add_switch, queue_named, tell
+from delayed_queue.management.arguments import DRY_RUN, FORMAT, QUEUE, WHY, add_all, add_database
+from delayed_queue.management.base import QueueCommand, queue_named
+from delayed_queue.management.tables import tell
 
 
 class Command(QueueCommand):
@@ -18,8 +20,8 @@ class Command(QueueCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add_switch(parser)
-        parser.add_argument("--why", default="", metavar="TEXT", help=_("shown beside the queue"))
+        add_all(parser, QUEUE, DRY_RUN, FORMAT, WHY)
+        add_database(parser)
 
     def handle(self, **options: Any) -> None:
         queue = queue_named(options["queue"], options["database"])

@@ -8,14 +8,17 @@ from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, add_switch, queue_named, tell
+from delayed_queue.management.arguments import DRY_RUN, FORMAT, QUEUE, add_all, add_database
+from delayed_queue.management.base import QueueCommand, queue_named
+from delayed_queue.management.tables import tell
 
 
 class Command(QueueCommand):
     help = gettext_noop("Resume a paused queue.")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add_switch(parser)
+        add_all(parser, QUEUE, DRY_RUN, FORMAT)
+        add_database(parser)
 
     def handle(self, **options: Any) -> None:
         queue = queue_named(options["queue"], options["database"])

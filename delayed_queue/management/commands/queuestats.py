@@ -11,14 +11,9 @@ from typing import Any, Final
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import (
-    QueueCommand,
-    add_database,
-    add_format,
-    count,
-    interval,
-    lines,
-)
+from delayed_queue.management.arguments import add_database, add_format, count, interval
+from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.tables import lines
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000

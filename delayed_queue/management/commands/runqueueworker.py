@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.core.management.base import CommandError
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import MAX_INTERVAL, MAX_LEASE, SETTING
@@ -24,7 +24,17 @@ from delayed_queue.db.own import pool_size
 from delayed_queue.db.silence import limit_silence
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
 from delayed_queue.handlers import registry
-from delayed_queue.management.base import QueueCommand, add_database, address, count, seconds, span
+from delayed_queue.management.arguments import (
+    add_all,
+    add_database,
+    address,
+    arg,
+    count,
+    flag,
+    seconds,
+    span,
+)
+from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import Board, Watchdog
@@ -55,105 +65,65 @@ from delayed_queue.worker.worker import Worker
 COLLECT_AFTER: Final = 20_000
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def _count(name: str, least: int = 1) -> Callable[[str], int]:
+    return count(least, MAX_COUNTS[name])
+
+
+_ARGUMENTS: Final = (
+    arg("--queue", _(
+        "a queue to serve; repeat for several, the first has strict priority "
+        "(default: every queue with a handler, most overdue first, in turns)"),
+        action="append", default=[], metavar="NAME"),
+    arg("--topics", _(
+        "send callbacks of these topics only (default: of all topics, unless --queue is given)"),
+        type=_names, metavar="A,B"),
+    flag("--callbacks-only", _("send callbacks only; serve no queue that has a handler")),
+    arg("--processes", _(
+        "worker processes under a supervisor (1); with 0 this process runs "
+        "the handlers, unsupervised"), type=_count("processes", 0), default=1, metavar="N"),
+    arg("--concurrency", _("handler threads per process"), type=_count("concurrency")),
+    arg("--async-concurrency", _("async handlers at a time, per process"),
+        type=_count("async_concurrency")),
+    arg("--batch-size", _("maximum messages per claim"), type=_count("batch_size")),
+    arg("--claims", _(
+        "claims at a time per process while batches are full, 1 or 2 (2; with one thread 1)"),
+        type=_count("claims")),
+    arg("--lease", _("lease duration"), type=span(MILLISECOND, MAX_LEASE), metavar="SECONDS"),
+    arg("--poll-interval", _("maximum time between polls of an idle queue"),
+        type=span(MILLISECOND, MAX_INTERVAL), metavar="SECONDS"),
+    flag("--burst", _("stop as soon as nothing is due")),
+    arg("--max-messages", _("stop after this many deliveries per process"),
+        type=_count("max_messages")),
+    arg("--shutdown-timeout", _("maximum wait for running handlers when stopped"),
+        type=seconds, metavar="SECONDS"),
+    arg("--no-cron", _("leave the schedules to other workers or installcron"),
+        action="store_false", dest="cron"),
+    # Set by --reload in the process that it restarts: stop when its input ends.
+    arg("--reloaded", SUPPRESS, action="store_true"),
+    arg("--health-file", _("write the health of the claim loops to this file, as JSON"),
+        type=Path, metavar="PATH"),
+    arg("--health-address", _(
+        "serve health at http://HOST:PORT/healthz and metrics at /metrics"),
+        type=address, metavar="HOST:PORT"),
+    arg("--worker-id", _("name in the log (default: host and pid)")),
+)  # fmt: skip
+
+
 class Command(QueueCommand):
     help = gettext_noop("Deliver the messages of queues to their handlers until stopped.")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        self._add_queues(parser)
-        self._add_amounts(parser)
-        self._add_ends(parser)
-        self._add_surroundings(parser)
-
-    def _add_queues(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--queue", action="append", default=[], metavar="NAME",
-            help=_(
-                "a queue to serve; repeat for several, the first has strict priority "
-                "(default: every queue with a handler, most overdue first, in turns)"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--topics", type=_names, metavar="A,B",
-            help=_(
-                "send callbacks of these topics only (default: of all topics, unless "
-                "--queue is given)"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--callbacks-only",
-            action="store_true",
-            help=_("send callbacks only; serve no queue that has a handler"),
-        )
-
-    def _add_amounts(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--processes", type=_count("processes", 0), default=1, metavar="N",
-            help=_(
-
-                    "worker processes under a supervisor (1); with 0 this process runs "
-                    "the handlers, unsupervised"
-            ),
-        )  # fmt: skip
-        parser.add_argument(
-            "--concurrency", type=_count("concurrency"), help=_("handler threads per process")
-        )
-        parser.add_argument(
-            "--async-concurrency", type=_count("async_concurrency"),
-            help=_("async handlers at a time, per process"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--batch-size", type=_count("batch_size"), help=_("maximum messages per claim")
-        )
-        parser.add_argument(
-            "--claims", type=_count("claims"),
-            help=_(
-                "claims at a time per process while batches are full, 1 or 2 (2; with "
-                "one thread 1)"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--lease",
-            type=span(MILLISECOND, MAX_LEASE),
-            metavar="SECONDS",
-            help=_("lease duration"),
-        )
-        parser.add_argument(
-            "--poll-interval", type=span(MILLISECOND, MAX_INTERVAL), metavar="SECONDS",
-            help=_("maximum time between polls of an idle queue"),
-        )  # fmt: skip
-
-    def _add_ends(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--burst", action="store_true", help=_("stop as soon as nothing is due")
-        )
-        parser.add_argument(
-            "--max-messages", type=_count("max_messages"),
-            help=_("stop after this many deliveries per process"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--shutdown-timeout", type=seconds, metavar="SECONDS",
-            help=_("maximum wait for running handlers when stopped"),
-        )  # fmt: skip
-
-    def _add_surroundings(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--no-cron", action="store_false", dest="cron",
-            help=_("leave the schedules to other workers or installcron"),
-        )  # fmt: skip
+        add_all(parser, *_ARGUMENTS)
         reload = parser.add_mutually_exclusive_group()
         reload.add_argument(
             "--reload", action="store_true", default=None,
-            help=_("restart the processes when a source file changes (default with DEBUG)"),
+            help=str(_("restart the processes when a source file changes (default with DEBUG)")),
         )  # fmt: skip
         reload.add_argument("--no-reload", action="store_false", dest="reload", help=SUPPRESS)
-        # Of a command that somebody runs anew when a file changes: stop when its input ends.
-        parser.add_argument("--reloaded", action="store_true", help=SUPPRESS)
-        parser.add_argument(
-            "--health-file", type=Path, metavar="PATH",
-            help=_("write the health of the claim loops to this file, as JSON"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--health-address", type=address, metavar="HOST:PORT",
-            help=_("serve health at http://HOST:PORT/healthz and metrics at /metrics"),
-        )  # fmt: skip
-        parser.add_argument("--worker-id", help=_("name in the log (default: host and pid)"))
         add_database(parser)
 
     def handle(self, **options: Any) -> None:
@@ -262,14 +232,6 @@ class Command(QueueCommand):
             self.stdout.flush()
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))
-
-
-def _count(name: str, least: int = 1) -> Callable[[str], int]:
-    return count(least, MAX_COUNTS[name])
-
-
 def _demand_callbacks(options: dict[str, Any]) -> None:
     """Refuse to be told which callbacks to send where none are sent at all."""
     if (options["topics"] or options["callbacks_only"]) and not registry.sources:
@@ -284,24 +246,14 @@ def _demand_callbacks(options: dict[str, Any]) -> None:
 
 def _options(options: dict[str, Any]) -> WorkerOptions:
     """Return the options given; those not given keep the defaults of the settings."""
-    given = {
-        "queues": tuple(options["queue"]),
-        "burst": options["burst"],
-        "cron": options["cron"],
-        "using": options["database"],
-        "concurrency": options["concurrency"],
-        "async_concurrency": options["async_concurrency"],
-        "batch_size": options["batch_size"],
-        "claims": options["claims"],
-        "lease": options["lease"],
-        "poll_interval": options["poll_interval"],
-        "max_messages": options["max_messages"],
-        "shutdown_timeout": options["shutdown_timeout"],
-        "worker_id": options["worker_id"],
-        "sourced": options["topics"],
-        "only_sourced": options["callbacks_only"],
-        "processes": options["processes"],
-    }
+    same = (
+        "burst", "cron", "concurrency", "async_concurrency", "batch_size", "claims", "lease",
+        "poll_interval", "max_messages", "shutdown_timeout", "worker_id", "processes",
+    )  # fmt: skip
+    given = {name: options[name] for name in same} | {
+        "queues": tuple(options["queue"]), "using": options["database"],
+        "sourced": options["topics"], "only_sourced": options["callbacks_only"],
+    }  # fmt: skip
     return WorkerOptions(**{name: value for name, value in given.items() if value is not None})
 
 

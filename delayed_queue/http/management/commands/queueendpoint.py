@@ -9,7 +9,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import needing
-from delayed_queue.management.base import QueueCommand, add_database, add_format
+from delayed_queue.management.arguments import add_database, add_format
+from delayed_queue.management.base import QueueCommand
 
 
 class Command(QueueCommand):

@@ -13,7 +13,9 @@ from django.utils.translation import gettext_noop
 from delayed_queue.db.clock import read_clock
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
-from delayed_queue.management.base import QueueCommand, add_database, add_format, count, show
+from delayed_queue.management.arguments import add_database, add_format, count
+from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.tables import show
 
 
 class Command(QueueCommand):

@@ -9,7 +9,9 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.base import QueueCommand, add_format, tell
+from delayed_queue.management.arguments import add_format
+from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.tables import tell
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.sweeping import prune
 

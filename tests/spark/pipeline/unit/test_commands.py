@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from delayed_queue.management.base import add_format
+from delayed_queue.management.arguments import add_format
 from delayed_queue.messages import Counts
 from delayed_queue.spark.pipeline import cli, console
 from delayed_queue.spark.pipeline.cli import (
