@@ -31,9 +31,9 @@ from delayed_queue.spark.pipeline import archives, drains, imports
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.handling import Handling
 from delayed_queue.spark.pipeline.inputs import Input
+from delayed_queue.spark.pipeline.records import Rules
 from delayed_queue.spark.pipeline.tables import KNOWN
 from delayed_queue.spark.settings import TASKS, VARIABLE
-from delayed_queue.spark.source.records import Rules
 
 QUEUE: Final = KIND.partition("|")[0]
 WARM: Final = 20_000

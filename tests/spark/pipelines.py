@@ -17,8 +17,8 @@ from delayed_queue.models import DeadLetter
 from delayed_queue.spark.pipeline import archives, imports
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.inputs import Input
+from delayed_queue.spark.pipeline.records import Rules
 from delayed_queue.spark.pipeline.tables import KNOWN
-from delayed_queue.spark.source.records import Rules
 
 TARGETS = "tests.spark.pipeline_targets"
 CONSOLE = Console(out=io.StringIO(), err=io.StringIO())

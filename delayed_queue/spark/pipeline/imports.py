@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +27,6 @@ from delayed_queue.spark.pipeline.inputs import (
     Input,
     checked,
     files_of,
-    told,
 )
 from delayed_queue.spark.pipeline.lines import Block, blocks_of, is_cut, places_of
 from delayed_queue.spark.pipeline.offers import (
@@ -52,9 +50,9 @@ from delayed_queue.spark.pipeline.offers import (
     pieces_of_bytes,
     telling,
 )
+from delayed_queue.spark.pipeline.records import Rules, parse_mapping
 from delayed_queue.spark.pipeline.session import Stopping, cut_alike, session, uncut
 from delayed_queue.spark.settings import SparkSettings, is_elsewhere
-from delayed_queue.spark.source.records import Rules, parse_mapping
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -214,20 +212,11 @@ def _run(
     spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
 ) -> ImportReport:
     with cut_alike(spark, BYTES_PER_PARTITION), uncut(spark, is_wanted=is_uncut):
-        known = told(spark, options.source)
-        if known is not None:
-            found = _Import(spark, options, console, known.rows)
-            # Files are read again faster than rows are kept; and side by side: while Spark plans
-            # the one it works on the other. Mostly all fit, and it is not in vain.
-            with ThreadPoolExecutor(1, thread_name_prefix="import-keys") as pool:
-                firsts_of = pool.submit(found.firsts, known.fitting)
-                if not found.read():
-                    return found.report(*firsts_of.result())
         kept = checked(spark, options.source).persist()
         try:
             found = _Import(spark, options, console, kept)
             found.read()
-            return found.report(*found.firsts(kept))
+            return found.report()
         finally:
             kept.unpersist()
 
@@ -246,25 +235,22 @@ class _Import:
         # Of a partition.
         self._most = 0
 
-    def read(self) -> int:
-        """Read the input; return how many records are bad."""
+    def read(self) -> None:
+        """Read the input."""
         with telling(self._console, lambda: parts_of(self._spark)):
             self._blocks, self._most = blocks_of(self._frame)
         if is_cut(self._blocks):
             raise _RecordWasCut
-        return sum(each.bad for each in self._blocks)
 
-    def firsts(self, rows: DataFrame) -> tuple[DataFrame, int]:
-        """Return of each key what offers in order would leave, and how many others there are.
-
-        Of ``rows``, which are those that are read.
-        """
+    def _firsts(self) -> tuple[DataFrame, int]:
+        """Return the message of each key that offers in order would leave; count the others."""
         turn = "" if self._options.mode == "offer" else " DESC"
         order = f"file{turn}, block{turn}, place{turn}"
-        return firsts(rows.where("kind IS NOT NULL"), self._options.pieces, order)
+        return firsts(self._frame.where("kind IS NOT NULL"), self._options.pieces, order)
 
-    def report(self, unique: DataFrame, repeated: int) -> ImportReport:
-        """Put aside what is bad and offer the rest, less so many that have a key again."""
+    def report(self) -> ImportReport:
+        """Quarantine the bad records, and offer the others, one message for each key."""
+        unique, repeated = self._firsts()
         good, bad = (sum(getattr(each, of) for each in self._blocks) for of in ("good", "bad"))
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
         report = ImportReport(str(self._options.job), good + bad, quarantined=bad)

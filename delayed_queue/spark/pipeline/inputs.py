@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import storable
+from delayed_queue.spark.pipeline.columns import check_imported
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.handling import close_connections, load_application
 from delayed_queue.spark.pipeline.lake import read_lake
@@ -32,9 +32,9 @@ from delayed_queue.spark.pipeline.lines import (
     Unreadable,
     cells_of,
 )
-from delayed_queue.spark.source.arrow import offers_among
-from delayed_queue.spark.source.records import TYPES, Checker, Rules, plain
-from delayed_queue.spark.source.schema import check_imported, told_by_types
+from delayed_queue.spark.pipeline.records import Checker, Records, Rules, dicts_of
+from delayed_queue.spark.pipeline.values import TYPES
+from delayed_queue.spark.source.rules import plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,6 +69,7 @@ _ARROW: Final = pa.schema(
 )
 # Of a row that is no message: its kind, key, payload, schedule, delay, headers and group.
 _NOTHING: Final = (None,) * 7
+_PLACE: Final = ["file", "block", "place"]
 # What the last row of a block says that ended within a record.
 OPEN: Final = "open"
 Row = tuple[Any, ...]
@@ -107,48 +108,6 @@ def format_of(names: Sequence[str]) -> str:
             "The file names have no common format: pass --input-format parquet, csv or jsonl."
         )
     return str(found.pop())
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """The rows of an input of which types tell what fits; ``fitting`` is them where all do.
-
-    Of those nothing is asked but what is offered, so that keys are found without a look at the
-    payloads. A record that does not fit has no reasons yet.
-    """
-
-    rows: DataFrame
-    fitting: DataFrame
-
-
-def told(spark: SparkSession, source: Input) -> Told | None:
-    """Return the input's rows as ``checked`` does, without a look at any in Python.
-
-    None where types do not tell what fits.
-    """
-    if source.format != "parquet" or source.check is not None:
-        return None
-    frame = _parquet(spark, source)
-    records = frame.drop("__file", "__block", "__place")
-    found = told_by_types(records.schema, Checker(source.rules))
-    if found is None:
-        return None
-    fits = found.pop("fits")
-    nothing = {"delay_ms": "bigint", "headers": "string", "record": "string"}
-    fitting = {
-        **{name: f"CAST(NULL AS {kind})" for name, kind in nothing.items()}, **found,
-        "file": "__file", "block": "__block", "place": "__place", "lines": "__place + 1",
-        "reasons": "CAST(NULL AS array<string>)",
-    }  # fmt: skip
-    rows = {
-        **fitting, "kind": f"IF({fits}, {found['kind']}, NULL)",
-        "reasons": f"IF({fits}, CAST(NULL AS array<string>), array(''))",
-    }  # fmt: skip
-    chosen = [
-        frame.selectExpr(*(f"{texts[name]} AS {name}" for name in _ARROW.names))
-        for texts in (rows, fitting)
-    ]
-    return Told(*chosen)
 
 
 def checked(spark: SparkSession, source: Input) -> DataFrame:
@@ -227,7 +186,7 @@ def _parquet(spark: SparkSession, source: Input) -> DataFrame:
         "_metadata.row_index AS __place",
     ]
     check_columns(frame.columns, source.rules)
-    check_imported(frame.schema, Checker(source.rules))
+    check_imported(frame.schema, source.rules)
     # A file's row groups may be read by several: the place is absolute, so no block is needed.
     return frame.selectExpr("*", *place)
 
@@ -279,31 +238,12 @@ class _Checking:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         check = None if self._source.check is None else load_application(self._source.check)
         checker = Checker(self._source.rules, check)
-        places: _Rows | _Blocks
-        places = _Rows() if self._source.format == "parquet" else _Blocks(self._reader())
-        for batch in batches:
-            places.note(batch)
-            told, rest = self._told(batch, checker)
-            yield told
-            yield batch_of(rows_of(places.of(rest), checker))
-        yield batch_of(rows_of(places.end(), checker))
-        yield batch_of(places.ends())
+        if self._source.format == "parquet":
+            yield from _of_rows(batches, checker)
+        else:
+            yield from _of_lines(batches, self._reader(), checker)
         if check is not None:
             close_connections()
-
-    def _told(
-        self, batch: pa.RecordBatch, checker: Checker
-    ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Return the messages that columns alone tell, and what is to be looked at one by one."""
-        is_told = self._source.format == "parquet" and self._source.check is None
-        found = offers_among(batch, checker) if is_told else None
-        if found is None:
-            return batch_of([]), batch
-        fits, columns = found
-        nothing = {each.name: pa.nulls(batch.num_rows, each.type) for each in _ARROW}
-        places = {name: batch.column(f"__{name}") for name in ("file", "block", "place")}
-        messages = pa.RecordBatch.from_pydict({**nothing, **places, **columns}, schema=_ARROW)
-        return messages.filter(fits), batch.filter(pc.invert(fits))
 
     def _reader(self) -> Reader:
         if self._source.format == "jsonl":
@@ -311,43 +251,51 @@ class _Checking:
         return CsvReader(self._columns or [], self._source.delimiter)
 
 
-class _Rows:
-    """The rows of Parquet, and how many each file had."""
+def _of_rows(batches: Iterator[pa.RecordBatch], checker: Checker) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of Parquet, and the number of rows of each file."""
+    lines: dict[str, int] = {}
+    for batch in batches:
+        places = [batch.column(f"__{name}") for name in _PLACE]
+        records = batch.drop_columns([f"__{name}" for name in _PLACE])
+        last = pa.table(places, _PLACE).group_by("file").aggregate([("place", "max")])
+        for file, place in zip(*(each.to_pylist() for each in last.columns), strict=True):
+            lines[file] = max(lines.get(file, 0), place + 1)
+        yield from messages(places, records, checker)
+    yield batch_of([_end(file, 0, number) for file, number in lines.items()])
 
-    def __init__(self) -> None:
-        self._lines: dict[str, int] = {}
 
-    def note(self, batch: pa.RecordBatch) -> None:
-        """Note how far each file has been read."""
-        places = pa.table({"file": batch.column("__file"), "place": batch.column("__place")})
-        for each in places.group_by("file").aggregate([("place", "max")]).to_pylist():
-            file = each["file"]
-            self._lines[file] = max(self._lines.get(file, 0), each["place_max"] + 1)
+def _of_lines(
+    batches: Iterator[pa.RecordBatch], reader: Reader, checker: Checker
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of lines, and the number of lines of each block."""
+    ends: list[Row] = []
+    blocks = _Blocks(reader, ends)
+    for batch in batches:
+        yield from rows_of(list(blocks.take(batch)), checker)
+    yield from rows_of(list(blocks.end()), checker)
+    yield batch_of(ends)
 
-    def of(self, batch: pa.RecordBatch) -> Iterator[Found]:
-        for row in batch.to_pylist(maps_as_pydicts="strict"):
-            yield (row.pop("__file"), row.pop("__block"), row.pop("__place")), row
 
-    def end(self) -> Iterator[Found]:
-        return iter(())
-
-    def ends(self) -> list[Row]:
-        return [_end(file, 0, lines) for file, lines in self._lines.items()]
+def rows_of(found: list[Found], checker: Checker) -> Iterator[pa.RecordBatch]:
+    wrong = [(place, each) for place, each in found if isinstance(each, Unreadable)]
+    read = [(place, each) for place, each in found if isinstance(each, dict)]
+    yield batch_of([_unreadable(place, each) for place, each in wrong])
+    if read:
+        places = zip(*(place for place, _ in read), strict=True)
+        arrays = [pa.array(each) for each in places]
+        yield from messages(arrays, [record for _, record in read], checker)
 
 
 class _Blocks:
-    """The records of lines, and how many lines each block had."""
+    """The blocks of lines of one partition; ``ends`` collects how many lines each had."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, ends: list[Row]) -> None:
         self._reader = reader
         self._at: tuple[str, int] | None = None
         self._index = 0
-        self._ends: list[Row] = []
+        self._ends = ends
 
-    def note(self, batch: pa.RecordBatch) -> None:
-        """Nothing: lines are counted where they are read."""
-
-    def of(self, batch: pa.RecordBatch) -> Iterator[Found]:
+    def take(self, batch: pa.RecordBatch) -> Iterator[Found]:
         for data, file, block in zip(*(each.to_pylist() for each in batch.columns), strict=True):
             if (file, block) != self._at:
                 yield from self.end()
@@ -361,29 +309,38 @@ class _Blocks:
             yield from self._reader.end()
             self._at = None
 
-    def ends(self) -> list[Row]:
-        return self._ends
-
 
 def _end(file: str, block: int, lines: int, *, is_open: bool = False) -> Row:
     return (file, block, None, *_NOTHING, None, OPEN if is_open else None, lines)
 
 
-def rows_of(found: Iterator[Found], checker: Checker) -> list[Row]:
-    return [_row(place, record, checker) for place, record in found if record is not None]
+def _unreadable(place: tuple[str, int, int], found: Unreadable) -> Row:
+    return (*place, *_NOTHING, [found.reason], found.text, None)
 
 
-def _row(place: tuple[str, int, int], record: Any, checker: Checker) -> Row:
-    if isinstance(record, Unreadable):
-        return (*place, *_NOTHING, [record.reason], record.text, None)
-    found = checker.check(record)
-    # What cannot be offered may not be storable either: a lone surrogate, or a NUL.
-    if found.reasons:
-        key, reasons = checker.key_of(record), list(map(storable, found.reasons))
-        return (*place, None, key, *_NOTHING[2:], reasons, _as_text(record), None)
-    return (
-        *place, found.kind, found.key, found.payload, found.schedule_ms, found.delay_ms,
-        found.headers, found.group, None, None, None,
+def messages(
+    places: list[pa.Array], records: Records, checker: Checker
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records that are messages, then those that are none, with their reasons."""
+    found, rows = checker.check(records), len(places[0])
+    given = {**dict(zip(_PLACE, places, strict=True)), **found.columns}
+    columns = {each.name: given.get(each.name, pa.nulls(rows, each.type)) for each in _ARROW}
+    batch = pa.RecordBatch.from_pydict(columns, schema=_ARROW)
+    if not found.reasons:
+        yield batch
+        return
+    yield batch.filter(pa.array([row not in found.reasons for row in range(rows)]))
+    bad = sorted(found.reasons)
+    is_list = isinstance(records, list)
+    refused = [records[row] for row in bad] if is_list else dicts_of(records.take(bad))
+    at = zip(*(each.take(bad).to_pylist() for each in places), strict=True)
+    yield batch_of(
+        [
+            # What cannot be offered may not be storable either: a lone surrogate, or a NUL.
+            (*place, None, checker.key_of(record), *_NOTHING[2:],
+             list(map(storable, found.reasons[row])), _as_text(record), None)
+            for row, place, record in zip(bad, at, refused, strict=True)
+        ]
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.spark.source.records import parse_json
+from delayed_queue.spark.pipeline.values import parse_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,10 +25,11 @@ from delayed_queue.messages import (
 )
 from delayed_queue.spark.database import Link
 from delayed_queue.spark.pipeline.handling import close_connections, load_application
+from delayed_queue.spark.pipeline.records import row_of
+from delayed_queue.spark.pipeline.values import storable_json
 from delayed_queue.spark.source.ledger import OFFER, JobKey, open_job
 from delayed_queue.spark.source.ledger import counts as counts_of
 from delayed_queue.spark.source.options import Options
-from delayed_queue.spark.source.records import row_of, storable_json
 from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from delayed_queue.spark.pipeline.console import Console, aligned, span
 from delayed_queue.spark.pipeline.figures import Campaign, campaign_of
 from delayed_queue.spark.pipeline.lake import KIND, PARQUET, read_lake
 from delayed_queue.spark.pipeline.session import Stopping, session
+from delayed_queue.spark.pipeline.values import storable_json
 from delayed_queue.spark.settings import SparkSettings, partitions_on
-from delayed_queue.spark.source.records import storable_json
 from delayed_queue.spark.store.archiving import SAVE_REPORT
 
 if TYPE_CHECKING:

@@ -13,10 +13,12 @@ import pyarrow.compute as pc
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.db.sql import row_of, value_of
+from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.spark.database import DriverError, Link, PsycopgSession, Session
-from delayed_queue.spark.source.arrow import encode_rows, in_range, offers_of, one_array
+from delayed_queue.spark.source.arrow import encode_rows
 from delayed_queue.spark.source.ledger import OFFER, JobKey, is_closed, settle
 from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.source.rules import OUT_OF_RANGE, is_out_of_range, offers_of, one_array
 from delayed_queue.spark.store.offering import (
     CLAIM_CHUNK,
     MERGE_IF_NOT_EXISTS,
@@ -68,7 +70,10 @@ def digest_of(offers: pa.Table, *context: str) -> str:
 def due_times(offers: pa.Table, now: int) -> pa.Array:
     """Return when each is due: its schedule, or its delay from the job's own instant."""
     delayed = pc.add(pc.fill_null(offers["delay"], 0), now)
-    return in_range(one_array(pc.coalesce(offers["schedule_at"], delayed)), "delay")
+    due = one_array(pc.coalesce(offers["schedule_at"], delayed))
+    if pc.any(is_out_of_range(due)).as_py():
+        raise InvalidMessage(f"The column delay is refused: {OUT_OF_RANGE}")
+    return due
 
 
 UNIQUE_VIOLATION: Final = "23505"

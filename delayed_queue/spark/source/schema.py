@@ -9,36 +9,21 @@ import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
     ByteType,
     DataType,
-    DateType,
     DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
     IntegerType,
     LongType,
     MapType,
-    NullType,
     ShortType,
     StringType,
     StructField,
     StructType,
-    TimestampNTZType,
     TimestampType,
     VariantType,
 )
 
-from delayed_queue.codecs import MAX_KIND_LENGTH, codec_named, kind_of
 from delayed_queue.exceptions import InvalidConfiguration, suggest
-from delayed_queue.messages import (
-    MAX_GROUP_LENGTH,
-    MAX_KEY_LENGTH,
-    MAX_MILLISECONDS,
-    MIN_MILLISECONDS,
-)
-from delayed_queue.spark.source.records import Checker
 
 TEXT_CODECS: Final = ("|json", "|text")
 
@@ -93,9 +78,7 @@ def check_read(schema: StructType) -> None:
         if field.name == "payload":
             allowed.append(StringType())
         if field.dataType not in allowed:
-            raise InvalidConfiguration(
-                _wrong_type(field, [each.simpleString() for each in allowed])
-            )
+            raise InvalidConfiguration(wrong_type(field, [each.simpleString() for each in allowed]))
 
 
 def source_columns(names: Iterable[str], *, is_kind_known: bool = False) -> list[str]:
@@ -127,7 +110,7 @@ def check_written(schema: StructType, kind: str | None = None) -> None:
             raise InvalidConfiguration(_no_column(field.name, _WRITTEN))
         if not isinstance(field.dataType, _WRITTEN[field.name]) or not _fits(field):
             names = [each.typeName() for each in _WRITTEN[field.name]]
-            raise InvalidConfiguration(_wrong_type(field, names, cast_of(field.name, field)))
+            raise InvalidConfiguration(wrong_type(field, names, cast_of(field.name, field)))
     for name in _REQUIRED:
         if name not in schema.fieldNames():
             raise InvalidConfiguration(
@@ -149,21 +132,21 @@ def _no_column(name: str, known: Iterable[str]) -> str:
     return f"There is no column {name!r}: {hint}"
 
 
-def _wrong_type(field: StructField, types: Iterable[str], cast: str = "") -> str:
+def wrong_type(field: StructField, types: Iterable[str], cast: str = "") -> str:
     return (
         f"The column {field.name!r} is {field.dataType.simpleString()}; it must be "
         f"{' or '.join(types)}{cast and f': {cast}'}."
     )
 
 
-_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 
 
 def cast_of(name: str, field: StructField) -> str:
     """Return the expression of Spark that makes the column one of that name in an offer."""
     column, kind = field.name, field.dataType
     if name == "schedule_at":
-        if isinstance(kind, _WHOLE):
+        if isinstance(kind, WHOLE):
             return f"timestamp_millis({column})"
         return f"CAST({column} AS TIMESTAMP), which reads it in the session's time zone"
     if name == "delay":
@@ -171,161 +154,3 @@ def cast_of(name: str, field: StructField) -> str:
     if isinstance(kind, VariantType | StructType | ArrayType | MapType):
         return f"to_json({column})"
     return f"CAST({column} AS STRING)"
-
-
-# What an import takes from each column of Parquet.
-_IMPORTED: Final[Mapping[str, tuple[type[DataType], ...]]] = {
-    "key": (StringType, *_WHOLE),
-    "group": (StringType, *_WHOLE),
-    "queue": (StringType,),
-    "schedule_at": (TimestampType, TimestampNTZType, DateType, StringType, *_WHOLE),
-    "delay": (DayTimeIntervalType, StringType, FloatType, DoubleType, *_WHOLE),
-    "headers": (StringType, BinaryType, StructType, MapType),
-}
-_PAYLOADS: Final = {"text": (StringType,), "bytes": (BinaryType,)}
-_IN_JSON: Final = (
-    StringType, BooleanType, *_WHOLE, FloatType, DoubleType, DecimalType, DateType, TimestampType,
-    TimestampNTZType, NullType,
-)  # fmt: skip
-
-
-def check_imported(schema: StructType, checker: Checker) -> None:
-    """Refuse columns of Parquet by which every record would be bad, before any is read."""
-    name_of = {column: name for name, column in checker.column_of.items()}
-    has_payload = checker.column_of["payload"] in schema.fieldNames()
-    for field in schema.fields:
-        name = name_of.get(field.name, "")
-        if name in _IMPORTED:
-            _check_type(name, field, _IMPORTED[name])
-            _check_zone(name, field, checker)
-        elif name == "payload" and checker.rules.codec in _PAYLOADS:
-            _check_type(name, field, _PAYLOADS[checker.rules.codec])
-        elif name == "payload" or not has_payload:
-            _check_json(field, may_be_binary=name == "payload")
-
-
-def _check_type(name: str, field: StructField, allowed: tuple[type[DataType], ...]) -> None:
-    if not isinstance(field.dataType, (*allowed, NullType)):
-        is_binary = allowed == (BinaryType,)
-        cast = f"CAST({field.name} AS BINARY)" if is_binary else cast_of(name, field)
-        raise InvalidConfiguration(_wrong_type(field, [e.typeName() for e in allowed], cast))
-
-
-def _check_zone(name: str, field: StructField, checker: Checker) -> None:
-    is_local = isinstance(field.dataType, TimestampNTZType | DateType)
-    if name == "schedule_at" and is_local and checker.rules.time_zone is None:
-        raise InvalidConfiguration(
-            f"The column {field.name!r} is {field.dataType.simpleString()}, which names no time "
-            "zone: pass --time-zone, as in Europe/Berlin."
-        )
-
-
-def _check_json(field: StructField, *, may_be_binary: bool) -> None:
-    """Refuse a column that is to be JSON and has no form in it; bytes may be JSON already."""
-    wrong = _not_json(field.dataType)
-    if wrong is None or (may_be_binary and wrong is field.dataType and _is_binary(wrong)):
-        return
-    cast = f"base64({field.name})" if _is_binary(field.dataType) else cast_of("payload", field)
-    raise InvalidConfiguration(
-        f"The column {field.name!r} has the type {wrong.simpleString()}, which JSON has no form "
-        f"for: leave it out, or write the files with {cast}."
-    )
-
-
-def _is_binary(kind: DataType) -> bool:
-    return isinstance(kind, BinaryType)
-
-
-def _not_json(kind: DataType) -> DataType | None:
-    """Return the first type in it that JSON has no form for."""
-    if isinstance(kind, StructType):
-        inner = [each.dataType for each in kind.fields]
-    elif isinstance(kind, MapType):
-        inner = [kind.keyType, kind.valueType]
-    elif isinstance(kind, ArrayType):
-        inner = [kind.elementType]
-    else:
-        return None if isinstance(kind, _IN_JSON) else kind
-    return next((wrong for each in inner if (wrong := _not_json(each)) is not None), None)
-
-
-def told_by_types(schema: StructType, checker: Checker) -> dict[str, str] | None:
-    """Return the columns of messages, and whether a record ``fits``, as expressions of Spark.
-
-    None where types do not tell: then records have to be looked at in Python.
-    """
-    names = {field.name: field.dataType for field in schema.fields}
-    given = {
-        field: (_quoted(name), names[name])
-        for field, name in checker.column_of.items()
-        if name in names
-    }
-    keys, payloads = _key_told(given), _payload_told(given, checker)
-    kinds, times, groups = _kind_told(given, checker), given.get("schedule_at"), given.get("group")
-    is_told = all(
-        found is None or isinstance(found[1], kind)
-        for found, kind in ((times, TimestampType), (groups, StringType))
-    )
-    if not is_told or keys is None or payloads is None or kinds is None:
-        return None
-    time = "CAST(NULL AS BIGINT)" if times is None else f"unix_millis({times[0]})"
-    group = "CAST(NULL AS STRING)" if groups is None else f"nullif({groups[0]}, '')"
-    fit = [
-        *_text_fits(keys, MAX_KEY_LENGTH),
-        *_text_fits(kinds, MAX_KIND_LENGTH),
-        f"({group} IS NULL OR ({' AND '.join(_text_fits(group, MAX_GROUP_LENGTH))}))",
-        f"({time} IS NULL OR {time} BETWEEN {MIN_MILLISECONDS}L AND {MAX_MILLISECONDS}L)",
-        f"octet_length({payloads}) <= {checker.rules.max_bytes}",
-        *(f"{given[name][0]} IS NULL" for name in ("delay", "headers") if name in given),
-    ]
-    if isinstance(given["payload"][1], StringType):
-        fit.append(f"is_valid_utf8({given['payload'][0]})")
-    return {
-        "kind": kinds, "key": keys, "payload": payloads, "schedule_ms": time, "grouped": group,
-        "fits": f"coalesce({' AND '.join(fit)}, false)",
-    }  # fmt: skip
-
-
-_Given = Mapping[str, tuple[str, DataType]]
-
-
-def _key_told(given: _Given) -> str | None:
-    name, kind = given.get("key", ("", DataType()))
-    if isinstance(kind, StringType):
-        return name
-    return f"CAST({name} AS STRING)" if isinstance(kind, _WHOLE) else None
-
-
-def _payload_told(given: _Given, checker: Checker) -> str | None:
-    """Return the payload's bytes; JSON has to be read, which Spark does not do as we do."""
-    name, kind = given.get("payload", ("", DataType()))
-    wanted = {"bytes": BinaryType, "text": StringType}.get(checker.rules.codec)
-    return f"CAST({name} AS BINARY)" if wanted and isinstance(kind, wanted) else None
-
-
-def _kind_told(given: _Given, checker: Checker) -> str | None:
-    """Return the kind: of what the record names, or else of the queue of all; NULL of neither."""
-    name, kind = given.get("queue", ("NULL", StringType()))
-    queue = _literal(checker.rules.queue) if checker.rules.queue else "NULL"
-    if not isinstance(kind, StringType) or name == queue == "NULL":
-        return None
-    suffix = _literal(kind_of("", codec_named(checker.rules.codec)))
-    return f"concat(coalesce(nullif({name}, ''), {queue}), {suffix})"
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def _text_fits(text: str, most: int) -> list[str]:
-    return [
-        f"char_length({text}) BETWEEN 1 AND {most}",
-        f"is_valid_utf8({text})",
-        f"NOT contains({text}, chr(0))",
-    ]
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace("`", "``")
-    return f"`{escaped}`"

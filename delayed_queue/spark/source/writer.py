@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
 from delayed_queue.spark.database import Link, PsycopgSession, Session, connect, look_around
-from delayed_queue.spark.source.arrow import Columns, encode_rows, offers_of
+from delayed_queue.spark.source.arrow import Columns, encode_rows
 from delayed_queue.spark.source.ledger import (
     DAY,
     OFFER,
@@ -44,6 +44,7 @@ from delayed_queue.spark.source.offering import (
     wake,
 )
 from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.source.rules import offers_of
 from delayed_queue.spark.source.schema import check_written
 from delayed_queue.spark.store.offering import (
     CLEAR_STAGE,

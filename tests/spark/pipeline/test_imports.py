@@ -21,7 +21,7 @@ from delayed_queue.spark import counts
 from delayed_queue.spark.pipeline import imports
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.offers import Spread
-from delayed_queue.spark.source.records import Rules
+from delayed_queue.spark.pipeline.records import Rules
 from tests.spark.pipelines import CONSOLE, TARGETS, lines, options, schedules
 from tests.spark.support import with_jvm
 

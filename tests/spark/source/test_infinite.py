@@ -10,8 +10,9 @@ import pytest
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_MILLISECONDS
+from delayed_queue.spark.pipeline.records import Checker, Rules
 from delayed_queue.spark.pipeline.tables import Layout, Piece, Table
-from delayed_queue.spark.source.records import Checker, Rules
+from tests.spark.records import check_one
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -67,6 +68,6 @@ def test_rows_that_are_left_out_may_be(notes: psycopg.Connection[Any]):
     ],
 )
 def test_no_record_is_due_never(when: dict[str, Any]):
-    found = Checker(Rules("orders")).check({"key": "a", "payload": 1, **when})
+    found = check_one(Checker(Rules("orders")), {"key": "a", "payload": 1, **when})
     assert len(found.reasons) == 1
     assert next(iter(when)) in found.reasons[0]

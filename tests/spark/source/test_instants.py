@@ -22,8 +22,9 @@ from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.spark import drain
 from delayed_queue.spark.pipeline import imports
-from delayed_queue.spark.source.arrow import converted, offers_among, offers_of
-from delayed_queue.spark.source.records import Checker, Rules
+from delayed_queue.spark.pipeline.records import Checker, Rules
+from delayed_queue.spark.source.arrow import converted
+from delayed_queue.spark.source.rules import offers_of
 from tests.spark.pipelines import CONSOLE, options
 
 BERLIN: Final = "Europe/Berlin"
@@ -71,13 +72,11 @@ def test_every_hour_is_the_same_instant_in_every_zone(zone: str):
     assert written["schedule_at"].combine_chunks().equals(wanted)
 
     checker = Checker(Rules("orders", codec="bytes"))
-    found = offers_among(batch(instants), checker)
-    assert found is not None
-    assert found[1]["schedule_ms"].equals(wanted)
+    assert checker.check(batch(instants)).columns["schedule_ms"].equals(wanted)
     # What an import checks record by record, where the zone's clocks change.
     some = beside_changes(instants)
-    checked = [checker.check(each) for each in batch(some).to_pylist()]
-    assert [each.schedule_ms for each in checked] == floored(some).to_pylist()
+    checked = checker.check(batch(some).to_pylist()).columns["schedule_ms"]
+    assert checked.equals(floored(some))
 
     stored = pa.RecordBatch.from_pydict({"scheduled_at": wanted})
     schema = StructType().add("scheduled_at", "timestamp")

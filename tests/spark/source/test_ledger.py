@@ -219,7 +219,7 @@ class TestJobsThatGoOn:
 
 def a_claim(one: Job) -> dict[str, Any]:
     """The claim that a task makes for one row of key "a"."""
-    from delayed_queue.spark.source.arrow import offers_of
+    from delayed_queue.spark.source.rules import offers_of
 
     offers = offers_of(pa.Table.from_batches([rows(["a"])]), "json")
     return PartitionOffers(one, 0).claim_of(0, offers)

@@ -29,7 +29,8 @@ from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.spark.database import bound
-from delayed_queue.spark.source.arrow import offers_of
+from delayed_queue.spark.pipeline.columns import check_imported
+from delayed_queue.spark.pipeline.records import Rules
 from delayed_queue.spark.source.offering import (
     chunks,
     digest_of,
@@ -38,8 +39,8 @@ from delayed_queue.spark.source.offering import (
     staged_rows,
 )
 from delayed_queue.spark.source.reader import Condition, ranges, wrap
-from delayed_queue.spark.source.records import Checker, Rules
-from delayed_queue.spark.source.schema import check_imported, check_read, check_written
+from delayed_queue.spark.source.rules import offers_of
+from delayed_queue.spark.source.schema import check_read, check_written
 from delayed_queue.spark.store.streaming import READ_RANGE
 from tests.spark.support import NOW, rows
 
@@ -58,14 +59,17 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("columns", "said"),
         [
-            ({"key": [None]}, "column key is null"),
-            ({"key": [""]}, "column key is empty"),
-            ({"key": ["x" * 201]}, "column key has more than 200 characters"),
-            ({"key": ["a\x00"]}, "column key contains a NUL"),
-            ({"payload": pa.array([None], pa.string())}, "column payload is null"),
-            ({"payload": ["{secret"]}, "column payload is not JSON"),
-            ({"headers": ["[1]"]}, "column headers is not a JSON object"),
-            ({"headers": ["{"]}, "column headers is not a JSON object"),
+            ({"key": [None]}, "column key is refused: A key must be a str, not NoneType"),
+            ({"key": [""]}, "column key is refused: A key has 1 to 200 characters; this one has 0"),
+            ({"key": ["x" * 201]}, "this one has 201"),
+            ({"key": ["a\x00"]}, "contains a NUL"),
+            (
+                {"payload": pa.array([None], pa.string())},
+                "column payload is refused: It has no payload.",
+            ),
+            ({"payload": ["{secret"]}, "column payload is refused: It is not JSON"),
+            ({"headers": ["[1]"]}, "column headers is refused: headers must map"),
+            ({"headers": ["{"]}, "headers is not JSON"),
             ({"headers": ['{"h": "' + "x" * 65_536 + '"}']}, "at most 65536 characters"),
             ({"headers": ['{"a": "\\u0000"}']}, "column headers"),
         ],
@@ -88,7 +92,7 @@ class TestChecks:
 
     def test_a_delay_that_leads_out_of_the_calendar(self):
         far = offers(delay=pa.array([10**15], pa.int64()))
-        with pytest.raises(InvalidMessage, match="column delay leads outside"):
+        with pytest.raises(InvalidMessage, match="column delay is refused: It leads outside"):
             due_times(far, NOW)
 
 
@@ -267,7 +271,7 @@ class TestInputs:
     ):
         schema = StructType([StructField(name, each) for name, each in columns.items()])
         with pytest.raises(InvalidConfiguration) as caught:
-            check_imported(schema, Checker(Rules("orders", mapping=mapping)))
+            check_imported(schema, Rules("orders", mapping=mapping))
         assert said in str(caught.value)
 
     @pytest.mark.parametrize(("codec", "cast"), [("bytes", "BINARY"), ("text", "STRING")])
@@ -275,11 +279,11 @@ class TestInputs:
         wrong: DataType = TEXT if codec == "bytes" else BLOB
         schema = StructType([StructField("key", TEXT), StructField("payload", wrong)])
         with pytest.raises(InvalidConfiguration, match=rf"CAST\(payload AS {cast}\)"):
-            check_imported(schema, Checker(Rules("orders", codec=codec)))
+            check_imported(schema, Rules("orders", codec=codec))
 
     def test_what_can_be_read_is_taken(self):
         fields = {"key": LongType(), "payload": BLOB, "schedule_at": TimestampType(), "more": BLOB}
         schema = StructType([StructField(name, each) for name, each in fields.items()])
-        check_imported(schema, Checker(Rules("orders")))
+        check_imported(schema, Rules("orders"))
         local = StructType([StructField("key", TEXT), StructField("schedule_at", DateType())])
-        check_imported(local, Checker(Rules("orders", time_zone="Europe/Berlin")))
+        check_imported(local, Rules("orders", time_zone="Europe/Berlin"))

@@ -18,19 +18,13 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.pipeline import figures
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.handling import load
-from delayed_queue.spark.pipeline.inputs import Input, batch_of, check_columns, format_of, rows_of
+from delayed_queue.spark.pipeline.inputs import Input, check_columns, format_of, rows_of
 from delayed_queue.spark.pipeline.lines import Block, numbered
 from delayed_queue.spark.pipeline.offers import telling
-from delayed_queue.spark.source.records import (
-    FIELDS,
-    Checked,
-    Checker,
-    Rules,
-    is_deeper,
-    parse_mapping,
-    plain,
-    storable_json,
-)
+from delayed_queue.spark.pipeline.records import FIELDS, Checker, Rules, parse_mapping
+from delayed_queue.spark.pipeline.values import is_deeper, storable_json
+from delayed_queue.spark.source.rules import plain
+from tests.spark.records import One, check_one
 
 # Also what PostgreSQL, Arrow or UTF-8 refuse: NUL and lone surrogates.
 TEXTS = st.text(st.sampled_from("a0é\x00\ud800\U0001f4a9"), max_size=5)
@@ -43,8 +37,8 @@ AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 JSON_TEXTS = Rules("orders", are_texts_json=True)
 
 
-def checked(record: dict[str, Any], rules: Rules = JSON_TEXTS) -> Checked:
-    return Checker(rules).check(record)
+def checked(record: dict[str, Any], rules: Rules = JSON_TEXTS) -> One:
+    return check_one(Checker(rules), record)
 
 
 def reasons(record: dict[str, Any], rules: Rules = JSON_TEXTS) -> str:
@@ -63,7 +57,7 @@ class TestRecords:
         assert found.payload == b'{"a":2,"b":1}'
         assert found.schedule_ms == int(AT.timestamp() * 1000)
         assert json.loads(found.headers or "") == {"h": "1"}
-        assert found.reasons == ()
+        assert not found.reasons
 
     @pytest.mark.parametrize(
         ("at", "utc"),
@@ -201,8 +195,8 @@ class TestRecords:
     def test_a_targets_own_check_is_asked_about_good_records(self) -> None:
         seen: list[dict[str, Any]] = []
         checker = Checker(JSON_TEXTS, lambda row: seen.append(row) or ["no"])  # type: ignore[func-returns-value]
-        assert checker.check({"key": "a", "payload": '{"x": 1}'}).reasons == ("no",)
-        assert checker.check({"key": "", "payload": '{"x": 1}'}).reasons != ("no",)
+        assert check_one(checker, {"key": "a", "payload": '{"x": 1}'}).reasons == ["no"]
+        assert check_one(checker, {"key": "", "payload": '{"x": 1}'}).reasons != ["no"]
         (row,) = seen
         assert row["payload"] == {"x": 1}
         assert row["queue"] == "orders"
@@ -229,7 +223,8 @@ class TestRecords:
         self, record: dict[str, Any], codec: str, more: list[str]
     ) -> None:
         checker = Checker(Rules("orders", codec=codec), lambda _: more)
-        row = batch_of(rows_of(iter([(("file", 0, 0), record)]), checker)).to_pylist()[0]
+        batches = rows_of([(("file", 0, 0), record)], checker)
+        (row,) = (row for batch in batches for row in batch.to_pylist())
         answer = json.loads(
             storable_json({"key": row["key"], "reasons": row["reasons"], "a": more})
         )

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from delayed_queue.spark.pipeline import imports
-from delayed_queue.spark.source.records import Checked, Checker, Rules
+from delayed_queue.spark.pipeline.records import Checker, Rules
+from tests.spark.records import One, check_one
 
 AT = datetime(2026, 11, 22, 1, 10, 38, tzinfo=UTC)
 SECONDS, MILLISECONDS = 1795309838, 1795309838000
 YEAR_1990 = 631_152_000_000
 
 
-def checked(schedule_at: Any, unit: str | None = None, **more: Any) -> Checked:
+def checked(schedule_at: Any, unit: str | None = None, **more: Any) -> One:
     record = {"key": "a", "payload": "1", "schedule_at": schedule_at, **more}
-    return Checker(Rules("orders", are_texts_json=True, time_unit=unit)).check(record)
+    return check_one(Checker(Rules("orders", are_texts_json=True, time_unit=unit)), record)
 
 
 @pytest.mark.parametrize("value", [SECONDS, str(SECONDS), 0, -1, "0", YEAR_1990 - 1], ids=repr)

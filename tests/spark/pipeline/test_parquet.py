@@ -1,12 +1,10 @@
-"""``import`` of Parquet whose types leave little in question: Spark's expressions tell the rest."""
+"""``import`` of Parquet: repeated keys, many queues, and a repetition after a crash."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import duckdb
 import psycopg
@@ -15,111 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.codecs import MAX_KIND_LENGTH
-from delayed_queue.messages import MAX_GROUP_LENGTH, MAX_KEY_LENGTH
 from delayed_queue.models import Message
 from delayed_queue.spark.pipeline import imports, offers
-from delayed_queue.spark.pipeline.inputs import Input, told
-from delayed_queue.spark.source.records import Checker, Rules
+from delayed_queue.spark.pipeline.records import Rules
 from tests.spark.pipelines import CONSOLE, options
 from tests.spark.support import with_jvm
 
 pytestmark = with_jvm
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-KEYS: Final = [
-    "a", "", "\x00", "a\x00b", "é" * MAX_KEY_LENGTH, "k" * (MAX_KEY_LENGTH + 1), "ß€𝄞", None,
-]  # fmt: skip
-GROUPS: Final = ["g", "", None, "\x00", "𝄞" * MAX_GROUP_LENGTH, "g" * (MAX_GROUP_LENGTH + 1)]
-QUEUES: Final = [
-    "a", "", None, "a\x00b", "|", "q" * (MAX_KIND_LENGTH - len("|text")), "€" * MAX_KIND_LENGTH,
-]  # fmt: skip
-TIMES: Final = [
-    None, EPOCH, EPOCH - timedelta(microseconds=1), datetime(2026, 11, 22, 9, tzinfo=UTC),
-]  # fmt: skip
-PAYLOADS: Final[dict[str, tuple[Any, list[Any]]]] = {
-    "bytes": (pa.binary(), [b"", b"\x00\xff", b"x" * 8, b"x" * 9, None]),
-    "text": (pa.string(), ["", "\x00", "ääää", "äääää", None]),
-}
-
-
-def input_of(path: Path, columns: dict[str, pa.Array], codec: str, **rules: Any) -> Input:
-    pq.write_table(pa.table(columns), path / "in.parquet")
-    found = Rules(**{"queue": "it's \\ orders", "codec": codec, **rules})
-    return Input((str(path),), "parquet", replace(found, are_texts_json=True))
-
-
-# Whose a record is: its group, its queue; and its delay.
-WHOSE: Final = [
-    *((group, "a", None) for group in GROUPS), *((None, queue, None) for queue in QUEUES),
-    ("g", "a", 5),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("codec", "queue"), [("bytes", "it's \\ orders"), ("text", None)])
-def test_they_say_the_same_of_each_record(
-    spark: Any, tmp_path: Path, codec: str, queue: str | None
-) -> None:
-    kind, payloads = PAYLOADS[codec]
-    values = zip(
-        *((*each, *whose) for *each, whose in product(KEYS, payloads, TIMES, WHOSE)), strict=True
-    )
-    types = (pa.string(), kind, pa.timestamp("us", "UTC"), pa.string(), pa.string(), pa.int64())
-    names = ("id`s", "payload", "schedule_at", "group", "queue", "delay")
-    columns = {
-        name: pa.array(column, of)
-        for name, column, of in zip(names, values, types, strict=True)
-    }  # fmt: skip
-    mapping = {"id`s": "key"}
-    source = input_of(tmp_path, columns, codec, queue=queue, mapping=mapping, max_bytes=8)
-    known = told(spark, source)
-    assert known is not None
-    checker = Checker(source.rules)
-    rows = {row["place"]: row for row in known.rows.collect()}
-    fitting = {row["place"]: row for row in known.fitting.collect()}
-    for place, record in enumerate(pa.table(columns).to_pylist()):
-        found, row = checker.check(record), rows.pop(place)
-        # A delay, too, is something to look at.
-        fits = not found.reasons and record["delay"] is None
-        assert (row["kind"] is not None) == (row["reasons"] is None) == fits, (record, row)
-        if fits:
-            said = (row["kind"], row["key"], bytes(row["payload"]), row["schedule_ms"])
-            assert said == (found.kind, found.key, found.payload, found.schedule_ms)
-            assert (row["grouped"], row["delay_ms"], row["headers"]) == (found.group, None, None)
-            assert row == fitting[place]
-    assert rows == {}
-
-
-PLAIN: Final = {"key": pa.array(["a", "b"]), "payload": pa.array([b"1", b"2"])}
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"schedule_at": pa.array(["2031-01-01T00:00:00Z", None])},
-        {"schedule_at": pa.array([1, 2])},
-        {"group": pa.array([1, 2])},
-    ],
-)
-def test_what_types_do_not_tell_is_looked_at(
-    spark: Any, tmp_path: Path, columns: dict[str, pa.Array]
-) -> None:
-    assert told(spark, input_of(tmp_path, PLAIN | columns, "bytes")) is None
-
-
-def test_texts_that_are_no_utf8_do_not_fit(spark: Any, tmp_path: Path) -> None:
-    wrong = pa.array([b"\xff", b"\xed\xa0\x80", b"b"]).view(pa.string())
-    for name in ("key", "group"):
-        columns = {"key": pa.array(["a", "b", "c"]), "payload": pa.array([b"1"] * 3)}
-        found = told(spark, input_of(tmp_path, columns | {name: wrong}, "bytes"))
-        assert found is not None
-        assert [row["kind"] is not None for row in found.rows.orderBy("place").collect()] == [
-            False, False, True,
-        ]  # fmt: skip
-
 
 class TestImport:
-    """The same answers, whichever way records are looked at."""
+    """Files of Parquet with the codec bytes."""
 
     def asked(self, tmp_path: Path, keys: list[Any], **changes: Any) -> imports.ImportOptions:
         payloads = [str(number).encode() for number in range(len(keys))]
@@ -152,7 +56,6 @@ class TestImport:
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any],
         codec: str,
     ) -> None:  # fmt: skip
-        """The types of the first are told by Spark, payloads of the second are looked at."""
         path, queues = str(tmp_path / "in.parquet"), 2_000
         # Of each queue three records, the first two with one key, which all queues have.
         columns = {"key": [f"k{n // 2}" for n in range(3) for _ in range(queues)],
@@ -173,7 +76,7 @@ class TestImport:
         jobs = other.execute("SELECT DISTINCT job FROM delayed_queue_offer_ledger").fetchall()
         assert jobs == [("tenants",)]
 
-    def test_one_that_does_not_fit_has_all_looked_at(
+    def test_a_record_without_a_key_is_quarantined(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
         asked = self.asked(tmp_path, ["a", None, "b", "a"])

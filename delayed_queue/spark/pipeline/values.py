@@ -1,0 +1,200 @@
+"""Values of records: JSON, instants, durations and cells of CSV."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.handlers import storable
+from delayed_queue.messages import check_schedule, from_milliseconds, to_milliseconds
+from delayed_queue.retries import parse_duration
+
+_CLIPPED: Final = 40
+# What a number of a schedule counts, in milliseconds.
+TIME_UNITS: Final[Mapping[str, int]] = {"s": 1000, "ms": 1}
+# Seconds since 1970, taken for milliseconds, are instants before this until the year 22000.
+_SUSPECT: Final = to_milliseconds(datetime(1990, 1, 1, tzinfo=UTC))
+_UNIT_UNSAID: Final = (
+    "schedule_at is a number before 1990 in milliseconds, so it may be in seconds. It was not "
+    "offered. Pass --time-unit s, or ms if it is in milliseconds."
+)
+_NO_ZONE: Final = (
+    "schedule_at has no time zone: write it with an offset, as in 2026-11-22T09:00:00+01:00, or "
+    "pass --time-zone for all of them, as in Europe/Berlin."
+)
+
+
+def _number(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found) or "_" in text:
+        raise ValueError(text)
+    return found
+
+
+def _whole(text: str) -> int:
+    if "_" in text:
+        raise ValueError(text)
+    return int(text)
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False, "1": True, "0": False}[text.strip().lower()]
+
+
+# By the names of Spark's types; what JSON has no type for is text.
+TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
+    "string": str,
+    "boolean": _boolean,
+    **dict.fromkeys(("byte", "short", "integer", "long"), _whole),
+    **dict.fromkeys(("float", "double"), _number),
+    "decimal": lambda text: str(Decimal(text)),
+    "date": lambda text: date.fromisoformat(text).isoformat(),
+    "timestamp": lambda text: datetime.fromisoformat(text).isoformat(),
+}
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """Return the value of the JSON, or refuse what is none; NaN is none.
+
+    An object that has a name twice is refused too: two readers of it may differ.
+    """
+    try:
+        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
+    except _NameTwice:
+        raise InvalidMessage(f"{what} has an object with the same name twice.") from None
+    except (ValueError, RecursionError) as error:
+        # Only where, never what: the text is somebody's data.
+        where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidMessage(f"{what} is not JSON{where}.") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+class _NameTwice(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _NameTwice
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
+
+
+def instant_of(value: Any, unit: str | None) -> datetime:
+    """Return the instant of a value, with its offset if it has one."""
+    if isinstance(value, datetime):
+        return value
+    if isinstance(value, date):
+        return datetime.combine(value, time())
+    if type(value) is int or (isinstance(value, str) and value.lstrip("-").isdecimal()):
+        return _counted(int(value), unit)
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise InvalidMessage(
+            f"schedule_at {_clip(value)} is no instant: write ISO 8601 with an offset, or "
+            "milliseconds since 1970."
+        ) from None
+
+
+def _counted(number: int, unit: str | None) -> datetime:
+    """Return the instant so many units after 1970; without a unit, refuse what is in doubt."""
+    found = _from_exact_milliseconds(number * TIME_UNITS[unit or "ms"])
+    if unit is None and number < _SUSPECT:
+        raise InvalidMessage(_UNIT_UNSAID)
+    return found
+
+
+def _from_exact_milliseconds(milliseconds: int) -> datetime:
+    found = from_milliseconds(milliseconds)
+    if check_schedule(found) != milliseconds:
+        raise InvalidMessage(f"schedule_at {milliseconds} is outside the years 1 to 9999.")
+    return found
+
+
+def placed(instant: datetime, zone: ZoneInfo | None) -> datetime:
+    """Return the instant with its own offset, or that of the zone."""
+    if instant.utcoffset() is not None:
+        return instant
+    if zone is None:
+        raise InvalidMessage(_NO_ZONE)
+    found = instant.replace(tzinfo=zone)
+    if found.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != instant:
+        raise InvalidMessage(
+            f"schedule_at is an hour that {zone.key} skips when clocks are put forward."
+        )
+    return found
+
+
+def duration_of(value: Any) -> timedelta:
+    """Return a delay in seconds, or written as in ``15m``."""
+    found = _duration(value)
+    if found < timedelta(0):
+        raise InvalidMessage(f"delay {_clip(value)} is negative.")
+    return found
+
+
+def _duration(value: Any) -> timedelta:
+    try:
+        if isinstance(value, timedelta):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return timedelta(seconds=value)
+        if isinstance(value, str):
+            return _parsed_duration(value)
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidMessage(f"delay {_clip(value)} is neither seconds nor a duration such as '15m'.")
+
+
+def _parsed_duration(text: str) -> timedelta:
+    try:
+        return timedelta(seconds=float(text))
+    except ValueError:
+        return parse_duration(text)
+
+
+def _clip(value: Any) -> str:
+    return repr(value)[:_CLIPPED]
+
+
+def storable_json(value: Any) -> str:
+    """Return JSON that PostgreSQL stores as jsonb: NUL and lone surrogates are replaced."""
+    return json.dumps(_with_storable_texts(value), default=str)
+
+
+def _with_storable_texts(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {storable(str(name)): _with_storable_texts(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_storable_texts(each) for each in value]
+    return storable(value) if isinstance(value, str) else value
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """Return whether containers are nested deeper than that, without recursion."""
+    level = [value]
+    for _ in range(most):
+        level = [inner for each in level for inner in _children(each)]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value

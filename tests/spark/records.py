@@ -1,0 +1,39 @@
+"""One record of an import as the message that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from delayed_queue.spark.pipeline.records import Checker
+
+
+@dataclass(frozen=True)
+class One:
+    """The message of a record, or the reasons against it."""
+
+    kind: str | None
+    key: str | None
+    payload: bytes | None
+    schedule_ms: int | None
+    delay_ms: int | None
+    headers: str | None
+    group: str | None
+    reasons: Sequence[str]
+
+
+def check_one(checker: Checker, record: dict[str, Any]) -> One:
+    """Return the message of a record as JSON lines and CSV have it."""
+    return checked_rows(checker, [record], 1)[0]
+
+
+def checked_rows(checker: Checker, records: Any, rows: int) -> list[One]:
+    """Return each record as a message, or without values where there are reasons against it."""
+    found = checker.check(records)
+    values = list(zip(*(each.to_pylist() for each in found.columns.values()), strict=True))
+    nothing = (None,) * len(found.columns)
+    return [
+        One(*(*(nothing if row in found.reasons else values[row]), found.reasons.get(row, ())))
+        for row in range(rows)
+    ]
