@@ -1,4 +1,4 @@
-"""The way to PostgreSQL: where it is, two drivers behind one face, connections that come back."""
+"""Connections to PostgreSQL: its address, statements, retries, and the check before a job."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -41,42 +41,20 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 _BACKOFF: Final = Backoff(retries=8)
 _PLACEHOLDER: Final = re.compile(r"%\((\w+)\)[sb]|%%")
 _BATCH_ROWS: Final = 10_000
-_BATCH_BYTES: Final = str(8 * 1024 * 1024)
+_NO_OPTIONS: Final = Options()
 
-# Drivers have no SQLSTATE for it.
-LOST: Final = "08006"
-
-
-class DriverError(Exception):
-    """A driver's error, with its SQLSTATE: LOST where the connection broke or was never made."""
-
-    def __init__(self, message: str, sqlstate: str | None) -> None:
-        super().__init__(message)
-        self.sqlstate = sqlstate
+# A connection that breaks, or is never made, has no SQLSTATE.
+_LOST: Final = "08006"
 
 
-class Session(Protocol):
-    """A connection in a transaction that ends with commit() or rollback()."""
-
-    def fetch(self, statement: str, params: Mapping[str, Any]) -> list[Row]: ...
-
-    def stream(
-        self, statement: str, params: Mapping[str, Any], schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]: ...
-
-    def run(self, statement: str) -> None: ...
-
-    def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
-
-    def close(self) -> None: ...
+class Unreachable(ResourceUnavailable):
+    """No connection could be made; trying again may help."""
 
 
 def bound(statement: str, params: Mapping[str, Any]) -> str:
     """Return the statement with its parameters as quoted literals.
 
-    ADBC streams only what has no parameters: with any, it holds the whole answer in memory.
+    For cursors on the server and for ADBC: with parameters, ADBC holds all rows in memory.
     """
 
     def literal(match: re.Match[str]) -> str:
@@ -87,138 +65,36 @@ def bound(statement: str, params: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(literal, statement)
 
 
-class AdbcSession:
-    """Arrow out, by binary COPY."""
-
-    def __init__(self, dsn: str) -> None:
-        from adbc_driver_manager import Error
-        from adbc_driver_postgresql import dbapi
-
-        self._error = Error
-        with _translated(Error):
-            self._raw = dbapi.connect(dsn)
-
-    def fetch(self, statement: str, params: Mapping[str, Any]) -> list[Row]:
-        with _translated(self._error), self._raw.cursor() as cursor:
-            # An answer of a few rows; and not every statement with RETURNING can be copied.
-            cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
-            cursor.execute(bound(statement, params))
-            rows: list[Row] = cursor.fetchall()
-            return rows
-
-    def run(self, statement: str) -> None:
-        with _translated(self._error), self._raw.cursor() as cursor:
-            cursor.execute(statement)
-
-    def stream(
-        self, statement: str, params: Mapping[str, Any], schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
-        with _translated(self._error), self._raw.cursor() as cursor:
-            cursor.adbc_statement.set_options(
-                **{"adbc.postgresql.batch_size_hint_bytes": _BATCH_BYTES}
-            )
-            cursor.execute(bound(statement, params))
-            yield from cursor.fetch_record_batch()
-
-    def commit(self) -> None:
-        with _translated(self._error):
-            self._raw.commit()
-
-    def rollback(self) -> None:
-        with _translated(self._error):
-            self._raw.rollback()
-
-    def close(self) -> None:
-        # What is left open is of a connection that broke, and closing is all that can be done.
-        with suppress(self._error):
-            self._raw.close()
+def fetch(connection: Connection, statement: Any, params: Mapping[str, Any]) -> list[Row]:
+    """Return all rows of the statement's answer."""
+    cursor = connection.execute(statement, params)
+    return cursor.fetchall() if cursor.description else []
 
 
-def _opened(dsn: str, *, autocommit: bool = False) -> Connection:
-    with _translated(psycopg.Error):
-        # Prepared statements do not outlive a transaction behind a transaction pooler.
-        return psycopg.connect(dsn, autocommit=autocommit, prepare_threshold=None)
+def stream(
+    connection: Connection, statement: str, params: Mapping[str, Any], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a large answer in batches, through a cursor on the server."""
+    with connection.cursor("delayed_queue", binary=True) as cursor:
+        cursor.execute(bound(statement, params))
+        while rows := cursor.fetchmany(_BATCH_ROWS):
+            columns = zip(*rows, strict=True)
+            arrays = [
+                pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class PsycopgSession:
-    """The same through psycopg, where there is no ADBC driver; and all that writes."""
-
-    def __init__(self, dsn: str) -> None:
-        self._raw = _opened(dsn)
-
-    def fetch(self, statement: str, params: Mapping[str, Any]) -> list[Row]:
-        with _translated(psycopg.Error), self._raw.cursor() as cursor:
-            cursor.execute(bound(statement, params))
-            return cursor.fetchall() if cursor.description else []
-
-    def run(self, statement: str) -> None:
-        with _translated(psycopg.Error):
-            self._raw.execute(statement)
-
-    def stream(
-        self, statement: str, params: Mapping[str, Any], schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
-        with _translated(psycopg.Error), self._raw.cursor("delayed_queue", binary=True) as cursor:
-            cursor.execute(bound(statement, params))
-            while rows := cursor.fetchmany(_BATCH_ROWS):
-                yield _batch(rows, schema)
-
-    def copy(self, table: tuple[str, ...], names: Iterable[str], rows: memoryview) -> None:
-        """Add rows as ``encode_rows`` makes them of columns with these names, in this order."""
-        statement = composed.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
-            composed.Identifier(*table), composed.SQL(", ").join(map(composed.Identifier, names))
-        )
-        with (
-            _translated(psycopg.Error),
-            self._raw.cursor() as cursor,
-            cursor.copy(statement) as copy,
-        ):
-            for piece in (HEADER, rows, END):
-                copy.write(piece)
-
-    def commit(self) -> None:
-        with _translated(psycopg.Error):
-            self._raw.commit()
-
-    def rollback(self) -> None:
-        with _translated(psycopg.Error):
-            self._raw.rollback()
-
-    def close(self) -> None:
-        self._raw.close()
-
-
-def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    arrays = [
-        pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-class _translated:  # used as a function
-    """Raise DriverError for the driver's own, without what the driver was given."""
-
-    def __init__(self, error: type[Exception]) -> None:
-        self._error = error
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, self._error):
-            raise DriverError(_first_line(error), _sqlstate(error)) from None
-
-
-def _sqlstate(error: BaseException) -> str | None:
-    sqlstate: str | None = getattr(error, "sqlstate", None)
-    is_lost = sqlstate is None and type(error).__name__ == "OperationalError"
-    return LOST if is_lost else sqlstate
-
-
-def _first_line(error: BaseException) -> str:
-    """Return what went wrong without the lines that follow: they quote rows, as in COPY's."""
-    return str(error).strip().partition("\n")[0]
+def copy_rows(
+    connection: Connection, table: tuple[str, ...], names: Iterable[str], rows: memoryview
+) -> None:
+    """Add rows as ``encode_rows`` makes them of columns with these names, in this order."""
+    statement = composed.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
+        composed.Identifier(*table), composed.SQL(", ").join(map(composed.Identifier, names))
+    )
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        for piece in (HEADER, rows, END):
+            copy.write(piece)
 
 
 APPLICATION: Final = "delayed_queue_spark"
@@ -275,41 +151,28 @@ def dsn_from_django(database: Mapping[str, Any]) -> str:
     return make_conninfo(**{name: value for name, value in parts.items() if value})
 
 
-def connect(options: Options, *, dsn: str | None = None, reads_rows: bool = False) -> Session:
-    """Open a connection, to read rows by the driver asked for; raises ResourceUnavailable.
-
-    ``auto`` is ADBC where it is installed, else psycopg. What reads no rows is psycopg's: ADBC
-    reads the whole catalog of types when it connects, which takes ten times as long.
-    """
+def connect(
+    options: Options = _NO_OPTIONS, *, dsn: str | None = None, autocommit: bool = False
+) -> Connection:
+    """Open a connection; raises ResourceUnavailable."""
     address = resolve_dsn(options) if dsn is None else dsn
     try:
-        return _driver(options, reads_rows)(_labelled(address))
-    except DriverError as error:
-        raise _unreachable(address, error) from None
+        return psycopg.connect(
+            labelled(address), autocommit=autocommit,
+            # Prepared statements do not outlive a transaction behind a transaction pooler.
+            prepare_threshold=None, cursor_factory=psycopg.ClientCursor,
+        )  # fmt: skip
+    except psycopg.Error as error:
+        raise unreachable(address, error) from None
 
 
-def _unreachable(dsn: str, error: DriverError) -> ResourceUnavailable:
-    return ResourceUnavailable(f"The database {_shown(dsn)} cannot be reached: {error}")
+def unreachable(dsn: str, error: Exception) -> Unreachable:
+    return Unreachable(f"The database {_shown(dsn)} cannot be reached: {first_line(error)}")
 
 
-def _labelled(dsn: str) -> str:
+def labelled(dsn: str) -> str:
     """Add the name by which an operator finds these sessions in pg_stat_activity."""
     return make_conninfo(dsn, fallback_application_name=APPLICATION)
-
-
-def _driver(options: Options, reads_rows: bool) -> Callable[[str], Session]:
-    name = options.driver
-    if not reads_rows or name == "psycopg" or (name == "auto" and not _has_adbc()):
-        return PsycopgSession
-    return AdbcSession
-
-
-def _has_adbc() -> bool:
-    try:
-        import_module("adbc_driver_postgresql.dbapi")
-    except ImportError:
-        return False
-    return True
 
 
 def _shown(dsn: str) -> str:
@@ -319,16 +182,14 @@ def _shown(dsn: str) -> str:
     return f"{parts.get('dbname', '')!r} at {host}:{port}"
 
 
-def steady(*, autocommit: bool = True) -> Connection:
-    """Open a connection of psycopg's own, on which the text of a row depends on no setting.
+def first_line(error: Exception) -> str:
+    """Return what went wrong without the lines that follow: they quote rows, as in COPY's."""
+    return str(error).strip().partition("\n")[0]
 
-    Raises ResourceUnavailable.
-    """
-    dsn = resolve_dsn(Options())
-    try:
-        connection = _opened(_labelled(dsn), autocommit=autocommit)
-    except DriverError as error:
-        raise _unreachable(dsn, error) from None
+
+def steady(*, autocommit: bool = True) -> Connection:
+    """Open a connection on which the text of a row depends on no setting."""
+    connection = connect(autocommit=autocommit)
     connection.execute(STEADY_TEXT.text)
     return connection
 
@@ -339,37 +200,28 @@ def database_now() -> datetime:
         return from_milliseconds(value_of(fetch(connection, NOW, {})))
 
 
-def _repeated(
-    work: Callable[[], T],
-    errors: type[Exception] | tuple[type[Exception], ...],
-    is_away: Callable[[Any], bool],
-    say: Callable[[str], None] = lambda _: None,
-) -> T:
-    """Do the work, again after these errors while the database is away: half a minute in all."""
+def outlasting(work: Callable[[], T], say: Callable[[str], None] = lambda _: None) -> T:
+    """Do the work, again while the database is away: half a minute in all.
+
+    The work must bear being done again from its start. Raises what it raised last.
+    """
     waits = iter(_BACKOFF.waits())
     while True:
         try:
             return work()
-        except errors as error:
+        except (psycopg.Error, Unreachable) as error:
             wait = next(waits, None)
-            if wait is None or not is_away(error):
+            if wait is None or not _is_away(error):
                 raise
-            say(f"{_first_line(error)}; trying again …")
+            say(f"{first_line(error)}; trying again …")
             time.sleep(wait)
 
 
-def outlasting(work: Callable[[], T], say: Callable[[str], None] = lambda _: None) -> T:
-    """Do the work, anew while the database is away.
-
-    The work must bear being begun anew wherever it broke off. Raises what it raised last.
-    """
-    return _repeated(work, (psycopg.OperationalError, ResourceUnavailable), _is_away, say)
-
-
 def _is_away(error: Exception) -> bool:
-    # A connection that broke while nobody answered has no SQLSTATE.
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
-    return state is None or is_transient(state)
+    if not isinstance(error, psycopg.Error):
+        return True
+    is_lost = error.sqlstate is None and isinstance(error, psycopg.OperationalError)
+    return is_transient(_LOST if is_lost else error.sqlstate)
 
 
 class Link:
@@ -377,36 +229,29 @@ class Link:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._session: PsycopgSession | None = None
+        self._connection: Connection | None = None
 
-    def repeat(self, what: str, work: Callable[[PsycopgSession], T]) -> T:
+    def repeat(self, what: str, work: Callable[[Connection], T]) -> T:
         """Do the work in a transaction and commit it, again while that may help.
 
         The work must bear being done twice: a commit that was not answered may have happened.
         Raises ResourceUnavailable, beginning with ``what``.
         """
-        return self._named(
-            what,
-            lambda: _repeated(
-                lambda: self._once(work), DriverError, lambda error: is_transient(error.sqlstate)
-            ),
-        )
+        return _named(what, lambda: outlasting(lambda: self._once(work)))
 
-    def once(self, what: str, work: Callable[[PsycopgSession], T]) -> T:
+    def once(self, what: str, work: Callable[[Connection], T]) -> T:
         """Do the work in a transaction and commit it, or raise ResourceUnavailable."""
-        return self._named(what, lambda: self._once(work))
+        return _named(what, lambda: self._once(work))
 
-    def _named(self, what: str, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except DriverError as error:
-            raise ResourceUnavailable(f"{what} failed: {error}") from None
+    def fetch(self, what: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
+        """Run the statement as ``repeat`` does; return all rows of its answer."""
+        return self.repeat(what, lambda connection: fetch(connection, statement, params))
 
-    def _once(self, work: Callable[[PsycopgSession], T]) -> T:
+    def _once(self, work: Callable[[Connection], T]) -> T:
         try:
-            self._session = self._session or PsycopgSession(_labelled(resolve_dsn(self._options)))
-            answer = work(self._session)
-            self._session.commit()
+            self._connection = self._connection or connect(self._options)
+            answer = work(self._connection)
+            self._connection.commit()
         except BaseException:
             # Whatever it was: what is half done is undone with the connection.
             self.close()
@@ -414,18 +259,25 @@ class Link:
         return answer
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
-def look_around(session: Session, options: Options, *, leases: int = 0) -> int:
+def _named(what: str, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except (psycopg.Error, Unreachable) as error:
+        raise ResourceUnavailable(f"{what} failed: {first_line(error)}") from None
+
+
+def look_around(connection: Connection, options: Options, *, leases: int = 0) -> int:
     """Return the database's clock, or raise what would stop the job half-way.
 
     SchemaMismatch where the tables are missing; TooManyConnections where its tasks, and the
     connections of its leases, are more than the server has left.
     """
-    around = row_of(AroundRow, session.fetch(LOOK_AROUND, {}))
+    around = row_of(AroundRow, fetch(connection, LOOK_AROUND, {}))
     if not around.has_queue or not around.has_ledger:
         missing = "delayed_queue" if not around.has_queue else "delayed_queue_offer_ledger"
         raise SchemaMismatch(
@@ -450,16 +302,10 @@ def check_database(spark: SparkSession, *, beside: int = 0) -> None:
     A job opens one connection for each task that runs at a time, and ``beside`` them others.
     """
     options = Options(connections=tasks_of(spark))
-    with closing(connect(options)) as session:
-        look_around(session, options, leases=beside)
+    with closing(connect(options)) as connection:
+        look_around(connection, options, leases=beside)
 
 
 def filled(template: Template, **names: composed.Composable) -> composed.Composed:
     """Return the template with its names in place; the values stay parameters."""
     return composed.SQL(template.text).format(**names)
-
-
-def fetch(
-    connection: Connection, statement: Any, params: Mapping[str, Any]
-) -> list[tuple[Any, ...]]:
-    return connection.execute(statement, params).fetchall()

@@ -135,9 +135,9 @@ def run(
     _count_committed(query, found, console)
     # Spark tells the source of a batch's end when the next one comes; here none does.
     acknowledge_checkpoint(spark, str(options.checkpoint))
-    with closing(connect(Options())) as session:
-        if not found.messages or rules_of(session, options.kind).has_rules:
-            found.refused = left_behind(session, options.kind, began)
+    with closing(connect()) as connection:
+        if not found.messages or rules_of(connection, options.kind).has_rules:
+            found.refused = left_behind(connection, options.kind, began)
     return found
 
 
@@ -163,11 +163,11 @@ def _claim(spark: SparkSession, options: DrainOptions) -> int:
     knows the queue.
     """
     checkpoint = str(options.checkpoint)
-    with closing(connect(Options())) as session:
-        owner = owner_of(options.kind, session)
-        began = look_around(session, Options())
+    with closing(connect()) as connection:
+        owner = owner_of(options.kind, connection)
+        began = look_around(connection, Options())
         if not is_started(spark, checkpoint):
-            check_known(session, options.kind)
+            check_known(connection, options.kind)
     places = [checkpoint]
     if options.to is not None and options.writes_files:
         check_root(spark, options.to.rpartition("/")[0])

@@ -139,7 +139,7 @@ class Place:
 
 def ended_of(key: JobKey) -> Tally:
     """Return how the messages of a batch ended that is done; those before it are forgotten."""
-    rows = then_pruned(Options(), "The count", lambda session: session.fetch(ENDED_OF, asdict(key)))
+    rows = then_pruned(Options(), "The count", lambda link: fetch(link, ENDED_OF, asdict(key)))
     return Tally(**dict(rows))
 
 

@@ -140,13 +140,13 @@ def check_id(job: str | None) -> None:
 def _asked(what: str, statement: str, **params: Any) -> list[Row]:
     """Return the answer of the ledger."""
     with closing(Link(Options())) as link:
-        return link.repeat(what, lambda session: session.fetch(statement, params))
+        return link.fetch(what, statement, params)
 
 
 def began_at(job: str) -> int:
     """Return when the job began, the first time: from then its messages are spread."""
     with closing(Link(Options())) as link:
-        return link.repeat(OFFER, lambda session: open_job(session, JobKey(job)))
+        return link.repeat(OFFER, lambda connection: open_job(connection, JobKey(job)))
 
 
 def note_answer(job: str, of: str, answer: Mapping[str, Any]) -> None:

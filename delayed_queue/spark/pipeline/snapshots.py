@@ -22,7 +22,6 @@ from delayed_queue.spark.pipeline.files import Sums, files_on, sums
 from delayed_queue.spark.pipeline.lake import FILES, PARQUET, READ_AS, TEXTS, WRITTEN_AS
 from delayed_queue.spark.pipeline.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on
-from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.queues import check_known
 from delayed_queue.spark.source.schema import TEXT_CODECS
 from delayed_queue.spark.store.archiving import COUNT_MESSAGES, EXPORT_SNAPSHOT
@@ -61,8 +60,8 @@ def run(
     """
     check_form(form, kind)
     if kind is not None:
-        with closing(connect(Options())) as session:
-            check_known(session, kind)
+        with closing(connect()) as connection:
+            check_known(connection, kind)
     name = f"snapshot={database_now():%Y%m%dT%H%M%S.%fZ}"
     staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
     files = files_on(spark)

@@ -24,6 +24,7 @@ from delayed_queue.spark.database import (
     steady,
 )
 from delayed_queue.spark.settings import TASKS_EACH, tasks_of
+from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.store.archiving import (
     BOUNDS,
@@ -297,11 +298,13 @@ class Reading:
     def _rows(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         statement = self.layout.statement(READ_PIECE, piece).as_string(None)
         schema = _arrow_schema(self.layout)
-        with closing(outlasting(lambda: connect(Options(), reads_rows=True))) as session:
-            session.fetch(STEADY_TEXT.text, {})
-            for batch in session.stream(statement, self.layout.params(piece, self.cutoff), schema):
-                columns = map(pa.Array.cast, batch.columns, schema.types)
-                yield pa.RecordBatch.from_arrays(list(columns), schema=schema)
+        outlasting(lambda: connect().close())
+        params = self.layout.params(piece, self.cutoff)
+        for batch in read_large(
+            Options(), [STEADY_TEXT.text], statement, params, schema, rows=piece.rows
+        ):
+            columns = map(pa.Array.cast, batch.columns, schema.types)
+            yield pa.RecordBatch.from_arrays(list(columns), schema=schema)
 
 
 _ASKED: Final = pa.schema([("number", pa.int64()), ("key", pa.string()), ("place", pa.int64())])

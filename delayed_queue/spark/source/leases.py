@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from delayed_queue.db.sql import row_of, rows_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
-from delayed_queue.spark.database import Link, Session
+from delayed_queue.spark.database import Connection, Link, fetch
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.queues import MOST_COUNTED, backlog_of, start_of
 from delayed_queue.spark.store.streaming import (
@@ -60,9 +60,9 @@ class Owner:
         return f"{self.kind!r} of the database {self.database!r} (server {self.server})"
 
 
-def owner_of(kind: str, session: Session) -> Owner:
+def owner_of(kind: str, connection: Connection) -> Owner:
     """Return the owner of what is written of the kind over this connection."""
-    ((database, server),) = session.fetch(WHICH_DATABASE, {})
+    ((database, server),) = fetch(connection, WHICH_DATABASE, {})
     return Owner(kind, database, server)
 
 
@@ -166,7 +166,7 @@ class Leases:
         Raises InvalidConfiguration where rules hold that back, and the stream would end at once.
         """
         kind = self._options.required_kind
-        self._cutoff = self._link.repeat("The start", lambda session: start_of(session, kind))
+        self._cutoff = self._link.repeat("The start", lambda connection: start_of(connection, kind))
 
     def take(self, limit: int, foreseen: str = "") -> str | None:
         """Lease up to so many of the earliest due messages; None when none is due.
@@ -246,10 +246,7 @@ class Leases:
             "now": None,
         }
 
-        def claim(session: Session) -> LeasedRow:
-            return row_of(LeasedRow, session.fetch(LEASE_DUE, params))
-
-        return link.repeat("The lease", claim)
+        return row_of(LeasedRow, link.fetch("The lease", LEASE_DUE, params))
 
     def pieces_of(self, lease_id: str) -> list[PieceRow]:
         """Return the batch in pieces for its tasks, on the database's clock; none of an empty one.
@@ -266,20 +263,15 @@ class Leases:
             "least": self._options.rowsPerTask,
             "now": None,
         }
-        return self._link.repeat(
-            "The query of the lease",
-            lambda session: rows_of(PieceRow, session.fetch(LEASED_PIECES, params)),
-        )
+        rows = self._link.fetch("The query of the lease", LEASED_PIECES, params)
+        return rows_of(PieceRow, rows)
 
     def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> LeasedRow:
         """Take over what is under earlier leases; return how many messages that is."""
         params: dict[str, Any] = {"lease_id": lease_id, "lease_ids": lease_ids}
         params |= {"deliveries": deliveries}
         params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}
-        rows = self._link.repeat(
-            "The query of an earlier lease",
-            lambda session: session.fetch(TAKE_OVER_LEASE, params),
-        )
+        rows = self._link.fetch("The query of an earlier lease", TAKE_OVER_LEASE, params)
         self._held[lease_id] = Held.now()
         return row_of(LeasedRow, rows)
 
@@ -290,7 +282,7 @@ class Leases:
         """
         kind = self._options.required_kind
         try:
-            found = self._link.once("The backlog", lambda session: backlog_of(session, kind))
+            found = self._link.once("The backlog", lambda connection: backlog_of(connection, kind))
         except ResourceUnavailable:
             return None
         with self._turn:
@@ -339,7 +331,7 @@ class Leases:
 
     def _renew(self, link: Link, lease_id: str) -> None:
         params = {"lease_id": lease_id, "lease": self._options.lease, "now": None}
-        link.repeat("The renewal", lambda session: session.fetch(RENEW_LEASE, params))
+        link.fetch("The renewal", RENEW_LEASE, params)
         self._held[lease_id].renewed = time.monotonic()
 
     def close(self) -> None:
@@ -412,12 +404,12 @@ def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:
 
 def _acknowledge(link: Link, lease_id: str) -> None:
     params = {"lease_id": lease_id}
-    link.repeat("The acknowledgement", lambda session: session.fetch(ACKNOWLEDGE_LEASE, params))
+    link.fetch("The acknowledgement", ACKNOWLEDGE_LEASE, params)
 
 
 def _give_back(link: Link, lease_ids: list[str]) -> None:
     params = {"lease_ids": lease_ids, "ids": [], "now": None}
-    link.repeat("Giving back", lambda session: session.fetch(RELEASE_LEASES, params))
+    link.fetch("Giving back", RELEASE_LEASES, params)
 
 
 def _numbers(spark: SparkSession, directory: str) -> list[int]:

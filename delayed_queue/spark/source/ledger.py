@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from delayed_queue.db.sql import value_of
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.database import Link, PsycopgSession, Session, connect
+from delayed_queue.spark.database import Connection, Link, connect, fetch
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.store.offering import (
     CLOSE_JOB,
@@ -96,24 +96,24 @@ def counts(job: str, dsn: str | None = None) -> Counts:
     >>> counts("campaign-7")
     Counts(created=990000, updated=0, ignored=10000, is_complete=True)
     """
-    with closing(connect(Options(), dsn=dsn)) as session:
-        return job_counts(session, job)
+    with closing(connect(Options(), dsn=dsn)) as connection:
+        return job_counts(connection, job)
 
 
-def job_counts(session: Session, job: str) -> Counts:
+def job_counts(connection: Connection, job: str) -> Counts:
     """Return the counts over a connection that is open; ends no transaction."""
-    ((created, updated, ignored, is_complete),) = session.fetch(COUNT_JOB, {"job": job})
+    ((created, updated, ignored, is_complete),) = fetch(connection, COUNT_JOB, {"job": job})
     return Counts(created, updated, ignored, bool(is_complete))
 
 
-def open_job(session: Session, key: JobKey) -> int:
+def open_job(connection: Connection, key: JobKey) -> int:
     """Note that the job starts; return when it first did, on the database's clock."""
-    return int(value_of(session.fetch(OPEN_JOB, key.note(OPENED))))
+    return int(value_of(fetch(connection, OPEN_JOB, key.note(OPENED))))
 
 
-def check_offered(session: Session, key: JobKey, rows: int) -> None:
+def check_offered(connection: Connection, key: JobKey, rows: int) -> None:
     """Raise InvalidConfiguration where more was offered than the rows that the job was given."""
-    offered = int(value_of(session.fetch(OFFERED_OF, {"job": key.job})))
+    offered = int(value_of(fetch(connection, OFFERED_OF, {"job": key.job})))
     if offered > rows:
         raise InvalidConfiguration(
             f"The job {key.job!r} was given {rows:,} rows and has created or updated {offered:,}: "
@@ -123,36 +123,36 @@ def check_offered(session: Session, key: JobKey, rows: int) -> None:
         )
 
 
-def claim_closing(session: Session, key: JobKey, rows: int) -> int | None:
+def claim_closing(connection: Connection, key: JobKey, rows: int) -> int | None:
     """Note that the batch is done and how many rows it had.
 
     Returns the id of that note; None if it was there before.
     """
-    closed = session.fetch(CLOSE_JOB, key.note(CLOSED, rows=rows))
+    closed = fetch(connection, CLOSE_JOB, key.note(CLOSED, rows=rows))
     found: int | None = value_of(closed)
     return found
 
 
-def settle(session: Session, row_id: int, created: int, updated: int) -> None:
+def settle(connection: Connection, row_id: int, created: int, updated: int) -> None:
     """Note what became of a chunk, or of a whole job, in the transaction that claimed it."""
     params = {"id": row_id, "created": created, "updated": updated}
-    session.fetch(SETTLE_CHUNK, params)
+    fetch(connection, SETTLE_CHUNK, params)
 
 
-def is_closed(session: Session, key: JobKey) -> bool:
+def is_closed(connection: Connection, key: JobKey) -> bool:
     """Return whether the batch is done."""
-    return bool(value_of(session.fetch(IS_CLOSED, asdict(key))))
+    return bool(value_of(fetch(connection, IS_CLOSED, asdict(key))))
 
 
-def then_pruned(options: Options, what: str, work: Callable[[PsycopgSession], T]) -> T:
+def then_pruned(options: Options, what: str, work: Callable[[Connection], T]) -> T:
     """Do the work of a batch that is done; then forget what the ledger has kept long enough."""
     with closing(Link(options)) as link:
         answer = link.repeat(what, work)
-        link.repeat(what, lambda session: prune_ledger(session, options.ledgerDays))
+        link.repeat(what, lambda connection: prune_ledger(connection, options.ledgerDays))
     return answer
 
 
-def prune_ledger(session: Session, days: int) -> int:
+def prune_ledger(connection: Connection, days: int) -> int:
     """Forget up to 10,000 rows that are older; return how many they were."""
     params = {"age": days * DAY, "limit": _BATCH, "now": None}
-    return len(session.fetch(PRUNE_LEDGER, params))
+    return len(fetch(connection, PRUNE_LEDGER, params))

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg.errors import UniqueViolation
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.db.sql import row_of, value_of
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.spark.database import DriverError, Link, PsycopgSession, Session
+from delayed_queue.spark.database import Connection, Link, copy_rows, fetch
 from delayed_queue.spark.source.arrow import encode_rows
 from delayed_queue.spark.source.ledger import OFFER, JobKey, is_closed, settle
 from delayed_queue.spark.source.options import Options
@@ -76,7 +77,6 @@ def due_times(offers: pa.Table, now: int) -> pa.Array:
     return due
 
 
-UNIQUE_VIOLATION: Final = "23505"
 # After so many chunks with a key that exists, COPY is not tried first any more.
 _MISSES: Final = 2
 
@@ -143,7 +143,9 @@ class PartitionOffers:
         rows = 0
         options = self._job.options
         try:
-            is_done = self._link.repeat(OFFER, lambda session: is_closed(session, self._job.key))
+            is_done = self._link.repeat(
+                OFFER, lambda connection: is_closed(connection, self._job.key)
+            )
             # Whatever ends it, the chunk that is being written is waited for.
             with ThreadPoolExecutor(1, thread_name_prefix="delayed-queue-offer") as pool:
                 writing: Future[None] | None = None
@@ -175,7 +177,7 @@ class PartitionOffers:
         return Chunk(claim, staged, tuple(columns), encode_rows(columns))
 
     def _write(self, chunk: Chunk) -> None:
-        self._link.repeat(OFFER, lambda session: self._try(session, chunk))
+        self._link.repeat(OFFER, lambda connection: self._try(connection, chunk))
 
     def claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
         """Return the parameters that claim a chunk of offers, in key order, for this task."""
@@ -183,25 +185,23 @@ class PartitionOffers:
         digest = digest_of(offers, job.kind or "", job.options.mode, job.options.codec)
         return job.key.note(self._partition, chunk=number, digest=digest, rows=offers.num_rows)
 
-    def _try(self, session: PsycopgSession, chunk: Chunk) -> None:
+    def _try(self, connection: Connection, chunk: Chunk) -> None:
         """Offer the chunk, unless an earlier attempt, or a twin, has done so and counted it."""
         if chunk.rows is not None and self._misses < _MISSES:
             try:
-                self._copy(session, chunk, chunk.rows)
-            except DriverError as error:
-                if error.sqlstate != UNIQUE_VIOLATION:
-                    raise
+                self._copy(connection, chunk, chunk.rows)
+            except UniqueViolation:
                 # The whole transaction is lost with it; the claim is made anew.
-                session.rollback()
+                connection.rollback()
                 self._misses += 1
             else:
                 return
-        self._merge(session, chunk)
+        self._merge(connection, chunk)
 
-    def _copy(self, session: PsycopgSession, chunk: Chunk, rows: memoryview) -> None:
+    def _copy(self, connection: Connection, chunk: Chunk, rows: memoryview) -> None:
         """Offer rows whose keys are all new, which the unique index has the last word on."""
-        if session.fetch(CLAIM_CHUNK, {**chunk.claim, "created": chunk.staged.num_rows}):
-            session.copy(TABLE, chunk.names, rows)
+        if fetch(connection, CLAIM_CHUNK, {**chunk.claim, "created": chunk.staged.num_rows}):
+            copy_rows(connection, TABLE, chunk.names, rows)
 
     def _stored(self, staged: pa.Table) -> dict[str, Any]:
         columns = {
@@ -219,24 +219,24 @@ class PartitionOffers:
             columns["group"] = staged["grouped"]
         return columns
 
-    def _merge(self, session: PsycopgSession, chunk: Chunk) -> None:
-        claimed = session.fetch(CLAIM_CHUNK, chunk.claim)
+    def _merge(self, connection: Connection, chunk: Chunk) -> None:
+        claimed = fetch(connection, CLAIM_CHUNK, chunk.claim)
         if claimed:
-            created, updated = self._merged(session, chunk.staged)
-            settle(session, value_of(claimed), created, updated)
+            created, updated = self._merged(connection, chunk.staged)
+            settle(connection, value_of(claimed), created, updated)
 
-    def _merged(self, session: PsycopgSession, staged: pa.Table) -> tuple[int, int]:
+    def _merged(self, connection: Connection, staged: pa.Table) -> tuple[int, int]:
         """Offer rows of which some exist, turn by turn where a key comes more than once."""
-        session.run(CREATE_STAGE)
+        connection.execute(CREATE_STAGE)
         columns = {name: staged[name] for name in staged.column_names}
-        session.copy(STAGE, columns, encode_rows(columns))
+        copy_rows(connection, STAGE, columns, encode_rows(columns))
         is_upsert = self._job.options.mode == "upsert"
         statement = MERGE_OR_UPDATE if is_upsert else MERGE_IF_NOT_EXISTS
         created = updated = 0
         # Without updates, whatever comes after the first of a key is IGNORED.
         for turn in range(pc.max(staged["turn"]).as_py() + 1 if is_upsert else 1):
             params = {"kind": self._job.kind, "now": self._job.now, "turn": turn}
-            more = row_of(MergedRow, session.fetch(statement, params))
+            more = row_of(MergedRow, fetch(connection, statement, params))
             created, updated = created + more.created, updated + more.updated
         if created == staged.num_rows:
             self._misses = 0
@@ -244,7 +244,7 @@ class PartitionOffers:
 
     def _wake(self) -> None:
         if self._soon and self._job.options.notify:
-            self._link.repeat(OFFER, lambda session: wake(session, self._soon))
+            self._link.repeat(OFFER, lambda connection: wake(connection, self._soon))
 
 
 def _wait_for(writing: Future[None] | None) -> None:
@@ -260,9 +260,9 @@ def soon_kinds(job: Job, offers: pa.Table, due: Any) -> set[str]:
     return set(pc.unique(offers["kind"].filter(soon)).to_pylist())
 
 
-def wake(session: Session, kinds: Iterable[str]) -> None:
+def wake(connection: Connection, kinds: Iterable[str]) -> None:
     """Wake those who wait for messages of these kinds, when the transaction commits."""
-    session.fetch(NOTIFY_KINDS, {"channels": [channel_of(kind) for kind in kinds]})
+    fetch(connection, NOTIFY_KINDS, {"channels": [channel_of(kind) for kind in kinds]})
 
 
 def in_key_order(offers: pa.Table) -> pa.Table:

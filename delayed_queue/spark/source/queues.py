@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from delayed_queue.db.sql import column_of, row_of
 from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
 from delayed_queue.queue.store.inspect import KINDS
+from delayed_queue.spark.database import Connection, fetch
 from delayed_queue.spark.store.streaming import (
     BACKLOG,
     LOOK_AROUND,
@@ -17,63 +18,60 @@ from delayed_queue.spark.store.streaming import (
     RulesRow,
 )
 
-if TYPE_CHECKING:
-    from delayed_queue.spark.database import Session
-
 # At most this many kinds are compared with a name that is unknown.
 _MOST_KINDS: Final = 1_000
 # Due messages are counted up to this many.
 MOST_COUNTED: Final = 10_000
 
 
-def rules_of(session: Session, kind: str) -> RulesRow:
-    return row_of(RulesRow, session.fetch(QUEUE_RULES, {"kind": kind}))
+def rules_of(connection: Connection, kind: str) -> RulesRow:
+    return row_of(RulesRow, fetch(connection, QUEUE_RULES, {"kind": kind}))
 
 
-def backlog_of(session: Session, kind: str, since: int | None = None) -> BacklogRow:
+def backlog_of(connection: Connection, kind: str, since: int | None = None) -> BacklogRow:
     """Return what is due and not leased; with ``since``, what was due at that instant."""
     params = {"kind": kind, "cap": MOST_COUNTED, "now": since}
-    return row_of(BacklogRow, session.fetch(BACKLOG, params))
+    return row_of(BacklogRow, fetch(connection, BACKLOG, params))
 
 
-def check_known(session: Session, kind: str) -> None:
+def check_known(connection: Connection, kind: str) -> None:
     """Raise InvalidConfiguration for a queue that no table of the database names."""
-    if not rules_of(session, kind).is_known:
-        raise unknown(session, kind)
+    if not rules_of(connection, kind).is_known:
+        raise unknown(connection, kind)
 
 
-def unknown(session: Session, kind: str) -> InvalidConfiguration:
+def unknown(connection: Connection, kind: str) -> InvalidConfiguration:
     """Return the error for a kind without messages, with the kinds that have some."""
-    ((database, _),) = session.fetch(WHICH_DATABASE, {})
-    kinds = column_of(session.fetch(KINDS, {"limit": _MOST_KINDS}))
+    ((database, _),) = fetch(connection, WHICH_DATABASE, {})
+    kinds = column_of(fetch(connection, KINDS, {"limit": _MOST_KINDS}))
     return InvalidConfiguration(
         f"No message of the database {database!r} has the kind {kind!r}."
         f"{did_you_mean(kind, kinds)} There are {', '.join(kinds[:20]) or 'none'}."
     )
 
 
-def start_of(session: Session, kind: str) -> int:
+def start_of(connection: Connection, kind: str) -> int:
     """Return the database's clock, at which a stream starts that ends when the queue is empty.
 
     Raises InvalidConfiguration where the queue's rules hold back what is due.
     """
-    now = row_of(AroundRow, session.fetch(LOOK_AROUND, {})).now
-    left = left_behind(session, kind, now) if rules_of(session, kind).has_rules else None
+    now = row_of(AroundRow, fetch(connection, LOOK_AROUND, {})).now
+    left = left_behind(connection, kind, now) if rules_of(connection, kind).has_rules else None
     if left is not None:
         raise InvalidConfiguration(left)
     return now
 
 
-def left_behind(session: Session, kind: str, since: int | None = None) -> str | None:
+def left_behind(connection: Connection, kind: str, since: int | None = None) -> str | None:
     """Return a sentence about due messages that a stream cannot lease; None if there are none.
 
     A queue with a limit or a pause gives messages to workers only.
     """
-    due = backlog_of(session, kind, since).due
+    due = backlog_of(connection, kind, since).due
     if not due:
         return None
     more = " or more" if due == MOST_COUNTED else ""
-    rules, name = rules_of(session, kind), kind.rpartition("|")[0] or kind
+    rules, name = rules_of(connection, kind), kind.rpartition("|")[0] or kind
     if rules.is_paused:
         why = f"the queue is paused; manage.py queueresume {name} resumes it."
     elif rules.has_rules:

@@ -9,6 +9,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from psycopg import sql as composed
 from pyspark.sql.datasource import (
     DataSourceReader,
@@ -35,8 +36,9 @@ from pyspark.sql.types import StructType
 from delayed_queue.db.sql import column_of, row_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.messages import EPOCH, MAX_MILLISECONDS, MILLISECOND, MIN_MILLISECONDS
-from delayed_queue.spark.database import DriverError, Session, connect, look_around
+from delayed_queue.spark.database import Connection, connect, fetch, first_line, look_around
 from delayed_queue.spark.source.arrow import converted
+from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.leases import Leases, Owner, check_offset, owner_of
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.queues import check_known
@@ -186,35 +188,38 @@ class QueueReader(DataSourceReader):
             self._conditions.append(Condition("kind", "=", options.kind))
 
     def partitions(self) -> Sequence[InputPartition]:
-        with closing(self._connected()) as session:
-            now = look_around(session, self._options)
+        with closing(self._connected()) as connection:
+            now = look_around(connection, self._options)
             if self._options.mustExist and self._options.kind is not None:
-                check_known(session, self._options.kind)
-            found = row_of(RangeRow, session.fetch(ID_RANGE, {"now": None}))
-            cuts = self._cuts(session)
+                check_known(connection, self._options.kind)
+            found = row_of(RangeRow, fetch(connection, ID_RANGE, {"now": None}))
+            cuts = self._cuts(connection)
         return [IdRange(low, high, now) for low, high in ranges(found.first, found.last, cuts)]
 
-    def _cuts(self, session: Session) -> list[int]:
+    def _cuts(self, connection: Connection) -> list[int]:
         """Return ids that cut the messages into parts of about as many each."""
         params = {"parts": self._options.partitions, "pages": _PAGES, "kind": self._options.kind}
-        return column_of(session.fetch(SAMPLED_CUTS, params))
+        return column_of(fetch(connection, SAMPLED_CUTS, params))
 
-    def _connected(self, *, reads_rows: bool = False) -> Session:
-        session = connect(self._options, reads_rows=reads_rows)
-        if self._options.snapshot is not None:
-            _join_snapshot(session, self._options.snapshot)
-        return session
+    def _connected(self) -> Connection:
+        connection, snapshot = connect(self._options), self._options.snapshot
+        try:
+            for each in _joining(snapshot):
+                connection.execute(each)
+        except psycopg.Error as error:
+            connection.close()
+            raise ResourceUnavailable(
+                f"The snapshot {snapshot!r} cannot be read: {first_line(error)}. Is it still held?"
+            ) from None
+        return connection
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, IdRange):  # Spark makes one where there is none
             return
-        params = {"first": partition.first, "last": partition.last, "now": partition.now}
-        with _reading(self._connected(reads_rows=True)) as session:
-            session.run(BY_PAGES)
-            yield from read_columns(
-                session, READ_RANGE, params, self._schema, self._conditions,
-                kind=self._options.kind,
-            )  # fmt: skip
+        before = [*_joining(self._options.snapshot), BY_PAGES]
+        yield from read_range(
+            self._options, READ_RANGE, partition, self._schema, before, self._conditions
+        )
 
 
 class FilteringReader(QueueReader):
@@ -239,45 +244,29 @@ def ranges(first: int | None, last: int | None, cuts: Iterable[int]) -> list[tup
     return list(pairwise([first, *inner, last + 1]))
 
 
-def _join_snapshot(session: Session, snapshot: str) -> None:
+def _joining(snapshot: str | None) -> list[str]:
+    """Return the statements that begin a transaction on the snapshot, if there is one."""
+    if snapshot is None:
+        return []
     statement = composed.SQL("SET TRANSACTION SNAPSHOT {}").format(composed.Literal(snapshot))
-    try:
-        session.run(REPEATABLE)
-        session.run(statement.as_string(None))
-    except DriverError as error:
-        session.close()
-        raise ResourceUnavailable(
-            f"The snapshot {snapshot!r} cannot be read: {error}. Is it still held?"
-        ) from None
+    return [REPEATABLE, statement.as_string(None)]
 
 
-@contextmanager
-def _reading(session: Session) -> Iterator[Session]:
-    """Close the connection at the end, and say what has failed on it."""
-    with closing(session):
-        try:
-            yield session
-        except DriverError as error:
-            raise ResourceUnavailable(f"The read failed: {error}") from None
-
-
-def read_columns(
-    session: Session,
+def read_range(
+    options: Options,
     statement: str,
-    params: dict[str, Any],
+    partition: IdRange,
     schema: StructType,
+    before: Sequence[str] = (),
     conditions: Sequence[Condition] = (),
-    *,
-    kind: str | None,
 ) -> Iterator[RecordBatch]:
-    """Yield the columns of the schema, of the rows that meet the conditions.
-
-    ``kind`` is that of all of them, which then need not be sent with each.
-    """
+    """Yield the columns of the schema, of the rows of the range that meet the conditions."""
+    kind = options.kind  # of all rows, and so not read with each
     columns = source_columns(schema.fieldNames(), is_kind_known=kind is not None)
     wrapped, more = wrap(statement, columns, conditions)
-    answers = session.stream(wrapped, params | more, source_schema(columns))
-    for batch in answers:
+    rows = partition.last - partition.first  # at most
+    params = {**vars(partition), "kind": kind, **more}
+    for batch in read_large(options, before, wrapped, params, source_schema(columns), rows=rows):
         yield converted(batch, schema, kind)
 
 
@@ -311,9 +300,9 @@ def consistent_snapshot(dsn: str | None = None) -> Iterator[str]:
     ...     read = spark.read.format("delayed_queue").option("snapshot", name)
     ...     read.option("queue", "orders").load().write.parquet("orders")
     """
-    with closing(connect(Options(), dsn=dsn)) as session:
-        session.run(REPEATABLE)
-        yield str(value_of(session.fetch(_EXPORT, {})))
+    with closing(connect(Options(), dsn=dsn)) as connection:
+        connection.execute(REPEATABLE)
+        yield str(value_of(fetch(connection, _EXPORT, {})))
 
 
 Offset = dict[str, Any]
@@ -367,10 +356,10 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._owner
 
     def _check_room(self) -> None:
-        with closing(connect(self._options)) as session:
+        with closing(connect(self._options)) as connection:
             # One for each lease connection, one to acknowledge, one to renew.
-            look_around(session, self._options, leases=self._options.leaseConnections + 2)
-            self._owner = owner_of(self._kind, session)
+            look_around(connection, self._options, leases=self._options.leaseConnections + 2)
+            self._owner = owner_of(self._kind, connection)
 
     def initialOffset(self) -> Offset:  # names of Spark, here and below
         return {"n": 0, "lock": "", "next": "", "kind": self._kind}
@@ -418,15 +407,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, LeasedRange):
             return
-        params = {
-            "lease_id": partition.lease_id,
-            "kind": self._kind,
-            "first": partition.first,
-            "last": partition.last,
-            "now": partition.now,
-        }
-        with _reading(connect(self._options, reads_rows=True)) as session:
-            yield from read_columns(session, READ_LEASED, params, self._schema, kind=self._kind)
+        yield from read_range(self._options, READ_LEASED, partition, self._schema)
 
     def commit(self, end: Offset) -> None:
         """Acknowledge, mostly for the second time, which changes nothing."""

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
-from delayed_queue.spark.database import Link, PsycopgSession, Session, connect, look_around
+from delayed_queue.spark.database import Connection, Link, connect, copy_rows, fetch, look_around
 from delayed_queue.spark.source.arrow import Columns, encode_rows
 from delayed_queue.spark.source.ledger import (
     DAY,
@@ -80,8 +80,8 @@ def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> Wr
     return Written(rows, attempt, frozenset(soon))
 
 
-def _send(staged: Columns, session: PsycopgSession) -> None:
-    session.copy((STAGE,), staged, encode_rows(staged))
+def _send(staged: Columns, connection: Connection) -> None:
+    copy_rows(connection, (STAGE,), staged, encode_rows(staged))
 
 
 def _staged(
@@ -102,44 +102,44 @@ def _staged(
     }
 
 
-def merge_staged(session: Session, job: Job, written: Sequence[Written]) -> None:
+def merge_staged(connection: Connection, job: Job, written: Sequence[Written]) -> None:
     """Offer what the attempts have staged, close the job, and wake the workers.
 
     Nothing where the job is closed already: an earlier call has done all this.
     """
     rows = sum(each.rows for each in written)
-    closed = claim_closing(session, job.key, rows)
+    closed = claim_closing(connection, job.key, rows)
     if closed is None:
         return
     which: dict[str, Any] = {"job": job.key.job, "attempts": [each.attempt for each in written]}
-    ((staged, most),) = session.fetch(COUNT_STAGED, which)
+    ((staged, most),) = fetch(connection, COUNT_STAGED, which)
     if staged != rows:
         raise ResourceUnavailable(
             f"{staged} of {rows} staged rows are left: staged rows are lost when the server "
             "crashes. Nothing was offered; run the job again."
         )
-    settle(session, closed, *_merged(session, job, which, most))
-    session.fetch(CLEAR_STAGE, {"job": job.key.job})
+    settle(connection, closed, *_merged(connection, job, which, most))
+    fetch(connection, CLEAR_STAGE, {"job": job.key.job})
     if job.options.notify:
-        wake(session, {kind for each in written for kind in each.soon})
+        wake(connection, {kind for each in written for kind in each.soon})
 
 
-def _merged(session: Session, job: Job, which: dict[str, Any], most: int) -> tuple[int, int]:
+def _merged(connection: Connection, job: Job, which: dict[str, Any], most: int) -> tuple[int, int]:
     is_upsert = job.options.mode == "upsert"
     statement = MERGE_STAGE_OR_UPDATE if is_upsert else MERGE_STAGE_IF_NOT_EXISTS
     created = updated = 0
     for turn in range(most if is_upsert else min(most, 1)):
         params = {**which, "kind": job.kind, "now": job.now, "turn": turn}
-        more = row_of(MergedRow, session.fetch(statement, params))
+        more = row_of(MergedRow, fetch(connection, statement, params))
         created, updated = created + more.created, updated + more.updated
     return created, updated
 
 
-def clear_stage(session: Session, job: Job) -> None:
+def clear_stage(connection: Connection, job: Job) -> None:
     """Forget what the job has staged, and what others left behind long ago."""
-    session.fetch(CLEAR_STAGE, {"job": job.key.job})
+    fetch(connection, CLEAR_STAGE, {"job": job.key.job})
     age = job.options.ledgerDays * DAY
-    session.fetch(PRUNE_STAGE, {"age": age, "limit": _BATCH, "now": None})
+    fetch(connection, PRUNE_STAGE, {"age": age, "limit": _BATCH, "now": None})
 
 
 @dataclass
@@ -174,15 +174,15 @@ class OfferWriter(DataSourceArrowWriter):
         self._job = Job(key, self._started_at(options, key), options)
 
     def _started_at(self, options: Options, key: JobKey) -> int:
-        with closing(connect(options)) as session:
-            look_around(session, options)
-            if options.onFinishedJob == "error" and is_closed(session, key):
+        with closing(connect(options)) as connection:
+            look_around(connection, options)
+            if options.onFinishedJob == "error" and is_closed(connection, key):
                 raise JobFinished(
                     f"The job {key.job!r} is done, and offering its rows again would do nothing. "
                     "Give another id, or option('onFinishedJob', 'skip')."
                 )
-            now = open_job(session, key)
-            session.commit()
+            now = open_job(connection, key)
+            connection.commit()
             return now
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
@@ -196,15 +196,15 @@ class OfferWriter(DataSourceArrowWriter):
         written = [each for each in messages if isinstance(each, Written)]
         rows = sum(each.rows for each in written)
 
-        def close(session: Session) -> None:
+        def close(connection: Connection) -> None:
             if self._job.options.atomic:
-                merge_staged(session, self._job, written)
+                merge_staged(connection, self._job, written)
             else:
-                claim_closing(session, self._job.key, rows)
+                claim_closing(connection, self._job.key, rows)
 
         then_pruned(self._job.options, OFFER, close)
-        with closing(connect(self._job.options)) as session:
-            check_offered(session, self._job.key, rows)
+        with closing(connect(self._job.options)) as connection:
+            check_offered(connection, self._job.key, rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave what was offered: the same job id continues where this one stopped."""
@@ -212,7 +212,7 @@ class OfferWriter(DataSourceArrowWriter):
             return
         # It has failed already, and what it staged is pruned by age.
         with closing(Link(self._job.options)) as link, suppress(ResourceUnavailable):
-            link.once(OFFER, lambda session: clear_stage(session, self._job))
+            link.once(OFFER, lambda connection: clear_stage(connection, self._job))
 
 
 @dataclass
@@ -242,8 +242,8 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
         self._options = options
         # Here, on the driver, and not in a task: an unknown queue is no reason to retry.
         _kind_of(options, schema)
-        with closing(connect(options)) as session:
-            self._now = look_around(session, options)
+        with closing(connect(options)) as connection:
+            self._now = look_around(connection, options)
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         context, key = task_of_stream()
@@ -257,7 +257,9 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
             return
         key = JobKey(written[0].query_id, batchId)
         rows = sum(each.rows for each in written)
-        then_pruned(self._options, "The commit", lambda session: claim_closing(session, key, rows))
+        then_pruned(
+            self._options, "The commit", lambda connection: claim_closing(connection, key, rows)
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Leave what was offered: the batch is replayed, and its chunks are known."""

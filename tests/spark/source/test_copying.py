@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from psycopg.conninfo import make_conninfo
 
-from delayed_queue.spark.database import DriverError, PsycopgSession
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.spark.database import Connection, Link, connect, copy_rows, fetch
 from delayed_queue.spark.source.arrow import encode_rows
+from delayed_queue.spark.source.options import Options
 
 LONG: Final = st.integers(-(2**63), 2**63 - 1)
 SHORT: Final = st.integers(-(2**31), 2**31 - 1)
@@ -25,9 +26,9 @@ TYPES: Final = (pa.int64(), pa.int32(), pa.string(), pa.binary(), pa.string(), p
 
 
 @pytest.fixture
-def session(known: str) -> Any:
-    made = PsycopgSession(make_conninfo(known))
-    made.run(
+def connection(known: str) -> Any:
+    made = connect()
+    made.execute(
         "CREATE TEMPORARY TABLE copied (place serial, long int8, short int4, word text, "
         "bytes bytea, maybe_word text, maybe_bytes bytea, same text, many int8)"
     )
@@ -42,24 +43,24 @@ def columns(rows: list[tuple[Any, ...]]) -> dict[str, pa.Array]:
     }
 
 
-def copied(session: PsycopgSession, made: dict[str, Any]) -> list[tuple[Any, ...]]:
+def copied(connection: Connection, made: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Copy into the empty table and return what is there."""
-    session.run("TRUNCATE copied")
-    session.copy(TABLE, made, encode_rows(made))
-    found = session.fetch("SELECT * FROM copied ORDER BY place", {})
+    connection.execute("TRUNCATE copied")
+    copy_rows(connection, TABLE, made, encode_rows(made))
+    found = fetch(connection, "SELECT * FROM copied ORDER BY place", {})
     return [row[1 : len(made) + 1] for row in found]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=20))
-def test_what_is_copied_is_read_back(session: PsycopgSession, rows: list[tuple[Any, ...]]):
-    assert copied(session, columns(rows)) == rows
+def test_what_is_copied_is_read_back(connection: Connection, rows: list[tuple[Any, ...]]):
+    assert copied(connection, columns(rows)) == rows
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(ROW, min_size=3, max_size=20), TEXT, LONG)
 def test_slices_and_pieces_and_what_every_row_has(
-    session: PsycopgSession, rows: list[tuple[Any, ...]], same: str, many: int
+    connection: Connection, rows: list[tuple[Any, ...]], same: str, many: int
 ):
     whole = {name: column.slice(1) for name, column in columns(rows).items()}
     pieces = {
@@ -67,12 +68,12 @@ def test_slices_and_pieces_and_what_every_row_has(
         for name, column in whole.items()
     }
     made = {**pieces, "same": pa.scalar(same), "many": pa.scalar(many, pa.int64())}
-    assert copied(session, made) == [(*row, same, many) for row in rows[1:]]
+    assert copied(connection, made) == [(*row, same, many) for row in rows[1:]]
 
 
-def test_more_than_the_driver_sends_at_once(session: PsycopgSession):
+def test_more_than_the_driver_sends_at_once(connection: Connection):
     rows = [(n, -n, str(n), bytes([n % 256]) * 5000, None, b"") for n in range(2000)]
-    assert copied(session, columns(rows)) == rows
+    assert copied(connection, columns(rows)) == rows
 
 
 def test_a_number_that_is_null_is_no_zero():
@@ -80,7 +81,13 @@ def test_a_number_that_is_null_is_no_zero():
         encode_rows({"key": pa.array(["a", "b"]), "due": pa.array([1, None], pa.int64())})
 
 
-def test_what_the_table_refuses_is_named_without_the_row(session: PsycopgSession):
-    with pytest.raises(DriverError, match="invalid byte sequence") as caught:
-        copied(session, {"word": pa.array([b"secret\x00"])})
-    assert (caught.value.sqlstate, "secret" in str(caught.value)) == ("22021", False)
+def test_what_the_table_refuses_is_named_without_the_row(known: str):
+    made = {"word": pa.array([b"secret\x00"])}
+
+    def work(connection: Connection) -> None:
+        connection.execute("CREATE TEMPORARY TABLE copied (word text)")
+        copy_rows(connection, TABLE, made, encode_rows(made))
+
+    with pytest.raises(ResourceUnavailable, match="invalid byte sequence") as caught:
+        Link(Options()).repeat("The copy", work)
+    assert "secret" not in str(caught.value)

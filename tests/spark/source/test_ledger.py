@@ -17,7 +17,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
-from delayed_queue.spark.database import Link, connect
+from delayed_queue.spark.database import Link, connect, fetch
 from delayed_queue.spark.models import OfferLedger
 from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.source.ledger import OPENED, prune_ledger
@@ -160,7 +160,7 @@ class TestTwinsAtTheSameTime:
         one = job()
         claim = a_claim(one)
         holder = connect(one.options)
-        holder.fetch(CLAIM_CHUNK, claim)
+        fetch(holder, CLAIM_CHUNK, claim)
         with ThreadPoolExecutor(1) as pool:
             twin = pool.submit(offer, one, [rows(["a"])])
             wait_until(lambda: is_anyone_waiting(other))

@@ -18,7 +18,7 @@ from delayed_queue.codecs import channel_of
 from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
-from delayed_queue.spark.database import APPLICATION, Link
+from delayed_queue.spark.database import APPLICATION, Connection, Link, fetch
 from delayed_queue.spark.source.options import Options
 from tests.spark.offered import at, close, is_anyone_waiting, letters, triple
 from tests.spark.support import (
@@ -209,9 +209,9 @@ class TestTrouble:
         link = Link(Options())
         tries: list[object] = []
 
-        def work(session: Any) -> list[Any]:
-            tries.append(session)
-            return session.fetch("SELECT 1 / 0", {})  # type: ignore[no-any-return]
+        def work(connection: Connection) -> list[Any]:
+            tries.append(connection)
+            return fetch(connection, "SELECT 1 / 0", {})
 
         with pytest.raises(ResourceUnavailable, match="division by zero"):
             link.repeat("The division", work)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 from dataclasses import fields
 
+import pyarrow as pa
 import pytest
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, ResourceUnavailable
-from delayed_queue.spark.database import connect, dsn_from_django, resolve_dsn
+from delayed_queue.spark.database import dsn_from_django, resolve_dsn
 from delayed_queue.spark.settings import VARIABLE
+from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import Options, parse_options
 
 SECRET = "hunter2-s3cret"  # searched for, everywhere
@@ -96,8 +98,9 @@ class TestPasswords:
         self, monkeypatch: pytest.MonkeyPatch, driver: str
     ):
         monkeypatch.setenv(VARIABLE, f"postgresql://me:{SECRET}@127.0.0.1:1/sales")
+        options = parse_options({"driver": driver})
         with pytest.raises(ResourceUnavailable, match=r"'sales' at 127\.0\.0\.1:1") as caught:
-            connect(parse_options({"driver": driver}), reads_rows=True)
+            list(read_large(options, [], "SELECT 1", {}, pa.schema([]), rows=1))
         assert SECRET not in str(caught.value)
 
     def test_options_take_none_into_a_pickle(self, monkeypatch: pytest.MonkeyPatch):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.spark.database import Session, connect
+from delayed_queue.spark.database import connect, fetch
 from delayed_queue.spark.settings import TASKS
+from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import parse_options
 from delayed_queue.spark.source.reader import BY_PAGES, QueueReader, wrap
 from delayed_queue.spark.source.schema import read_schema
+from delayed_queue.spark.store.archiving import STEADY_TEXT
 from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE
 from tests.spark.leasing import fill, reader
 from tests.spark.support import job, offer, rows
@@ -26,25 +30,39 @@ ALL = ReadMaxRows(100_000)
 KEYS = [f"{each * 7919 % 10_007:05}" for each in range(5000)]
 
 
-@pytest.fixture(params=["adbc", "psycopg"])
-def session(request: pytest.FixtureRequest, known: str) -> Iterator[Session]:
-    made = connect(parse_options({"driver": request.param}), reads_rows=True)
-    yield made
-    made.close()
-
-
-def test_each_page_is_visited_once(session: Session, other: psycopg.Connection[Any]):
+def test_each_page_is_visited_once(other: psycopg.Connection[Any]):
     """Of tasks that write at once, the ids are on many pages in turns."""
     offer(job(), [rows(KEYS, "1" * 100)])
     other.execute("ANALYZE delayed_queue")
     statement, params = wrap(READ_RANGE, ["id", "payload"], [])
-    session.run(BY_PAGES)
-    (first,) = session.fetch(ID_RANGE, {"now": None})[0][:1]
-    params |= {"first": first, "last": first + 1000, "now": 0}
-    plan = "\n".join(row[0] for row in session.fetch(f"EXPLAIN {statement}", params))
-    assert "Bitmap Heap Scan" in plan
-    session.rollback()
-    assert session.fetch("SELECT current_setting('enable_indexscan')", {}) == [("on",)]
+    with closing(connect()) as connection:
+        connection.execute(BY_PAGES)
+        (first,) = fetch(connection, ID_RANGE, {"now": None})[0][:1]
+        params |= {"first": first, "last": first + 1000, "now": 0}
+        plan = "\n".join(row[0] for row in fetch(connection, f"EXPLAIN {statement}", params))
+        assert "Bitmap Heap Scan" in plan
+        connection.rollback()
+        assert fetch(connection, "SELECT current_setting('enable_indexscan')", {}) == [("on",)]
+
+
+@pytest.mark.parametrize("driver", ["adbc", "psycopg"])
+def test_each_driver_reads_in_the_transaction_of_the_statements_before(driver: str):
+    offer(job(), [rows(KEYS)])
+    schema = pa.schema([("key", pa.string()), ("zone", pa.string()), ("scan", pa.string())])
+    statement = """
+        SELECT
+            "pKey"::text AS key,
+            current_setting('TimeZone') AS zone,
+            current_setting('enable_indexscan') AS scan
+        FROM delayed_queue
+        WHERE "pKey" < %(below)s
+    """
+    options = parse_options({"driver": driver})
+    before = [BY_PAGES, STEADY_TEXT.text]
+    batches = read_large(options, before, statement, {"below": "05"}, schema, rows=1)
+    found = [row for batch in batches for row in batch.to_pylist()]
+    assert sorted(row["key"] for row in found) == sorted(key for key in KEYS if key < "05")
+    assert {(row["zone"], row["scan"]) for row in found} == {("UTC", "off")}
 
 
 def outliers(queue: DelayedQueue, other: psycopg.Connection[Any], count: int) -> None:

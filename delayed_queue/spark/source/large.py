@@ -1,0 +1,71 @@
+"""Reads of large answers: by ADBC where it is installed, else by psycopg.
+
+ADBC makes Arrow of binary COPY in C, but reads the whole catalog of types when it connects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from importlib.util import find_spec
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.spark.database import (
+    bound,
+    connect,
+    first_line,
+    labelled,
+    resolve_dsn,
+    stream,
+    unreachable,
+)
+from delayed_queue.spark.source.options import Options
+
+# Rows from which ADBC is faster, its connection included.
+_LARGE: Final = 20_000
+_BATCH_BYTES: Final = str(8 * 1024 * 1024)
+
+
+def read_large(
+    options: Options, before: Sequence[str], statement: str, params: Mapping[str, Any],
+    schema: pa.Schema, *, rows: int,
+) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Yield the rows of the statement, in one transaction after those of ``before``."""
+    is_adbc = options.driver == "adbc" or (
+        options.driver == "auto" and rows >= _LARGE and find_spec("adbc_driver_postgresql")
+    )
+    if is_adbc:
+        yield from _by_adbc(options, before, bound(statement, params))
+        return
+    with closing(connect(options)) as connection:
+        try:
+            for each in before:
+                connection.execute(each)
+            yield from stream(connection, statement, params, schema)
+        except psycopg.Error as error:
+            raise ResourceUnavailable(f"The read failed: {first_line(error)}") from None
+
+
+def _by_adbc(options: Options, before: Sequence[str], query: str) -> Iterator[pa.RecordBatch]:
+    from adbc_driver_manager import Error
+    from adbc_driver_postgresql import dbapi
+
+    address = resolve_dsn(options)
+    try:
+        opened = dbapi.connect(labelled(address))
+    except Error as error:
+        raise unreachable(address, error) from None
+    with closing(opened) as connection, connection.cursor() as cursor:
+        try:
+            for each in before:
+                cursor.execute(each)
+            hint = {"adbc.postgresql.batch_size_hint_bytes": _BATCH_BYTES}
+            cursor.adbc_statement.set_options(**hint)
+            cursor.execute(query)
+            yield from cursor.fetch_record_batch()
+        except Error as error:
+            raise ResourceUnavailable(f"The read failed: {first_line(error)}") from None
