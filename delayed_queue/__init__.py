@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from delayed_queue.cron.schedules import DailySchedule as DailySchedule
     from delayed_queue.cron.schedules import PeriodicSchedule as PeriodicSchedule
     from delayed_queue.exceptions import DelayedQueueError as DelayedQueueError
+    from delayed_queue.facade import DelayedQueue as DelayedQueue
     from delayed_queue.handlers import Reject as Reject
     from delayed_queue.handlers import Retry as Retry
     from delayed_queue.handlers import Snooze as Snooze
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from delayed_queue.messages import Envelope as Envelope
     from delayed_queue.messages import OfferOutcome as OfferOutcome
     from delayed_queue.messages import ScheduledMessage as ScheduledMessage
-    from delayed_queue.queue.queue import DelayedQueue as DelayedQueue
     from delayed_queue.retries import Groups as Groups
     from delayed_queue.retries import RetryPolicy as RetryPolicy
 
@@ -35,7 +35,7 @@ _HOMES = {
     "CronMessage": "cron.rules",
     "CronSchedule": "cron.schedules",
     "DailySchedule": "cron.schedules",
-    "DelayedQueue": "queue.queue",
+    "DelayedQueue": "facade",
     "DelayedQueueError": "exceptions",
     "DeliveryType": "messages",
     "Envelope": "messages",

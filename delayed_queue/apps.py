@@ -23,13 +23,13 @@ from django.utils.module_loading import module_has_submodule
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings
+from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings, register_check
 from delayed_queue.db.own import pool_size
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
+from delayed_queue.instruments import load
+from delayed_queue.logs import log
 from delayed_queue.observe import signals
-from delayed_queue.observe.instruments import load
-from delayed_queue.observe.logs import log
 
 _WATCH: Final = "delayed_queue.watch"
 _NO_DRIVER: Final = (
@@ -50,6 +50,16 @@ def _demand_driver() -> None:
 
 
 _demand_driver()
+
+
+def _check_cron(entries: Any) -> None:
+    # Imported on first use: most projects declare no schedules in their settings.
+    from delayed_queue.cron.registry import entries_of
+
+    entries_of(entries)
+
+
+register_check("CRON", _check_cron)
 
 
 class DelayedQueueConfig(AppConfig):

@@ -222,18 +222,10 @@ def _is_dotted(path: str) -> bool:
     return "." in path and all(name.isidentifier() for name in path.split("."))
 
 
-def _check_cron(entries: Any) -> None:
-    # Loaded where there are some.
-    from delayed_queue.cron.registry import entries_of
-
-    entries_of(entries)
-
-
-# Those whose own parts refuse what they cannot be.
+# Functions that raise DelayedQueueError for a wrong value, by key.
 _CHECKED: Final[dict[str, Callable[[Any], object]]] = {
     "LEASE_DURATION": check_lease,
     "POLL_INTERVAL": check_interval,
-    "CRON": _check_cron,
 }
 
 
@@ -308,6 +300,11 @@ def register_section(key: str, registered: Section) -> None:
     """Make a key of ``DELAYED_QUEUE`` known; for an app's module ``conf``, loaded with the app."""
     _sections[key] = registered
     _forget(setting=SETTING)
+
+
+def register_check(key: str, check: Callable[[Any], object]) -> None:
+    """Add the check of a key whose package this module must not import."""
+    _CHECKED[key] = check
 
 
 def _configured() -> dict[str, Any]:

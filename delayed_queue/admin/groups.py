@@ -12,11 +12,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import dated, number, table
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import Limit
 from delayed_queue.observe.overview import name_of
 from delayed_queue.queue.groups import HeldGroup
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import written_rate
 
 _MAX_GROUPS: Final = 100

@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol
 
 from django.db.models import BigIntegerField, ExpressionWrapper, F, Func, QuerySet, Value
 
+from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import EpochMillisecondField
 
 MAX_BIGINT: Final = 2**63
 # Every number with fewer digits is a bigint.

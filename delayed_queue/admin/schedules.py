@@ -24,10 +24,10 @@ from delayed_queue.admin.rows import find
 from delayed_queue.admin.schedule_forms import ScheduleForm
 from delayed_queue.admin.schedule_preview import declared_entry, next_run, preview
 from delayed_queue.cron.keeper import installer_of
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import registry
 from delayed_queue.messages import OfferOutcome, to_milliseconds
 from delayed_queue.models import Schedule
-from delayed_queue.queue.queue import DelayedQueue
 
 
 class ScheduleOperation(Operation):

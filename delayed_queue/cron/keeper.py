@@ -16,6 +16,7 @@ from typing import Any, Final
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.conf import get_settings
+from delayed_queue.cron.models import Schedule
 from delayed_queue.cron.registry import (
     CronEntry,
     Definition,
@@ -28,16 +29,15 @@ from delayed_queue.cron.registry import (
     schedule_of,
 )
 from delayed_queue.cron.rules import Schedule as Rule
-from delayed_queue.cron.service import ScheduleInstaller
+from delayed_queue.cron.service import CronService, ScheduleInstaller
 from delayed_queue.cron.store import ScheduleRow
-from delayed_queue.cron.ticking import TickReport
+from delayed_queue.cron.ticking import TickReport, Ticks
 from delayed_queue.db.resilience import repeat
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
+from delayed_queue.logs import described, first_line, log
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import Schedule
-from delayed_queue.observe.logs import described, first_line, log
-from delayed_queue.queue.queue import DelayedQueue
+from delayed_queue.queue.offering import Offering
 
 __all__ = [
     "CronEntry", "CronKeeper", "CronThread", "Definition", "Kept", "cron", "declared",
@@ -234,8 +234,8 @@ class _RolledBack(AbstractContextManager[None]):
 def installer_of(entry: CronEntry, using: str = DEFAULT_DB_ALIAS) -> ScheduleInstaller:
     """Return what installs the entry's ticks."""
     assert isinstance(entry.schedule, Rule)  # noqa: S101 - since CronEntry.__post_init__
-    queue = DelayedQueue(entry.queue, codec=entry.codec, kind=entry.kind, using=using)
-    return queue.cron.installer(
+    queue = Offering(entry.queue, codec=entry.codec, kind=entry.kind, using=using)
+    return CronService(Ticks(queue, Schedule.objects)).installer(
         entry.key_prefix, entry.schedule, entry.generate,
         missed=entry.missed, missed_cap=entry.missed_cap,
     )  # fmt: skip

@@ -30,8 +30,8 @@ from delayed_queue.cron.schedules import (
 from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.cron.ticking import TickReport, Ticks
 from delayed_queue.db.wakeups import StopSignal
+from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
-from delayed_queue.observe.logs import log
 
 CLOSE_SECONDS: Final = 5.0
 # After an error the next try comes sooner than a daily schedule's six hours.

@@ -23,8 +23,8 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import MILLISECOND, OfferOutcome, ScheduledMessage, to_milliseconds
 
 if TYPE_CHECKING:
+    from delayed_queue.cron.models import Schedule
     from delayed_queue.cron.store import ScheduleManager
-    from delayed_queue.models import Schedule
     from delayed_queue.queue.offering import Offering
 
 

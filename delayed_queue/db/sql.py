@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, Final, Generic, LiteralString, NamedTuple, TypeVar
 
 Row = tuple[Any, ...]
+# A statement and its parameters.
+Step = tuple[str, dict[str, Any]]
 N = TypeVar("N", bound=NamedTuple)
 T = TypeVar("T")
 C = TypeVar("C")

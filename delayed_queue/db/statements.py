@@ -15,7 +15,7 @@ from django.db import Error, connections, transaction
 
 from delayed_queue.db.exchange import Exchange, result_of
 from delayed_queue.db.session import Kept, Session, Statement, prepares, session_of
-from delayed_queue.db.sql import NOTIFY
+from delayed_queue.db.sql import NOTIFY, Step
 from delayed_queue.db.sql import Row as Row
 
 if TYPE_CHECKING:
@@ -214,10 +214,6 @@ def _within(
             session.raw.execute(f"ROLLBACK TO SAVEPOINT {_STEPS}", prepare=False)
             session.raw.execute(f"RELEASE SAVEPOINT {_STEPS}", prepare=False)
         raise
-
-
-# A statement and its parameters.
-Step = tuple[str, dict[str, Any]]
 
 
 def run(using: str, steps: Sequence[Step], channels: Sequence[str] = ()) -> list[list[Row]]:

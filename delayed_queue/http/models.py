@@ -9,13 +9,13 @@ from django.db import models
 from django.db.models import Value
 from django.utils.translation import gettext_lazy as _
 
+from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.http.store.adding import AddStore
 from delayed_queue.http.store.callbacks import AttemptManager, EndpointManager, HostManager
 from delayed_queue.http.store.callers import ApiTokenManager, IdempotencyKeyManager, RateManager
 from delayed_queue.http.store.consuming import ConsumeStore
 from delayed_queue.http.store.finding import FindStore
 from delayed_queue.http.store.topics import TopicStore
-from delayed_queue.models import EpochMillisecondField
 
 M = TypeVar("M", bound=models.Model)
 

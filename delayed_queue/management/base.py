@@ -18,11 +18,11 @@ from delayed_queue.exceptions import (
     SchemaMismatch,
     did_you_mean,
 )
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import Argument, add_all, add_database
 from delayed_queue.management.tables import show, tell
 from delayed_queue.messages import check_text
 from delayed_queue.observe.overview import find_kinds, is_known, measure, name_of
-from delayed_queue.queue.queue import DelayedQueue
 
 WRONG_CONFIGURATION: Final = 1
 WRONG_USAGE: Final = 2

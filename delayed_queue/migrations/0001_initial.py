@@ -3,7 +3,7 @@
 import django.db.models.functions.comparison
 from django.db import migrations, models
 
-import delayed_queue.models
+import delayed_queue.fields
 from delayed_queue.migrations._operations import (
     END_TURN,
     TAKE_TURN,
@@ -79,11 +79,11 @@ class Migration(migrations.Migration):
                 ("payload", models.BinaryField()),
                 (
                     "scheduled_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="scheduledAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAt"),
                 ),
                 (
                     "scheduled_at_initially",
-                    delayed_queue.models.EpochMillisecondField(db_column="scheduledAtInitially"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
                 ),
                 (
                     "lease_id",
@@ -91,13 +91,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
                 ("attempts", models.IntegerField(db_default=0)),
                 ("headers", models.JSONField(blank=True, null=True)),
                 (
                     "due_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="dueAt", null=True
                     ),
                 ),
@@ -108,7 +108,7 @@ class Migration(migrations.Migration):
                 ("last_error", models.TextField(blank=True, db_column="lastError", null=True)),
                 (
                     "version_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="versionAt", null=True
                     ),
                 ),
@@ -131,27 +131,27 @@ class Migration(migrations.Migration):
                 ],
                 "default_permissions": ["view"],
                 "indexes": [
-                    delayed_queue.models.LongNamedIndex(
+                    delayed_queue.fields.LongNamedIndex(
                         condition=models.Q(("scheduled_at__isnull", False)),
                         fields=["kind", "scheduled_at", "id"],
                         name="delayed_queue__KindPlusScheduledAtIndex",
                     ),
-                    delayed_queue.models.LongNamedIndex(
+                    delayed_queue.fields.LongNamedIndex(
                         condition=models.Q(("lease_id__isnull", False)),
                         fields=["lease_id", "id"],
                         name="delayed_queue__LockUuidPlusIdIndex",
                     ),
-                    delayed_queue.models.LongNamedIndex(
+                    delayed_queue.fields.LongNamedIndex(
                         condition=models.Q(("group__isnull", False), ("lease_id__isnull", True)),
                         fields=["kind", "group", "scheduled_at", "id"],
                         name="delayed_queue__GroupPlusScheduledAtIndex",
                     ),
-                    delayed_queue.models.LongNamedIndex(
+                    delayed_queue.fields.LongNamedIndex(
                         condition=models.Q(("group__isnull", False), ("lease_id__isnull", False)),
                         fields=["kind", "group", "scheduled_at", "id"],
                         name="delayed_queue__GroupPlusLeasedUntilIndex",
                     ),
-                    delayed_queue.models.LongNamedIndex(
+                    delayed_queue.fields.LongNamedIndex(
                         condition=models.Q(
                             ("group__isnull", False),
                             ("lease_id__isnull", True),
@@ -193,13 +193,13 @@ class Migration(migrations.Migration):
                 ("last_error", models.TextField(blank=True, db_column="lastError", null=True)),
                 (
                     "scheduled_at_initially",
-                    delayed_queue.models.EpochMillisecondField(db_column="scheduledAtInitially"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
                 ),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
-                ("died_at", delayed_queue.models.EpochMillisecondField(db_column="diedAt")),
+                ("died_at", delayed_queue.fields.EpochMillisecondField(db_column="diedAt")),
                 ("fingerprint", models.CharField(blank=True, db_default="", max_length=16)),
                 (
                     "group",
@@ -268,7 +268,7 @@ class Migration(migrations.Migration):
                 ("is_canary_over", models.BooleanField(db_column="isCanaryOver", db_default=False)),
                 (
                     "died_until",
-                    delayed_queue.models.EpochMillisecondField(db_column="diedUntil"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="diedUntil"),
                 ),
                 ("newest_id", models.BigIntegerField(db_column="newestId")),
                 ("total", models.BigIntegerField()),
@@ -286,12 +286,12 @@ class Migration(migrations.Migration):
                 ("why", models.TextField(blank=True, db_default="")),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
-                ("next_at", delayed_queue.models.EpochMillisecondField(db_column="nextAt")),
+                ("next_at", delayed_queue.fields.EpochMillisecondField(db_column="nextAt")),
                 (
                     "ended_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="endedAt", null=True
                     ),
                 ),
@@ -372,13 +372,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "last_tick",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="lastTick", null=True
                     ),
                 ),
                 (
                     "installed_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="installedAt", null=True
                     ),
                 ),
@@ -433,11 +433,11 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "started_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="startedAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="startedAt"),
                 ),
                 (
                     "heartbeat_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="heartbeatAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="heartbeatAt"),
                 ),
                 ("in_flight", models.BigIntegerField(db_column="inFlight", db_default=0)),
                 ("done", models.BigIntegerField(db_default=0)),
@@ -483,7 +483,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "paused_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="pausedAt", null=True
                     ),
                 ),
@@ -508,7 +508,7 @@ class Migration(migrations.Migration):
                 ("spent_until", models.FloatField(db_column="spentUntil", null=True)),
                 (
                     "resumed_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="resumedAt", null=True
                     ),
                 ),
@@ -547,7 +547,7 @@ class Migration(migrations.Migration):
                 ("failed", models.IntegerField(db_default=0)),
                 ("died", models.IntegerField(db_default=0)),
                 ("kind", models.CharField(db_collation="C", db_column="pKind", max_length=100)),
-                ("times", delayed_queue.models.CountsField(db_default=models.Value("{}"))),
+                ("times", delayed_queue.fields.CountsField(db_default=models.Value("{}"))),
                 ("versions", models.TextField(null=True)),
             ],
             options={"db_table": "delayed_queue_sample", "default_permissions": []},

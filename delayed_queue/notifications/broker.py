@@ -19,11 +19,11 @@ from kombu import Connection, Queue, compression
 from kombu.exceptions import KombuError
 
 from delayed_queue.db.resilience import is_unavailable, tend
+from delayed_queue.logs import log
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH
 from delayed_queue.notifications.parking import Incoming, Tally, take
 from delayed_queue.notifications.services import USING
-from delayed_queue.observe.logs import log
 
 
 def publish(requests: Iterable[Any], url: str = "", queue: str = "") -> int:

@@ -20,10 +20,10 @@ from django.db.models import Max
 from django.template import TemplateSyntaxError
 
 from delayed_queue.db.resilience import repeat
+from delayed_queue.logs import log
 from delayed_queue.notifications.models import Template
 from delayed_queue.notifications.rendering import Compiled, compiled
 from delayed_queue.notifications.services import USING, fetch
-from delayed_queue.observe.logs import log
 
 # What tells a row of the templates, as ``t``, from any other that there ever was, and from itself
 # before any UPDATE, also one by hand: by the transaction that wrote it and where it lies. A

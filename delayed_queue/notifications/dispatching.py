@@ -26,13 +26,13 @@ from delayed_queue.db.resilience import is_unavailable, repeat, tidy_connections
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.callbacks.calls import least_wait
 from delayed_queue.http.rates import Hold
+from delayed_queue.logs import log
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
 from delayed_queue.notifications.services import IN_DOUBT, USING, Begun, Call, Settlement
-from delayed_queue.observe.logs import log
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -11,20 +11,17 @@ from datetime import timedelta
 from functools import partial
 from heapq import nlargest
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import write_by_halves
+from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe import store
-from delayed_queue.observe.logs import described, log
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, estimated_depths, find_kinds
 from delayed_queue.observe.store import BucketRow, CountsRow, DepthRow, StepRow, Window
-
-if TYPE_CHECKING:
-    from delayed_queue.worker.consumers import Tally
 
 MINUTE: Final = timedelta(minutes=1)
 _MINUTE_MS: Final = 60_000
@@ -37,6 +34,43 @@ _BUCKETS: Final = 32
 _COUNT_BITS: Final = 25
 _MOST: Final = 2**_COUNT_BITS - 1
 _MAX_INT: Final = 2**31 - 1
+
+
+class Tally:
+    """A worker's counts of a queue since it began, added to by its claim loop, a batch at a time.
+
+    Numbers only grow: who tells of them, from another thread, remembers what it has told. Of
+    lateness and run times it counts how many have so many bits, in milliseconds.
+    """
+
+    __slots__ = ("died", "done", "failed", "kind", "lateness", "runs")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.done = self.failed = self.died = 0
+        self.lateness: Counter[int] = Counter()
+        self.runs: Counter[int] = Counter()
+
+    def note_lateness(self, milliseconds: Sequence[int]) -> None:
+        _note(self.lateness, milliseconds, 1)
+
+    def note_runs(self, seconds: Sequence[float]) -> None:
+        _note(self.runs, seconds, 1000)
+
+
+def _note(counted: Counter[int], values: Sequence[float], scale: int) -> None:
+    if not values:
+        return
+    # Mostly those of a batch are alike; looking at each took four times as long.
+    least, most = _bits(min(values) * scale), _bits(max(values) * scale)
+    if least == most:
+        counted[least] += len(values)
+    else:
+        counted.update([_bits(each * scale) for each in values])
+
+
+def _bits(milliseconds: float) -> int:
+    return max(int(milliseconds), 0).bit_length()
 
 
 class _Told(NamedTuple):

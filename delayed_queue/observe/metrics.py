@@ -16,14 +16,14 @@ from django.db import DEFAULT_DB_ALIAS, Error
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import drop_if_lost
 from delayed_queue.exceptions import DelayedQueueError, needing
+from delayed_queue.facade import DelayedQueue
+from delayed_queue.instruments import Headers, ending
 from delayed_queue.messages import Envelope
-from delayed_queue.models import Limit
 from delayed_queue.observe import signals
-from delayed_queue.observe.instruments import Headers, ending
 from delayed_queue.observe.overview import QueueDepth, measure
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
 from delayed_queue.queue.groups import HeldGroup
-from delayed_queue.queue.queue import DelayedQueue
+from delayed_queue.queue.models import Limit
 
 with needing("metrics", "delayed_queue.observe.metrics"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, values

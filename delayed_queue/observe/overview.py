@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.codecs import codec_named, kind_of
+from delayed_queue.cron.models import Schedule
 from delayed_queue.handlers import Handler, registry
 from delayed_queue.messages import MAX_MILLISECONDS, MILLISECOND
-from delayed_queue.models import DeadLetter, Limit, Message, Schedule
 from delayed_queue.observe.store import EstimateRow, estimates
 from delayed_queue.queue.hooks import hooks
+from delayed_queue.queue.models import DeadLetter, Limit, Message
 from delayed_queue.queue.store.inspect import Caps, OverviewRow
 
 MAX_KINDS: Final = 100

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import sentry_sdk
 
 from delayed_queue.handlers import HandlerSignal
+from delayed_queue.instruments import Headers
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
-from delayed_queue.observe.instruments import Headers
 
 
 class SentryInstrument:

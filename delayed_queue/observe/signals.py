@@ -26,8 +26,8 @@ from django.dispatch import Signal
 
 from delayed_queue.conf import logs_errors
 from delayed_queue.db.own import using_projects_connection
+from delayed_queue.logs import log, logger
 from delayed_queue.messages import Envelope
-from delayed_queue.observe.logs import log, logger
 
 leased: Final = Signal()
 acknowledged: Final = Signal()

@@ -10,7 +10,7 @@ from typing import Final
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.observe.logs import log
+from delayed_queue.logs import log
 from delayed_queue.observe.store import SnapshotRow, oldest_snapshot_row
 
 # A snapshot is old after so long, or, of holders without a beginning, by so many transactions.

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from delayed_queue import __version__
 from delayed_queue.exceptions import needing
+from delayed_queue.instruments import Headers, ending
 from delayed_queue.messages import Envelope
-from delayed_queue.observe.instruments import Headers, ending
 
 with needing("metrics", "delayed_queue.observe.tracing"):
     from opentelemetry import context, trace

@@ -15,7 +15,7 @@ from delayed_queue.db.statements import fetch_all_at_once
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND, check_claim, to_milliseconds
-from delayed_queue.models import DeadLetter, Limit, Message, Schedule
+from delayed_queue.queue.models import DeadLetter, Limit, Message
 from delayed_queue.queue.store.claim import HANDLER
 from delayed_queue.queue.store.groups import GroupRow
 from delayed_queue.queue.store.limits import RulesRow
@@ -43,7 +43,6 @@ class QueueBase:
         defaults = get_settings()
         self._messages = Message.objects
         self._letters = DeadLetter.objects
-        self._schedules = Schedule.objects
         self._limits = Limit.objects
         self.name = check_kind(name)
         self.codec = codec_named(codec)

@@ -19,9 +19,9 @@ from delayed_queue.db.resilience import Lost, repeat, through_conflicts, write_b
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration, NoSuchLetters, RunInProgress
 from delayed_queue.handlers import storable
+from delayed_queue.logs import described, log
 from delayed_queue.messages import from_milliseconds
-from delayed_queue.models import BulkRun, DeadLetter, Message
-from delayed_queue.observe.logs import described, log
+from delayed_queue.queue.models import BulkRun, DeadLetter, Message
 from delayed_queue.queue.store.bulk import (
     CANCELLED,
     DONE,

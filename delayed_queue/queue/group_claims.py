@@ -9,8 +9,8 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.models import MessageManager
 from delayed_queue.queue.dealing import Dealt, deal_out, spent_by
+from delayed_queue.queue.models import MessageManager
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, earliest_first
 from delayed_queue.queue.store.groups import Ahead, GroupLease, UngroupedRow
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.handlers import registry, storable
 from delayed_queue.messages import check_group
-from delayed_queue.models import LimitManager
 from delayed_queue.queue.base import QueueBase
 from delayed_queue.queue.dealing import rule_of
 from delayed_queue.queue.hooks import hooks
+from delayed_queue.queue.models import LimitManager
 from delayed_queue.queue.store.groups import GroupRow
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.retries import Groups, check_limit, parse_rate

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from delayed_queue.db.statements import Step
+    from delayed_queue.db.sql import Step
 
 
 class RedriveGuard(Protocol):

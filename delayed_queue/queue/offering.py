@@ -13,6 +13,7 @@ from delayed_queue.codecs import Codec, encode
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost
 from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown
+from delayed_queue.instruments import headers_for
 from delayed_queue.messages import (
     OfferOutcome,
     ScheduledMessage,
@@ -23,9 +24,8 @@ from delayed_queue.messages import (
     check_schedule,
     encode_headers,
 )
-from delayed_queue.models import DeadLetter, Message
-from delayed_queue.observe.instruments import headers_for
 from delayed_queue.queue.base import QueueBase
+from delayed_queue.queue.models import DeadLetter, Message
 from delayed_queue.queue.store.offer import FoundOffer, Offered
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from delayed_queue.db.resilience import is_in_transaction, is_unavailable, never
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
+from delayed_queue.logs import log_poll
 from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
-from delayed_queue.observe.logs import log_poll
 from delayed_queue.queue.base import QueueBase, T, nothing
 from delayed_queue.queue.dealing import UNLIMITED
 from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk

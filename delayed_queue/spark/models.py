@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q, Value
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.models import EpochMillisecondField
+from delayed_queue.fields import EpochMillisecondField
 
 
 class OfferLedger(models.Model):

@@ -6,7 +6,8 @@ from django.db import models
 from django.db.models import Q, Value
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.models import EpochMillisecondField, Message
+from delayed_queue.fields import EpochMillisecondField
+from delayed_queue.models import Message
 from delayed_queue.tasks.store import PriorityManager, ResultManager
 
 

@@ -18,8 +18,9 @@ from django.utils.translation import gettext
 from delayed_queue.codecs import channel_of, codec_named
 from delayed_queue.db.days import DAYS_SECONDS
 from delayed_queue.db.resilience import never, repeat
-from delayed_queue.db.statements import Step
+from delayed_queue.db.sql import Step
 from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import (
     Failure,
     Handler,
@@ -29,10 +30,9 @@ from delayed_queue.handlers import (
     judge,
     registry,
 )
+from delayed_queue.logs import described, log
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import described, log
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import Groups, RetryPolicy
 from delayed_queue.tasks import running
 from delayed_queue.tasks._api import have_listeners

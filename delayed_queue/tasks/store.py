@@ -10,8 +10,8 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.days import DailyTable
-from delayed_queue.db.sql import CLOCK, column_of, rows_of
-from delayed_queue.db.statements import Step, execute, fetch
+from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of
+from delayed_queue.db.statements import execute, fetch
 from delayed_queue.queue.store.fragments import TELL_HOLDER
 from delayed_queue.queue.store.inspect import walking
 from delayed_queue.tasks.options import first_id

@@ -9,7 +9,8 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
-from delayed_queue.db.statements import Step, fetch, fetch_all
+from delayed_queue.db.sql import Step
+from delayed_queue.db.statements import fetch, fetch_all
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
 from delayed_queue.handlers import Verdict
 from delayed_queue.messages import MILLISECOND, Envelope

@@ -16,6 +16,7 @@ from django.db import connections
 from psycopg.pq import TransactionStatus
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import Reject, Snooze, registry
 from delayed_queue.messages import (
     Envelope,
@@ -26,7 +27,6 @@ from delayed_queue.messages import (
 )
 from delayed_queue.models import DeadLetter
 from delayed_queue.queue.fingerprints import fingerprint
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.testing.queues import InMemoryQueue
 from delayed_queue.testing.stores import Letter

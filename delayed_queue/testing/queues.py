@@ -12,9 +12,9 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from delayed_queue.codecs import Codec
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.models import Message, MessageManager
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
 from delayed_queue.queue.store.inspect import StatsRow, StoredRow
 from delayed_queue.queue.store.settle import ExtendedRow
@@ -344,8 +344,10 @@ class InMemoryQueue(DelayedQueue):
         self.store = InMemoryStore() if store is None else store
         self._messages = InMemoryMessages(self.store)
         self._letters = InMemoryLetters(self.store)
-        self._schedules = InMemorySchedules(self.store)
         self._limits = InMemoryLimits(self.store)
+
+    def _schedules(self) -> InMemorySchedules:
+        return InMemorySchedules(self.store)
 
     def _now(self) -> int:
         return to_milliseconds(self._local_now())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from delayed_queue.conf import get_settings
-from delayed_queue.observe.logs import log
+from delayed_queue.logs import log
 from delayed_queue.worker.deadlines import EXIT_STUCK
 
 COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "in_flight")

@@ -27,10 +27,10 @@ from delayed_queue.db.sql import Row, first_row, rows_of, value_of
 from delayed_queue.db.statements import run
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Manner, Snooze, Treatment
+from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.models import Message
-from delayed_queue.observe.logs import described, log
 from delayed_queue.queue.group_claims import GroupClaim, GroupWalk, by_turns
+from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import (
     LeasedRow,
     RankedRow,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from delayed_queue.db.statements import Step
+from delayed_queue.db.sql import Step
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import Handler, Verdict, judge
 from delayed_queue.messages import MILLISECOND, Envelope
+from delayed_queue.observe.history import Tally
 from delayed_queue.queue.group_claims import GroupWalk
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import (
     NO_FLOOR,
     claiming,
@@ -97,43 +97,6 @@ class TransactionLoad:
         if handled:
             weight = min(handled / AVERAGED, 1)
             self.seconds_each += (seconds / handled - self.seconds_each) * weight
-
-
-class Tally:
-    """A worker's counts of a queue since it began, added to by its claim loop, a batch at a time.
-
-    Numbers only grow: who tells of them, from another thread, remembers what it has told. Of
-    lateness and run times it counts how many have so many bits, in milliseconds.
-    """
-
-    __slots__ = ("died", "done", "failed", "kind", "lateness", "runs")
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.done = self.failed = self.died = 0
-        self.lateness: Counter[int] = Counter()
-        self.runs: Counter[int] = Counter()
-
-    def note_lateness(self, milliseconds: Sequence[int]) -> None:
-        _note(self.lateness, milliseconds, 1)
-
-    def note_runs(self, seconds: Sequence[float]) -> None:
-        _note(self.runs, seconds, 1000)
-
-
-def _note(counted: Counter[int], values: Sequence[float], scale: int) -> None:
-    if not values:
-        return
-    # Mostly those of a batch are alike; looking at each took four times as long.
-    least, most = _bits(min(values) * scale), _bits(max(values) * scale)
-    if least == most:
-        counted[least] += len(values)
-    else:
-        counted.update([_bits(each * scale) for each in values])
-
-
-def _bits(milliseconds: float) -> int:
-    return max(int(milliseconds), 0).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.db.sql import MISSING_RIGHTS, rows_of
 from delayed_queue.db.statements import fetch
 from delayed_queue.exceptions import DatabaseRefused, ResourceUnavailable, SchemaMismatch
-from delayed_queue.observe.logs import described, first_line, log
+from delayed_queue.logs import described, first_line, log
 
 # What no waiting mends: wrong user or password, no such database, no permission.
 _REFUSALS: Final = ("28", "3D000", "42501")

@@ -14,10 +14,10 @@ from delayed_queue.db.clock import database_now
 from delayed_queue.db.sql import Row
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.handlers import attempts_used_up
+from delayed_queue.logs import log, log_poll, logger
 from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
-from delayed_queue.models import Message
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import log, log_poll, logger
+from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, RankedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper

@@ -18,8 +18,8 @@ from delayed_queue.db.resilience import (
     through_conflicts,
     waited_too_long,
 )
-from delayed_queue.db.sql import Row
-from delayed_queue.db.statements import Sent, Step, run
+from delayed_queue.db.sql import Row, Step
+from delayed_queue.db.statements import Sent, run
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import storable
 from delayed_queue.queue.store.claim import limiting_waits

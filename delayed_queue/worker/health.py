@@ -27,8 +27,8 @@ from typing import Any, Final
 from django.db import connections
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.observe.instruments import add_instrument
-from delayed_queue.observe.logs import described, log
+from delayed_queue.instruments import add_instrument
+from delayed_queue.logs import described, log
 from delayed_queue.worker.board import Board, limit_of
 from delayed_queue.worker.heartbeat import TELLING, ProgressLine, Totals
 

@@ -24,18 +24,19 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import is_unavailable, through_conflicts
 from delayed_queue.db.silence import limit_waits
 from delayed_queue.db.wakeups import Listener, StopSignal
+from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import BulkRun, DeadLetter, Limit, Worker
 from delayed_queue.observe.history import Sampler
-from delayed_queue.observe.logs import described, log
 from delayed_queue.observe.snapshots import SnapshotWatch
 from delayed_queue.observe.store import SAMPLES_BY_DAY
 from delayed_queue.queue.bulk import RUNS, step
+from delayed_queue.queue.models import BulkRun, DeadLetter, Limit
+from delayed_queue.worker.models import Worker
 from delayed_queue.worker.refusals import state_of
 from delayed_queue.worker.store import NOT_SCANNED, SlowestScan, WorkerCounts
 
 if TYPE_CHECKING:
-    from delayed_queue.worker.consumers import Tally
+    from delayed_queue.observe.history import Tally
 
 T = TypeVar("T")
 

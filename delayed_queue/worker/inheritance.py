@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from django.db import connections
 
-from delayed_queue.observe.logs import log
+from delayed_queue.logs import log
 
 Connection = psycopg.BaseConnection[Any]
 

@@ -17,10 +17,10 @@ from django.db.models import F
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import is_unavailable, sqlstate_of, write_by_halves
 from delayed_queue.handlers import storable
+from delayed_queue.logs import described, first_line, log
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.models import Message
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import described, first_line, log
+from delayed_queue.queue.models import Message
 
 # How long a refusal is shown by the worker's row, and so by queuehealth.
 SHOWN_SECONDS: Final = 600.0

@@ -11,13 +11,13 @@ from typing import Final
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import Handler, Registry, Source
+from delayed_queue.instruments import awrap, wrap
+from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import Message
-from delayed_queue.observe.instruments import awrap, wrap
-from delayed_queue.observe.logs import log
 from delayed_queue.queue.group_claims import GroupWalk
-from delayed_queue.queue.queue import DelayedQueue
+from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR
 from delayed_queue.worker.consumers import FIRST_WINDOW, IDLE, Consumer, full_scan_pause
 from delayed_queue.worker.options import WorkerOptions

@@ -13,13 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
-from delayed_queue.db.sql import Row, column_of
-from delayed_queue.db.statements import Step
+from delayed_queue.db.sql import Row, Step, column_of
 from delayed_queue.handlers import Failure, Snooze, Treatment, Verdict, storable
+from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.models import Message
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import log
+from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.settle import (
     acknowledging_leases,
     acknowledging_members,

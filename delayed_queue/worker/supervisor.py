@@ -25,8 +25,8 @@ from django.db import connections
 from django.utils.autoreload import iter_all_python_module_files
 
 from delayed_queue.db.wakeups import StopSignal
+from delayed_queue.logs import log
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import COUNTERS, Board, Standing, limit_of
 from delayed_queue.worker.crashes import CrashReport, cause_of_death, give_back, listed
 from delayed_queue.worker.deadlines import EXIT_STUCK, in_daemon

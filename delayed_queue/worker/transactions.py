@@ -21,7 +21,7 @@ from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import attempts_used_up
 from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
-from delayed_queue.models import Message
+from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.consumers import Consumer, Poll, PollResult

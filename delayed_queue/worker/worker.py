@@ -20,9 +20,9 @@ from delayed_queue.db.resilience import is_unavailable, write_by_halves
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, registry
+from delayed_queue.logs import described, log
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import described, log
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
 from delayed_queue.worker.consumers import Consumer, slowest_scan

@@ -16,9 +16,8 @@ from django.db import connection, connections
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Sample
 from delayed_queue.observe import store
-from delayed_queue.observe.history import MAX_COUNTED, Deploy, Sampler, quantile, read
+from delayed_queue.observe.history import MAX_COUNTED, Deploy, Sampler, Tally, quantile, read
 from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow, DepthRow, Window
-from delayed_queue.worker.consumers import Tally
 from delayed_queue.worker.heartbeat import ALIVE
 from tests.support.concurrency import calling, raw_connection
 from tests.support.factories import DeadLetterFactory, MessageFactory

@@ -14,7 +14,7 @@ from django.conf import LazySettings
 from delayed_queue import DelayedQueue, Envelope, OfferOutcome, Reject, ScheduledMessage, Snooze
 from delayed_queue.codecs import codec_named
 from delayed_queue.handlers import Handler
-from delayed_queue.observe.instruments import headers_for, wrap
+from delayed_queue.instruments import headers_for, wrap
 from delayed_queue.testing import InMemoryQueue
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.settling import Counts

@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from delayed_queue.observe.logs import described, log
+from delayed_queue.logs import described, log
 from tests.support.processes import ROOT
 
 HOSTILE: Final = 'a b="c"\nevent=forged key=\\'
 # As the guide has it: plain, or quoted as in JSON.
 FIELD: Final = re.compile(r'([a-z_]+)=("(?:[^"\\\n]|\\.)*"|[^\s"=]+)(?: |$)')
-HELPER: Final = "delayed_queue/observe/logs.py"
+HELPER: Final = "delayed_queue/logs.py"
 # What is the callers' own, or may hold it.
 PRIVATE: Final = {"payload", "body", "headers", "arguments", "url", "text", "message", "values"}
 

@@ -13,8 +13,8 @@ from django.conf import LazySettings
 from django.dispatch import Signal
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.logs import quoted
 from delayed_queue.observe import signals
-from delayed_queue.observe.logs import quoted
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 

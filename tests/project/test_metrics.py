@@ -57,7 +57,7 @@ def test_the_layers_are_those_of_the_contract() -> None:
 # The core is used without the apps; health endpoints and code of other libraries aside.
 APPS = re.compile(r"callback|topic|url|spark", re.IGNORECASE)
 INNOCENT = re.compile(r"hourly|add_done_callback")
-CORE = ("db", "queue", "cron", "worker", "observe", "models.py", "handlers.py", "rates.py")
+CORE = ("db", "queue", "cron", "worker", "observe", "facade.py", "handlers.py", "rates.py")
 
 
 def test_the_core_knows_no_word_of_the_apps() -> None:

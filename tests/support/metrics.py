@@ -17,7 +17,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "delayed_queue"
 # What stands at the top of the package as single files.
-VALUES: Final = "values, rates, settings, models, migrations"
+VALUES: Final = "values, rates, settings, DelayedQueue, migrations"
 # Fewer equal lines than these are a manner of speaking.
 REPEATED: Final = 6
 # What Django looks for beside the code.

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from delayed_queue import Batch, DelayedQueue, OfferOutcome, ScheduledMessage
+from delayed_queue.facade import DROP_ALL_CONFIRMATION
 from delayed_queue.models import DeadLetter
-from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from tests.support.answers import polled, stored
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from delayed_queue import Groups, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.tasks import policy
 from delayed_queue.tasks._api import InvalidTask, TaskResultStatus, task
 from delayed_queue.tasks.models import TaskPriority, TaskResult

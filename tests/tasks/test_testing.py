@@ -18,9 +18,9 @@ from django.utils import timezone
 
 from delayed_queue.cron.registry import crontab
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import registry
 from delayed_queue.models import DeadLetter
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.tasks import cron
 from delayed_queue.tasks._api import TaskResultStatus, task_backends
 from delayed_queue.tasks.models import TaskResult

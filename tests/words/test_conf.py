@@ -17,7 +17,7 @@ from delayed_queue.apps import check_databases, check_instruments, check_setting
 from delayed_queue.conf import QueueSettings, find_problems, get_settings, section
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.conf import ApiSettings, CallbackSettings
-from delayed_queue.observe.instruments import get_instruments
+from delayed_queue.instruments import get_instruments
 from delayed_queue.retries import Backoff, RetryPolicy
 from delayed_queue.spark.settings import SparkSettings
 from tests.support.instruments import Recorder

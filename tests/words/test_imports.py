@@ -67,7 +67,7 @@ def test_what_runs_statements_is_not_loaded_by_a_question():
 def test_the_refusal_refuses():
     code = """
 try:
-    import delayed_queue.queue.queue
+    import delayed_queue.facade
 except ModuleNotFoundError as error:
     print(error.name in {"django", "asgiref", "psycopg"})
 """

@@ -26,7 +26,7 @@ from delayed_queue.exceptions import (
 )
 from delayed_queue.http.api.clients import stop_reading
 from delayed_queue.http.api.pool import in_event_loop
-from delayed_queue.observe.logs import log
+from delayed_queue.logs import log
 
 MEDIA_TYPE: Final = "application/problem+json"
 MAX_ERRORS: Final = 20

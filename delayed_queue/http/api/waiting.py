@@ -25,7 +25,7 @@ from delayed_queue.http.api.clients import is_gone, socket_of, while_connected
 from delayed_queue.http.api.pool import submit
 from delayed_queue.http.api.problems import unavailable
 from delayed_queue.http.conf import api_settings
-from delayed_queue.observe.logs import log
+from delayed_queue.logs import log
 
 T = TypeVar("T")
 

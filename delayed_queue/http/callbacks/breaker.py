@@ -21,8 +21,8 @@ from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.callbacks.calls import CallbackResult, Failure
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Host
+from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.observe.logs import described, log
 from delayed_queue.rates import Results
 
 # For so long a process believes what it read of a host.

@@ -50,8 +50,8 @@ from delayed_queue.http.jobs.jobs import initial_retry, policy_of_job, url_of
 from delayed_queue.http.jobs.kinds import OWN_SHARDS, Way
 from delayed_queue.http.models import CallbackAttempt, Topic
 from delayed_queue.http.store.callbacks import AttemptRow
+from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
-from delayed_queue.observe.logs import described, log
 from delayed_queue.retries import RetryPolicy
 
 # How long attempts gather, and how many are written at once. What a killed worker had gathered is

@@ -33,8 +33,8 @@ from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Endpoint
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.http.store.callbacks import EndpointRow
+from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
-from delayed_queue.observe.logs import log
 
 # For so long a worker believes what it read of an endpoint: a switch, a limit, a secret.
 TRUST_SECONDS: Final = 2.0

@@ -26,6 +26,7 @@ from delayed_queue.codecs import decode
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import never, repeat, waited_too_long
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable, ResourceUnavailable
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import error_text, storable
 from delayed_queue.http.jobs.adding import find_job, find_row, job_of
 from delayed_queue.http.jobs.catalogue import (
@@ -59,7 +60,6 @@ from delayed_queue.models import Limit, Message
 from delayed_queue.queue.base import nothing
 from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.polling import MOST_LOOKS, TRUST_SECONDS
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import LeasedRow
 
 MAX_COUNT: Final = 100

@@ -12,7 +12,7 @@ from typing import Any, Final
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.resilience import repeat
-from delayed_queue.db.statements import Step
+from delayed_queue.db.sql import Step
 from delayed_queue.http.jobs.adding import BATCH, find_row, last_line
 from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic, wake
 from delayed_queue.http.jobs.jobs import Answer, initial_retry, read_headers, url_of

@@ -36,6 +36,7 @@ from delayed_queue.http.reading import (
     printable,
     read,
 )
+from delayed_queue.instruments import headers_for
 from delayed_queue.messages import (
     MAX_GROUP_LENGTH,
     MAX_KEY_LENGTH,
@@ -43,7 +44,6 @@ from delayed_queue.messages import (
     from_milliseconds,
     to_milliseconds,
 )
-from delayed_queue.observe.instruments import headers_for
 
 _encoded: Final = partial(encode, CODEC)
 _NO_BODY: Final = _encoded(None)

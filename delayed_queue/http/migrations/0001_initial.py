@@ -6,7 +6,7 @@ import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models
 
-import delayed_queue.models
+import delayed_queue.fields
 from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
 
 # A row is updated many times a second, and none of its indexed columns ever: with room left on the
@@ -64,7 +64,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
                 (
                     "hosts",
@@ -94,7 +94,7 @@ class Migration(migrations.Migration):
                 ("answer", models.TextField()),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
             ],
             options={
@@ -124,23 +124,23 @@ class Migration(migrations.Migration):
                 ("burst", models.IntegerField(verbose_name="burst", blank=True, null=True)),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
                 (
                     "expires_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="expiresAt", null=True
                     ),
                 ),
                 (
                     "disabled_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="disabledAt", null=True
                     ),
                 ),
                 (
                     "last_used_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="lastUsedAt", null=True
                     ),
                 ),
@@ -173,7 +173,7 @@ class Migration(migrations.Migration):
                 ("attempt", models.IntegerField()),
                 (
                     "started_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="startedAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="startedAt"),
                 ),
                 ("duration", models.IntegerField()),
                 ("status", models.IntegerField(blank=True, null=True)),
@@ -214,13 +214,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "rotated_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="rotatedAt", null=True
                     ),
                 ),
                 (
                     "disabled_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="disabledAt", null=True
                     ),
                 ),
@@ -247,7 +247,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
             ],
             options={
@@ -277,13 +277,13 @@ class Migration(migrations.Migration):
                 ("name", models.TextField(db_collation="C")),
                 (
                     "opened_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="openedAt", null=True
                     ),
                 ),
                 (
                     "open_until",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="openUntil", null=True
                     ),
                 ),
@@ -292,7 +292,7 @@ class Migration(migrations.Migration):
                 ("probe_by", models.CharField(db_column="probeBy", max_length=36, null=True)),
                 (
                     "probe_until",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="probeUntil", null=True
                     ),
                 ),
@@ -319,7 +319,7 @@ class Migration(migrations.Migration):
                 ("held", models.IntegerField()),
                 (
                     "held_until",
-                    delayed_queue.models.EpochMillisecondField(db_column="heldUntil"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="heldUntil"),
                 ),
                 (
                     "endpoint",

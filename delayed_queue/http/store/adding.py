@@ -10,8 +10,8 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.db.sql import CLOCK, KEPT_BEHIND, array_of, beside
-from delayed_queue.db.statements import Step, fetch_all_and_notify
+from delayed_queue.db.sql import CLOCK, KEPT_BEHIND, Step, array_of, beside
+from delayed_queue.db.statements import fetch_all_and_notify
 from delayed_queue.http.store.topics import LOCK_JOBS, TopicRow
 from delayed_queue.queue.store.claim import limiting_waits
 from delayed_queue.queue.store.fragments import REPLACE, TELL_HOLDER

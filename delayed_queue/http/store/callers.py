@@ -7,9 +7,8 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.sql import CLOCK, first_row, rows_of
+from delayed_queue.db.sql import CLOCK, Step, first_row, rows_of
 from delayed_queue.db.statements import (
-    Step,
     execute,
     fetch,
     fetch_all_at_once,

@@ -7,9 +7,8 @@ from typing import Final, LiteralString, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.db.sql import CLOCK, first_row, rows_of
+from delayed_queue.db.sql import CLOCK, Step, first_row, rows_of
 from delayed_queue.db.statements import (
-    Step,
     fetch,
     fetch_all,
 )

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.db.resilience import never, repeat
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import (
     DRY_RUN,
     FORMAT,
@@ -27,7 +28,6 @@ from delayed_queue.management.base import WRONG_USAGE, Told, Verb, VerbCommand, 
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import Limit
 from delayed_queue.queue.groups import GroupService, HeldGroup, named, why_not_limited
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.retries import MOST, ON_DEAD, ORDERS, Groups
 
 _ALL: Final = ("concurrency", "rate", "burst", "queue_rate", "queue_burst", "order", "on_dead")

@@ -12,12 +12,12 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
+from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import FORMAT, QUEUE, arg, count, flag
 from delayed_queue.management.base import Told, Verb, VerbCommand, queue_named
 from delayed_queue.management.tables import described
 from delayed_queue.messages import MessageState, StoredMessage
 from delayed_queue.models import Message
-from delayed_queue.queue.queue import DelayedQueue
 from delayed_queue.queue.store.claim import NO_FLOOR
 
 _MAX_FOUND: Final = 100

@@ -24,6 +24,7 @@ from delayed_queue.db.own import pool_size
 from delayed_queue.db.silence import limit_silence
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
 from delayed_queue.handlers import registry
+from delayed_queue.logs import log
 from delayed_queue.management.arguments import (
     add_all,
     add_database,
@@ -36,7 +37,6 @@ from delayed_queue.management.arguments import (
 )
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.observe.logs import log
 from delayed_queue.worker.board import Board, Watchdog
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, SUPERVISOR_EXIT_SECONDS, last_exit
 from delayed_queue.worker.health import (

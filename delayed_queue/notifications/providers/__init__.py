@@ -10,8 +10,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
+from delayed_queue.logs import log
 from delayed_queue.notifications.services import Begun
-from delayed_queue.observe.logs import log
 
 MAX_DETAIL: Final = 500
 _LONG_NUMBER: Final = re.compile(r"\+?\d[\d ()-]{5,}\d")

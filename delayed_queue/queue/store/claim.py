@@ -19,7 +19,7 @@ from delayed_queue.queue.store.fragments import (
 )
 
 if TYPE_CHECKING:
-    from delayed_queue.db.statements import Step
+    from delayed_queue.db.sql import Step
 
 
 # Lock the earliest due messages, passing rows that others hold (Q17), and return their ids.

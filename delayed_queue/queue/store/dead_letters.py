@@ -7,8 +7,8 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.sql import CLOCK, column_of, rows_of, value_of
-from delayed_queue.db.statements import Step, execute, fetch, fetch_all
+from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of, value_of
+from delayed_queue.db.statements import execute, fetch, fetch_all
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.fragments import REPLACE, offering_again
 from delayed_queue.queue.store.inspect import walking

@@ -9,7 +9,7 @@ from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, first_row, value_of
 
 if TYPE_CHECKING:
-    from delayed_queue.db.statements import Step
+    from delayed_queue.db.sql import Step
 
 # What holds for a queue, and now; no row where nothing holds it back, so that plain claims serve.
 # The row of the queue is its first, if it has one; those of groups say nothing of it.

@@ -17,7 +17,7 @@ from delayed_queue.queue.store.fragments import (
 )
 
 if TYPE_CHECKING:
-    from delayed_queue.db.statements import Step
+    from delayed_queue.db.sql import Step
 
 # Delete some members of a lease (or, with a NULL lease, rows that are not leased).
 # Reads: the primary key; the lease is a filter on rows already found.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-import delayed_queue.models
+import delayed_queue.fields
 from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
 
 # What is staged is of no use after a crash: the job that staged it has died with its connection.
@@ -38,7 +38,7 @@ class Migration(migrations.Migration):
                 ("answer", models.JSONField(blank=True, null=True)),
                 (
                     "recorded_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="recordedAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="recordedAt"),
                 ),
             ],
             options={
@@ -70,13 +70,13 @@ class Migration(migrations.Migration):
                 ("position", models.BigIntegerField()),
                 ("key", models.TextField(db_collation="C")),
                 ("payload", models.BinaryField()),
-                ("due_at", delayed_queue.models.EpochMillisecondField(db_column="dueAt")),
+                ("due_at", delayed_queue.fields.EpochMillisecondField(db_column="dueAt")),
                 ("headers", models.JSONField(blank=True, null=True)),
                 ("kind", models.TextField(blank=True, db_collation="C", null=True)),
                 ("grouped", models.TextField(blank=True, db_collation="C", null=True)),
                 (
                     "recorded_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="recordedAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="recordedAt"),
                 ),
             ],
             options={
@@ -107,7 +107,7 @@ class Migration(migrations.Migration):
                     "only",
                     models.JSONField(db_default=models.Value({}, models.JSONField())),
                 ),
-                ("cutoff", delayed_queue.models.EpochMillisecondField()),
+                ("cutoff", delayed_queue.fields.EpochMillisecondField()),
                 ("expected", models.BigIntegerField()),
                 ("destination", models.TextField()),
                 (
@@ -129,15 +129,15 @@ class Migration(migrations.Migration):
                 ("holder", models.TextField(db_default="")),
                 (
                     "held_until",
-                    delayed_queue.models.EpochMillisecondField(db_column="heldUntil"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="heldUntil"),
                 ),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
                 (
                     "finished_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="finishedAt", null=True
                     ),
                 ),
@@ -201,7 +201,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "created_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="createdAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
                 ),
                 ("figures", models.JSONField()),
                 (

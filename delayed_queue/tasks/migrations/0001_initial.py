@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-import delayed_queue.models
+import delayed_queue.fields
 from delayed_queue.migrations._operations import (
     END_TURN,
     TAKE_TURN,
@@ -44,33 +44,33 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "enqueued_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="enqueuedAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="enqueuedAt"),
                 ),
                 (
                     "scheduled_at",
-                    delayed_queue.models.EpochMillisecondField(db_column="scheduledAt"),
+                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAt"),
                 ),
                 (
                     "started_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="startedAt", null=True
                     ),
                 ),
                 (
                     "last_attempted_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="lastAttemptedAt", null=True
                     ),
                 ),
                 (
                     "finished_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="finishedAt", null=True
                     ),
                 ),
                 (
                     "cancelled_at",
-                    delayed_queue.models.EpochMillisecondField(  # type: ignore[misc]
+                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
                         db_column="cancelledAt", null=True
                     ),
                 ),

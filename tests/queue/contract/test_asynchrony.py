@@ -10,7 +10,7 @@ import pytest
 from asgiref.sync import async_to_sync
 
 from delayed_queue import Batch, DelayedQueue, Envelope, OfferOutcome, ScheduledMessage
-from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
+from delayed_queue.facade import DROP_ALL_CONFIRMATION
 from delayed_queue.testing import ManualClock, assert_dead, assert_offered, dead_letters
 from tests.queue.contract.support import HOUR, MINUTE, SECOND, MakeQueue
 

@@ -12,8 +12,8 @@ from delayed_queue.exceptions import (
     InvalidConfiguration,
     PayloadNotDecodable,
 )
+from delayed_queue.facade import DROP_ALL_CONFIRMATION
 from delayed_queue.messages import MessageState, QueueStats
-from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.testing import ManualClock, assert_not_offered, assert_offered
 from tests.queue.contract.support import HOUR, MINUTE, SECOND, MakeQueue, leased
 

@@ -34,7 +34,7 @@ from delayed_queue import (
     Snooze,
 )
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
+from delayed_queue.facade import DROP_ALL_CONFIRMATION
 from delayed_queue.testing import InMemoryQueue, InMemoryStore, ManualClock, dead_letters
 from tests.queue.contract.support import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 

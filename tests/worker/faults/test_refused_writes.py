@@ -30,10 +30,9 @@ from delayed_queue.http.callbacks.delivery import AttemptLog
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.models import BulkRun, DeadLetter, Message, Sample
-from delayed_queue.observe.history import Sampler
+from delayed_queue.observe.history import Sampler, Tally
 from delayed_queue.observe.metrics import PrometheusInstrument
 from delayed_queue.queue.bulk import BulkPlan, step
-from delayed_queue.worker.consumers import Tally
 from delayed_queue.worker.heartbeat import ALIVE, Heartbeat
 from tests.support.concurrency import raw_connection
 from tests.support.factories import DeadLetterFactory

@@ -19,8 +19,8 @@ from django.test import Client
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.db.wakeups import LEASES_CHANNEL
+from delayed_queue.facade import DROP_ALL_CONFIRMATION
 from delayed_queue.models import Message
-from delayed_queue.queue.queue import DROP_ALL_CONFIRMATION
 from delayed_queue.queue.store.inspect import DROP
 from delayed_queue.worker.settling import Counts
 from delayed_queue.worker.worker import Worker

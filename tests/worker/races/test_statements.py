@@ -13,7 +13,8 @@ import pytest
 from django.utils import timezone
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.db.statements import Step, run
+from delayed_queue.db.sql import Step
+from delayed_queue.db.statements import run
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
 from delayed_queue.queue.store.inspect import DROP

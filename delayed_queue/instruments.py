@@ -16,8 +16,8 @@ from django.utils.module_loading import import_string
 from delayed_queue.conf import INSTRUMENT_METHODS, SETTING, get_settings, is_instrument
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import Handler, HandlerFunction, Reject, Snooze
+from delayed_queue.logs import log
 from delayed_queue.messages import Envelope
-from delayed_queue.observe.logs import log
 
 Headers = Mapping[str, Any]
 
@@ -174,4 +174,4 @@ def _forget(*, setting: str, **kwargs: Any) -> None:
         get_instruments.cache_clear()
 
 
-setting_changed.connect(_forget, dispatch_uid="delayed_queue.observe.instruments")
+setting_changed.connect(_forget, dispatch_uid="delayed_queue.instruments")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 from asgiref.sync import sync_to_async
 
 from delayed_queue.codecs import decode
+from delayed_queue.cron.models import Schedule
 from delayed_queue.db.resilience import never
 from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
 from delayed_queue.handlers import storable
@@ -37,6 +38,7 @@ from delayed_queue.queue.store.inspect import StoredRow
 
 if TYPE_CHECKING:
     from delayed_queue.cron.service import CronService
+    from delayed_queue.cron.store import ScheduleManager
 
 
 __all__ = ["DROP_ALL_CONFIRMATION", "DelayedQueue"]
@@ -78,14 +80,17 @@ class DelayedQueue(Offering, Polling):
     synchronous code.
     """
 
+    def _schedules(self) -> ScheduleManager[Schedule]:
+        return Schedule.objects
+
     @property
     def cron(self) -> CronService:
         """The cron service of this queue."""
-        # Loaded by those who ask for it.
+        # Imported on first use: most programs need no schedules.
         from delayed_queue.cron.service import CronService
         from delayed_queue.cron.ticking import Ticks
 
-        return CronService(Ticks(self, self._schedules))
+        return CronService(Ticks(self, self._schedules()))
 
     @property
     def groups(self) -> GroupService:

@@ -1,0 +1,320 @@
+"""The tables of queues: messages, dead letters, bulk runs, limits."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypeVar
+
+from django.db import models
+from django.db.models import F, Func, Q, Value
+from django.db.models.functions import Coalesce
+from django.utils.translation import gettext_lazy as _
+
+from delayed_queue.fields import EpochMillisecondField, LongNamedIndex
+from delayed_queue.queue.store.bulk import BulkRunManager
+from delayed_queue.queue.store.claim import ClaimStore, ConsumeStore
+from delayed_queue.queue.store.dead_letters import DeadLetterManager
+from delayed_queue.queue.store.groups import GroupStore
+from delayed_queue.queue.store.inspect import InspectStore
+from delayed_queue.queue.store.limits import LimitStore
+from delayed_queue.queue.store.offer import OfferStore
+from delayed_queue.queue.store.settle import SettleStore
+
+M = TypeVar("M", bound=models.Model)
+
+
+class MessageManager(
+    OfferStore,
+    ClaimStore,
+    ConsumeStore,
+    GroupStore,
+    SettleStore,
+    InspectStore,
+    models.Manager[M],
+):
+    """The queue's statements. ``kind`` names the queue, ``using`` the database alias.
+
+    Instants and durations are integer milliseconds; ``now=None`` is the database's clock.
+    Methods neither retry nor open transactions: that is the queue's business.
+    """
+
+
+class Message(models.Model):
+    """One message of a queue.
+
+    The first eight columns and the index names are shared with services of other languages
+    and never change; the package's own columns follow, NULL-able or with a database default,
+    so that an INSERT naming only the eight works.
+    """
+
+    key = models.CharField(max_length=200, db_column="pKey", db_collation="C")
+    kind = models.CharField(max_length=100, db_column="pKind")
+    payload = models.BinaryField()
+    scheduled_at = EpochMillisecondField(db_column="scheduledAt")
+    scheduled_at_initially = EpochMillisecondField(db_column="scheduledAtInitially")
+    lease_id = models.CharField(max_length=36, null=True, blank=True, db_column="lockUuid")
+    created_at = EpochMillisecondField(db_column="createdAt")
+
+    attempts = models.IntegerField(db_default=0)
+    headers = models.JSONField(null=True, blank=True)
+    due_at = EpochMillisecondField(null=True, blank=True, db_column="dueAt")  # type: ignore[misc]
+    first_error = models.TextField(null=True, blank=True, db_column="firstError")
+    last_error = models.TextField(null=True, blank=True, db_column="lastError")
+    version_at = EpochMillisecondField(  # type: ignore[misc]
+        null=True, blank=True, db_column="versionAt"
+    )
+    # Of no version: who writes a new one without naming it leaves it as it was.
+    group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
+
+    objects = MessageManager["Message"]()
+
+    class Meta:
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
+        db_table = "delayed_queue"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["key", "kind"], name="delayed_queue__PKeyPlusKindUniqueIndex"
+            ),
+        ]
+        indexes = [
+            # With the id, so that messages due in the same millisecond are read in order
+            # without a sort: a bulk import gives a million of them one due time. All messages
+            # are in it, but PostgreSQL sees that only of a statement that compares due times.
+            # No other may read it: while the table counts as empty, as after a drain, it would
+            # be read from end to end for an id.
+            LongNamedIndex(
+                fields=["kind", "scheduled_at", "id"],
+                name="delayed_queue__KindPlusScheduledAtIndex",
+                condition=Q(scheduled_at__isnull=False),
+            ),
+            # Partial: only rows in flight are ever looked up by their lease.
+            LongNamedIndex(
+                fields=["lease_id", "id"],
+                name="delayed_queue__LockUuidPlusIdIndex",
+                condition=Q(lease_id__isnull=False),
+            ),
+            # All partial: messages without a group are in none. Those of each group that wait, in
+            # the order in which they fall due.
+            LongNamedIndex(
+                fields=["kind", "group", "scheduled_at", "id"],
+                name="delayed_queue__GroupPlusScheduledAtIndex",
+                condition=Q(group__isnull=False, lease_id__isnull=True),
+            ),
+            # Those that are leased, by the end of their leases.
+            LongNamedIndex(
+                fields=["kind", "group", "scheduled_at", "id"],
+                name="delayed_queue__GroupPlusLeasedUntilIndex",
+                condition=Q(group__isnull=False, lease_id__isnull=False),
+            ),
+            # Those that were begun and wait for a retry. The lease, of which there is none, keeps
+            # the planner from reading the first index in place of it.
+            LongNamedIndex(
+                fields=["kind", "group", "lease_id", "scheduled_at", "id"],
+                name="delayed_queue__GroupPlusLockUuidIndex",
+                condition=Q(
+                    group__isnull=False,
+                    lease_id__isnull=True,
+                    scheduled_at__gt=F("scheduled_at_initially"),
+                ),
+            ),
+        ]
+        permissions = [
+            ("view_payload", "Can view the payload of messages"),
+            ("release_message", "Can release the lease of messages"),
+            ("extend_message", "Can extend the lease of messages"),
+            ("reject_message", "Can move messages to the dead letters"),
+            ("drop_message", "Can drop messages"),
+            ("deliver_message", "Can deliver messages now"),
+        ]
+        # Offered by code, never typed into a form.
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key}"
+
+    @classmethod
+    def from_db(cls, *args: Any, **kwargs: Any) -> Self:
+        """Read what our columns say of an older version as if nothing was there."""
+        row = super().from_db(*args, **kwargs)
+        is_loaded = {"created_at", "version_at"} <= row.__dict__.keys()
+        if is_loaded and row.version_at not in (None, row.created_at):
+            row.attempts, row.headers, row.due_at = 0, None, None
+            row.first_error = row.last_error = None
+        return row
+
+
+class QueueOverview(Message):
+    """The queues as the admin lists them: no rows of its own, a place in the index and sidebar."""
+
+    class Meta:
+        proxy = True
+        default_permissions = []
+        verbose_name = _("overview of the queues")
+        # They are sorted by this name; HTML does not show the blank, which comes before letters.
+        verbose_name_plural = _(" Queues")
+
+
+class DeadLetter(models.Model):
+    """A message that was given up on, with all that is needed to understand and redrive it."""
+
+    kind = models.CharField(max_length=100, db_column="pKind")
+    key = models.CharField(max_length=200, db_column="pKey", db_collation="C")
+    payload = models.BinaryField()
+    headers = models.JSONField(null=True, blank=True)
+    attempts = models.IntegerField()
+    reason = models.TextField()
+    first_error = models.TextField(null=True, blank=True, db_column="firstError")
+    last_error = models.TextField(null=True, blank=True, db_column="lastError")
+    scheduled_at_initially = EpochMillisecondField(db_column="scheduledAtInitially")
+    created_at = EpochMillisecondField(db_column="createdAt")
+    died_at = EpochMillisecondField(db_column="diedAt")
+    fingerprint = models.CharField(max_length=16, blank=True, db_default="")
+    group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
+
+    objects = DeadLetterManager["DeadLetter"]()
+
+    class Meta:
+        verbose_name = _("dead letter")
+        verbose_name_plural = _("dead letters")
+        db_table = "delayed_queue_dead_letter"
+        indexes = [
+            models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
+            # On no plain column: while the planner takes the table for empty, it prefers the
+            # smallest index that knows the kind, and would sort what another has in order.
+            models.Index(
+                Func(F("kind"), Value(""), arg_joiner=" || ", template="(%(expressions)s)"),
+                "id",
+                name="dead_letter_kind_id",
+            ),
+            models.Index(fields=["key"], name="dead_letter_key"),
+            models.Index(fields=["fingerprint", "kind", "died_at", "id"], name="dead_letter_group"),
+            models.Index(
+                fields=["kind", "group", "died_at"],
+                name="dead_letter_of_group",
+                condition=Q(group__isnull=False),
+            ),
+        ]
+        permissions = [
+            ("redrive_deadletter", "Can redrive dead letters"),
+            ("drop_deadletter", "Can drop dead letters"),
+        ]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.key} ({self.reason})"
+
+
+class BulkRun(models.Model):
+    """What an operator had done to many dead letters, and how far workers are with it."""
+
+    action = models.CharField(max_length=10)
+    kind = models.CharField(max_length=100, db_column="pKind")
+    fingerprint = models.CharField(max_length=16, null=True, blank=True)
+    reason = models.TextField(null=True, blank=True)
+    key_from = models.TextField(null=True, blank=True, db_column="keyFrom")
+    key_before = models.TextField(null=True, blank=True, db_column="keyBefore")
+    pace = models.FloatField(null=True, blank=True)
+    limit = models.BigIntegerField(null=True, blank=True, db_column="most")
+    canary = models.IntegerField(db_default=0)
+    canary_deaths = models.IntegerField(db_column="canaryDeaths", db_default=1)
+    canary_keys = models.JSONField(db_column="canaryKeys", db_default=Value({}, models.JSONField()))
+    is_canary_over = models.BooleanField(db_column="isCanaryOver", db_default=False)
+    died_until = EpochMillisecondField(db_column="diedUntil")
+    newest_id = models.BigIntegerField(db_column="newestId")
+    total = models.BigIntegerField()
+    is_total_cut = models.BooleanField(db_column="isTotalCut")
+    last_died_at = models.BigIntegerField(db_column="lastDiedAt", db_default=-(2**63))
+    last_id = models.BigIntegerField(db_column="lastId", db_default=0)
+    done = models.BigIntegerField(db_default=0)
+    skipped = models.BigIntegerField(db_default=0)
+    state = models.CharField(max_length=10, db_default="running")
+    note = models.TextField(blank=True, db_default="")
+    started_by = models.TextField(blank=True, db_column="startedBy", db_default="")
+    why = models.TextField(blank=True, db_default="")
+    created_at = EpochMillisecondField(db_column="createdAt")
+    next_at = EpochMillisecondField(db_column="nextAt")
+    ended_at = EpochMillisecondField(null=True, blank=True, db_column="endedAt")  # type: ignore[misc]
+
+    objects = BulkRunManager["BulkRun"]()
+
+    class Meta:
+        verbose_name = _("bulk run")
+        verbose_name_plural = _("bulk runs")
+        db_table = "delayed_queue_bulk_run"
+        constraints = [
+            models.UniqueConstraint(
+                "kind",
+                # Not by NULLS NOT DISTINCT, which PostgreSQL has since 15 only.
+                Coalesce("fingerprint", Value("")),
+                name="bulk_run_in_progress",
+                condition=Q(state__in=["running", "paused"]),
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["next_at", "id"], name="bulk_run_next", condition=Q(state="running")
+            ),
+        ]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.kind} ({self.state})"
+
+
+class LimitManager(LimitStore, models.Manager[M]):
+    """The statements that pause and limit queues, in the manner of MessageManager."""
+
+    def paused(self, using: str) -> models.QuerySet[M]:
+        """Return the queues that are paused as a whole."""
+        return self.using(using).filter(group="", paused_at__isnull=False)
+
+    def limiting(self, using: str) -> models.QuerySet[M]:
+        """Return what limits queues and groups, other than by a pause."""
+        return self.using(using).exclude(
+            declared=None, concurrency=None, weight=None, interval=None
+        )
+
+
+class Limit(models.Model):
+    """How a queue is held back, or one of its groups: paused, or limited.
+
+    While a queue has any such row, only claims by group take its messages out. The row without a
+    group (empty) is of the queue: its own pause and rate, and what holds for each of its groups
+    that has no row to say otherwise. NULL says nothing.
+    """
+
+    kind = models.CharField(max_length=100, db_column="pKind")
+    group = models.CharField(max_length=100, blank=True, db_collation="C", db_default="")
+    paused_at = EpochMillisecondField(null=True, blank=True, db_column="pausedAt")  # type: ignore[misc]
+    paused_by = models.TextField(blank=True, db_column="pausedBy", db_default="")
+    reason = models.TextField(blank=True, db_default="")
+    # Of the queue alone.
+    is_ordered = models.BooleanField(db_column="isOrdered", db_default=False)
+    is_fair = models.BooleanField(db_column="isFair", db_default=True)
+    blocks_on_dead = models.BooleanField(db_column="blocksOnDead", db_default=False)
+    queue_interval = models.FloatField(null=True, db_column="queueInterval")
+    queue_burst = models.IntegerField(null=True, db_column="queueBurst")
+    declared = models.TextField(null=True)
+    # Of each group, or of this one. An interval is of milliseconds, from one permit to the next.
+    concurrency = models.IntegerField(null=True)
+    weight = models.IntegerField(null=True)
+    interval = models.FloatField(null=True)
+    burst = models.IntegerField(null=True)
+    # Until when the permits are spent that were given: of the queue's rate, or of the group's.
+    spent_until = models.FloatField(null=True, db_column="spentUntil")
+    # Dead letters of a group that died before hold it no longer.
+    resumed_at = EpochMillisecondField(null=True, blank=True, db_column="resumedAt")  # type: ignore[misc]
+
+    objects = LimitManager["Limit"]()
+
+    class Meta:
+        db_table = "delayed_queue_limit"
+        # Not the primary key: Django would give that another index, for LIKE.
+        constraints = [
+            models.UniqueConstraint(fields=["kind", "group"], name="limit_kind_group"),
+        ]
+        permissions = [("pause_queue", "Can pause and resume queues")]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.group}" if self.group else self.kind
