@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo demo-all serve test test-all check lint types layers migrations metrics docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures projects
+.PHONY: help demo demo-all serve test test-all check lint types layers migrations metrics map docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures projects
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -80,6 +80,9 @@ layers: $(VENV)/checkers ## import-linter
 
 metrics: $(VENV)/installed ## lines of each package, and the figures of docs/architecture.md
 	$(BIN)/python -m tests.support.metrics
+
+map: $(VENV)/installed ## the tests of each line of the contract, in docs/internals/coverage.md
+	$(BIN)/python -m tests.support.contract_map
 
 migrations: $(VENV)/installed ## no model change without its migration
 	$(BIN)/python manage.py makemigrations --check --dry-run

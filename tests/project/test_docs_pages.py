@@ -26,10 +26,11 @@ OF_HTTP = {
     DOCS / "internals/concurrency-offers.md", DOCS / "internals/concurrency-settling.md",
     DOCS / "internals/concurrency-spark.md", DOCS / "comparison.md", DESIGNS, GLOSSARY,
     DOCS / "how-do-i.md", DOCS / "operations/rights.md", DOCS / "guides/rest-topics.md",
-    DOCS / "guides/rest-client.md",
+    DOCS / "guides/rest-client.md", DOCS / "internals/coverage.md",
 }  # fmt: skip
 # Where tasks may be spoken of, as Django calls them.
 OF_TASKS = {
+    DOCS / "internals/coverage.md",
     DOCS / "guides/tasks.md", DOCS / "coming-from.md", DOCS / "quickstart.md",
     DOCS / "architecture.md", DOCS / "comparison.md", DOCS / "benchmarks-peers.md",
     DOCS / "guides/workers.md", DOCS / "index.md", DOCS / "internals/concurrency.md",

@@ -1,4 +1,4 @@
-"""The German translation: complete, current, and shown."""
+"""The German translation: complete, current, and shown (O15)."""
 
 from __future__ import annotations
 
