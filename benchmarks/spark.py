@@ -264,9 +264,9 @@ def _fill(bench: Bench, count: int, gap: int) -> None:
 def _command(bench: Bench) -> None:
     count = bench.options.rows
     rows = bench.rows(count)
-    for number in range(bench.options.rounds):
+    for _ in range(bench.options.rounds):
         bench.timed_empty("write", count, lambda: bench.write(rows))
-        job = f"{bench.master}-{number}"
+        job = uuid4().hex
         bench.timed_empty("import", count, partial(bench.import_, rows, job))
         bench.timed("the same import again", count, partial(bench.import_, rows, job))
 
