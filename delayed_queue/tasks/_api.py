@@ -1,4 +1,4 @@
-"""Django's API of tasks, wherever it comes from: the one module that asks which."""
+"""Django's API of tasks: its own since 6.0, the package ``django-tasks`` before."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ __all__ = [
     "TaskResultMismatch",
     "TaskResultStatus",
     "have_listeners",
-    "listens",
     "normalize_json",
     "signals",
     "task",
@@ -83,47 +82,39 @@ __all__ = [
 _LOGGING: Final = frozenset({id(signals.log_task_started), id(signals.log_task_finished)})
 
 
-def listens(signal: Any) -> bool:
-    """Return whether anybody would notice it: Django's own receiver only logs, if at all."""
-    receivers = signal.receivers
-    if len(receivers) == 1 and receivers[0][0][0] in _LOGGING:
-        return _log.is_written(time.monotonic())
-    return bool(receivers)
-
-
-def have_listeners(now: float) -> bool:
-    """Return whether anybody would notice that a task starts or ends, at that monotonic time."""
+def have_listeners() -> bool:
+    """Return whether a receiver, or a log handler, takes the start or end of a task."""
     started, finished = signals.task_started.receivers, signals.task_finished.receivers
     if (
         len(started) == len(finished) == 1
         and started[0][0][0] in _LOGGING
         and finished[0][0][0] in _LOGGING
     ):
-        return _log.is_written(now)
-    return listens(signals.task_started) or listens(signals.task_finished)
+        return _log.is_written()
+    return bool(started or finished)
 
 
 class _Log:
-    """Whether a handler takes what is logged at INFO: asked again where others handle it now.
+    """Whether a log handler takes what Django's receivers log at INFO.
 
-    By default Django's logger takes it, and its handler under DEBUG alone: each task would have two
-    lines made that nobody sees, which takes several times as long as all else about it.
+    By default Django's logger is at that level, and its only handler ignores it unless DEBUG. To
+    format two lines per task for that takes several times as long as the rest of a run.
     """
 
     _handlers: Sequence[logging.Handler] = ()
     _until = 0.0
-    _answer = False
+    _is_taken = False
 
-    def is_written(self, now: float) -> bool:
+    def is_written(self) -> bool:
         logger = signals.logger
-        return logger.isEnabledFor(logging.INFO) and self._is_taken(_handlers_of(logger), now)
-
-    def _is_taken(self, handlers: list[logging.Handler], now: float) -> bool:
-        # Their levels and filters are looked at once a second.
+        if not logger.isEnabledFor(logging.INFO):
+            return False
+        handlers, now = _handlers_of(logger), time.monotonic()
+        # Levels and filters of the same handlers are read once a second.
         if handlers != self._handlers or now > self._until:
             self._handlers, self._until = handlers, now + 1
-            self._answer = any(map(_may_take, handlers))
-        return self._answer
+            self._is_taken = any(map(_may_take, handlers))
+        return self._is_taken
 
 
 def _handlers_of(logger: logging.Logger) -> list[logging.Handler]:
@@ -139,7 +130,7 @@ def _may_take(handler: logging.Handler) -> bool:
 
 
 def _may_pass(given: Any) -> bool:
-    # Those of Django go by the settings and look at no record; of others nobody knows.
+    # Django's filters depend on the settings alone. Other filters need the record.
     is_known = isinstance(given, RequireDebugTrue | RequireDebugFalse)
     return not is_known or given.filter(None)
 

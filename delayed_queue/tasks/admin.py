@@ -40,8 +40,10 @@ from delayed_queue.db.clock import database_now
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe.overview import MAX_KINDS
-from delayed_queue.tasks.models import TaskPriority, TaskResult, TaskUnderWay
-from delayed_queue.tasks.options import is_id, kind_of_priority, split_kind
+from delayed_queue.tasks.ids import is_id
+from delayed_queue.tasks.models import TaskResult, TaskUnderWay
+from delayed_queue.tasks.priorities import kind_of_priority, split_kind
+from delayed_queue.tasks.store import priorities_by_queue
 
 _PAGE: Final = 50
 _STATES: Final = {
@@ -89,7 +91,7 @@ class TaskOperation(Operation):
 
     def parts(self, call: Call) -> Iterable[Call]:
         """Return a call for each task, in the database of its backend."""
-        from delayed_queue.tasks.serving import declared
+        from delayed_queue.tasks.declared import declared
 
         aliases = {name: backend.settings.database for name, backend in declared()}
         for row in call.queryset.filter(pk__in=primary_keys(call)):
@@ -161,7 +163,7 @@ class RunAgain(TaskOperation):
     statuses = ("SUCCESSFUL", "FAILED")
 
     def act(self, row: TaskResult) -> bool:
-        from delayed_queue.tasks.results import task_at
+        from delayed_queue.tasks.payloads import task_at
 
         _backend_of(row)
         said = json.loads(bytes(row.payload))
@@ -173,7 +175,7 @@ class RunAgain(TaskOperation):
 
 def _backend_of(row: TaskResult) -> Any:
     # Imported late: without a backend in TASKS there may be no tasks to import.
-    from delayed_queue.tasks.serving import declared
+    from delayed_queue.tasks.declared import declared
 
     found = dict(declared()).get(row.backend)
     if found is None:
@@ -359,7 +361,7 @@ def task_kinds(using: str) -> list[str]:
     """Return the kinds of all declared queues, of every priority that was used."""
     from delayed_queue.tasks.serving import servings
 
-    used = TaskPriority.objects.by_queue(using=using)
+    used = priorities_by_queue(using=using)
     return [
         kind_of_priority(queue, each)
         for queue in sorted(servings)
@@ -374,17 +376,16 @@ def _queue_label(kind: str) -> str:
 
 
 def _cancel_message(message: Message) -> bool:
-    from delayed_queue.tasks.results import TaskGone, unpack
-    from delayed_queue.tasks.serving import declared
+    from delayed_queue.tasks.declared import backend_of
+    from delayed_queue.tasks.payloads import TaskGone, id_in, unpack
 
     scheduled_at = to_milliseconds(message.scheduled_at_initially)
     try:
         payload = json.loads(bytes(message.payload))
-        task_id, _, alias = unpack(payload, message.kind, message.key, scheduled_at)
+        backend = backend_of(unpack(payload)[1])
     except (ValueError, TaskGone):
         return False
-    backend = dict(declared()).get(alias)
-    return backend is not None and backend.cancel(task_id)
+    return bool(backend.cancel(id_in(payload, message.kind, message.key, scheduled_at)))
 
 
 def _span(span: timedelta) -> str:

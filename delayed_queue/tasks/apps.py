@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Final
 
-import django
 from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, register
@@ -27,46 +26,47 @@ class TasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register handlers of the declared queues; nothing where none is declared."""
-        if django.VERSION < (6, 0) and getattr(settings, "TASKS", None):
+        """Register handlers of the queues that TASKS declares."""
+        if getattr(settings, "TASKS", None):
             register(check_backends)
         _serve()
         setting_changed.connect(_serve_again, dispatch_uid="delayed_queue.tasks.apps")
 
 
 def check_backends(**kwargs: Any) -> list[CheckMessage]:
-    """Have the backends of ``TASKS`` checked, as Django does from 6.0 on."""
+    """Check the backends of ``TASKS``, unless E006 reports that they cannot be made."""
     if _TASKS in registry.failures:
-        return []  # E006 comes first: the backends may not be made of this setting
-    from delayed_queue.tasks._api import task_backends
-
-    return [each for backend in task_backends.all() for each in backend.check(**kwargs)]
+        return []
+    return list(import_module("delayed_queue.tasks.checks").problems())
 
 
 def _serve() -> None:
-    """Have workers serve the queues of the backends in ``TASKS``, and import the tasks of apps."""
+    """Serve the queues of the backends in ``TASKS``, and import the tasks of apps."""
     configured = getattr(settings, "TASKS", None)
     if not configured:
         return
     if problem := _problem_with(configured):
         registry.failures[_TASKS] = problem
         return
-    serving = import_module("delayed_queue.tasks.serving")
-    if any(map(serving.is_ours, configured.values())):
-        problems = [backend.problem for _, backend in serving.declared() if backend.problem]
-        if problems:
-            # Workers refuse to start, and the core's check repeats the sentences.
-            registry.failures[_TASKS] = " ".join(problems)
-            return
+    # Not imported before: where TASKS is empty, there may be no tasks to import.
+    declared, serving, keeping, remote = (
+        import_module(f"delayed_queue.tasks.{name}")
+        for name in ("declared", "serving", "keeping", "remote")
+    )
+    backends = [backend for _, backend in declared.declared()]
+    if problems := [each.problem for each in backends if each.problem]:
+        # Workers refuse to start, and the core's check reports the problems.
+        registry.failures[_TASKS] = " ".join(problems)
+    elif backends:
         serving.serve_declared()
-        serving.watch_workers()
-        hooks.remote_calls = import_module("delayed_queue.tasks.results").OpenTasks()
-        # For their schedules, and so that what does not import is said at the start.
+        keeping.watch_workers()
+        hooks.remote_calls = remote.OpenTasks()
+        # The schedules of tasks are declared, and errors of these modules reported, at the start.
         registry.failures |= import_modules("tasks")
 
 
 def _problem_with(configured: Any) -> str:
-    """Return a sentence about a ``TASKS`` of which no backends can be made."""
+    """Return why no backends can be made of ``TASKS``."""
     if not isinstance(configured, dict):
         return f"TASKS must be a dict, not a {type(configured).__name__}."
     for alias, entry in configured.items():
@@ -84,5 +84,5 @@ def _problem_with(configured: Any) -> str:
 def _serve_again(*, setting: str, **kwargs: object) -> None:
     if setting == "TASKS":
         registry.failures.pop(_TASKS, None)
-        import_module("delayed_queue.tasks.serving").forget_declared()
+        import_module("delayed_queue.tasks.serving").stop_serving()
         _serve()

@@ -8,14 +8,14 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.models import Message
-from delayed_queue.tasks.store import PriorityManager, ResultManager
+from delayed_queue.tasks.store import ResultManager
 
 
 class TaskResult(models.Model):
-    """The result of a task so far; a task that has never run has none.
+    """The recorded attempts of a task and its result; a task that has never run has no row.
 
-    Whether it waits or runs says its message, while there is one. The table is partitioned by the
-    day that is in the ids, and dropped by the day.
+    While a task has a message, that determines whether it waits or runs. The table is partitioned
+    by the day in the ids.
     """
 
     class Status(models.TextChoices):
@@ -27,7 +27,7 @@ class TaskResult(models.Model):
     task = models.TextField()
     backend = models.TextField()
     kind = models.TextField(db_column="pKind")
-    # Of the message, where it is not the id.
+    # The key of the message, if that is not the id.
     key = models.TextField(null=True, db_column="pKey")
     payload = models.BinaryField()
     status = models.TextField(choices=Status, blank=True, db_default="")
@@ -53,7 +53,7 @@ class TaskResult(models.Model):
         indexes = [
             models.Index(fields=["task", "id"], name="task_result_task"),
             models.Index(fields=["id"], name="task_result_failed", condition=Q(status="FAILED")),
-            # So that to look for the failures of a task that has none reads none of the others'.
+            # Without it, a search for failures of a task that has none would read all failures.
             models.Index(
                 fields=["task", "id"], name="task_result_task_failed", condition=Q(status="FAILED")
             ),
@@ -69,7 +69,7 @@ class TaskResult(models.Model):
 
 
 class TaskUnderWay(Message):
-    """The messages of queues of tasks, as the admin lists them by the names of their tasks."""
+    """A message of a queue of tasks, which the admin lists with the name of its task."""
 
     class Meta:
         verbose_name = _("task under way")
@@ -79,12 +79,10 @@ class TaskUnderWay(Message):
 
 
 class TaskPriority(models.Model):
-    """A priority other than 0 that tasks of a queue were once enqueued with."""
+    """A priority other than 0 that a queue has used."""
 
     queue = models.CharField(max_length=100)
     priority = models.SmallIntegerField()
-
-    objects = PriorityManager["TaskPriority"]()
 
     class Meta:
         db_table = "delayed_queue_task_priority"

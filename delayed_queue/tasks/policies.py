@@ -1,14 +1,12 @@
-"""Policies of tasks, and ``@cron``, which gives a task a schedule."""
+"""Policies of tasks, and ``@cron``, which schedules a task."""
 
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from dataclasses import replace as changed_to
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from django.utils import timezone
@@ -19,10 +17,9 @@ from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, did_y
 from delayed_queue.messages import check_group
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.tasks._api import AnyTask, InvalidTask, Task, normalize_json
-from delayed_queue.tasks.options import kind_of_priority
+from delayed_queue.tasks.priorities import kind_of_priority
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MOST_SHOWN: Final = 200
 _ATTRIBUTE: Final = "delayed_queue_policy"
 MAX_ATTEMPTS: Final = 1000
 
@@ -36,15 +33,15 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The policy of a task; None, or False, where it says nothing.
+    """The policy of a task; None or False stand for the default.
 
-    ``max_attempts``: runs at most. ``backoff``: called with the exception and the task's result,
-    returns the seconds to wait before the next run, or None to end. ``timeout``: seconds or a
-    timedelta. ``retry``: a RetryPolicy, in the place of the first two. ``transactional``: what the
-    task writes is committed together with the removal of its message. ``unique``: a template as
-    ``"user-{0}"`` or a function of the arguments; of one name one task lives. ``replace``: a second
-    one takes its place. ``group``: the same, names whose limits it is held to. ``http``: callers of
-    the HTTP API may enqueue it.
+    ``max_attempts``: maximum number of runs. ``backoff``: a function of the exception and the
+    task's result that returns the seconds until the next run, or None to stop. ``timeout``: seconds
+    or a timedelta. ``retry``: a RetryPolicy, instead of the first two. ``transactional``: the
+    writes of the task and the removal of its message are one commit. ``unique``: a template such
+    as ``"user-{0}"``, or a function of the arguments; only one task of a name exists at a time.
+    ``replace``: a new task replaces the waiting one. ``group``: the name, by template or function,
+    of the group whose limits apply. ``http``: callers of the HTTP API may enqueue the task.
     """
 
     max_attempts: int | None = None
@@ -65,7 +62,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTask(AnyTask):
-    """A task that can say what ``Policy`` can, where ``@task`` passes it on (Django 6.1)."""
+    """A task with the fields of ``Policy``, where ``@task`` passes them on (Django 6.1)."""
 
     max_attempts: int | None = None
     backoff: Any = None
@@ -78,7 +75,7 @@ class QueueTask(AnyTask):
     group: Any = None
 
     def using(self, *, group: Any = None, **changes: Any) -> Any:
-        """Return the task with other defaults; ``group`` is a template or a function, too."""
+        """Return the task with other defaults; ``group`` is a template or a function."""
         changed = AnyTask.using(self, **changes)
         return changed if group is None else changed_to(changed, group=group)
 
@@ -105,7 +102,7 @@ def policy(**options: Any) -> Callable[[F], F]:
 
 
 def policy_of(task: Any) -> Policy:
-    """Return what the task says of itself, before what its function says."""
+    """Return the policy of a task; its own fields win over those of its function."""
     said = dict(getattr(task.func, _ATTRIBUTE, {}))
     for name in _NAMES:
         if (value := getattr(task, name, None)) not in (None, False):
@@ -114,7 +111,7 @@ def policy_of(task: Any) -> Policy:
 
 
 def check_policy(task: Any) -> None:
-    """Raise InvalidTask that names what the task says and cannot be."""
+    """Raise InvalidTask that names a contradiction or a wrong value."""
     said = policy_of(task)
     if said.group is not None and task.priority:
         raise InvalidTask(
@@ -162,13 +159,13 @@ def _is_time(seconds: Any) -> bool:
 
 
 def unique_key(task: Any, said: Policy, args: Any, kwargs: Any) -> str | None:
-    """Return the name of which one task lives, if the task has such; raises InvalidTask."""
+    """Return the name of a unique task, None for another task; raise InvalidTask."""
     name = _name_of("unique", task, said.unique, args, kwargs)
     return None if name is None else f"{task.module_path}:{name}"
 
 
 def group_of(task: Any, said: Policy, args: Any, kwargs: Any) -> str | None:
-    """Return the group whose limits the task is held to, if it has one; raises InvalidTask."""
+    """Return the group whose limits apply to the task, or None; raise InvalidTask."""
     name = _name_of("group", task, said.group, args, kwargs)
     try:
         return check_group(name)
@@ -196,7 +193,7 @@ def _name_of(what: str, task: Any, made_by: Any, args: Any, kwargs: Any) -> str 
 
 
 def refused(task: Any, error: Exception, queues: Set[str]) -> InvalidTask:
-    """Return what Django refuses the task for, with its name, the value and what to do."""
+    """Return Django's refusal of a task with its name, the value and what to do."""
     at, text = task.run_after, str(error)
     if queues and task.queue_name not in queues:
         hint = did_you_mean(task.queue_name, queues) or (
@@ -213,67 +210,6 @@ def refused(task: Any, error: Exception, queues: Set[str]) -> InvalidTask:
     return InvalidTask(f"{task.module_path}: {text}{hint}")
 
 
-def not_json(task: Any, error: Exception, *calls: tuple[Any, Any]) -> Exception:
-    """Return the error, of Django's type, that names the first argument of calls that is no JSON.
-
-    Looked for only once something was refused: to look costs as much as to encode.
-    """
-    if isinstance(error, RecursionError):
-        return ValueError(
-            f"{task.module_path}: an argument is nested too deeply or contains "
-            "itself: pass its key, and fetch it in the task."
-        )
-    kind = TypeError if isinstance(error, TypeError) else ValueError
-    for args, kwargs in calls:
-        for where, value in (*leaves("args", args), *leaves("kwargs", kwargs)):
-            if advice := advice_on(value):
-                said = f" ({error})" if kind is TypeError else ""
-                shown = f"{repr(value)[:_MOST_SHOWN]}, no JSON{said}"
-                return kind(f"{task.module_path}: {where} is {shown}: {advice}.")
-    return kind(f"{task.module_path}: {error}")
-
-
-def leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield keys and innermost values, each with its path."""
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            yield where, dict.fromkeys(value)
-        for key, each in value.items():
-            yield f"key {key!r} of {where}", str(key)
-            yield from leaves(f"{where}[{key!r}]", each)
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from leaves(f"{where}[{index}]", each)
-    else:
-        yield where, value
-
-
-def advice_on(value: Any) -> str:
-    """Return what to use in place of a value that JSON cannot hold; "" for what is JSON."""
-    try:
-        dumped = json.dumps(
-            normalize_json(value), allow_nan=False, ensure_ascii=False, sort_keys=True
-        )
-        dumped.encode()
-    except UnicodeEncodeError:
-        return "it has half of a surrogate pair, which is not valid text"
-    except (TypeError, ValueError):
-        return next((said for kinds, said in _ADVICE if isinstance(value, kinds)), _OTHERWISE)
-    return ""
-
-
-_ADVICE: Final[tuple[tuple[Any, str], ...]] = (
-    ((date, time), "use its isoformat()"),
-    (timedelta, "use its total_seconds()"),
-    (Decimal, "use its str()"),
-    (float, "JSON has no NaN or infinity, use None"),
-    (Set, "use a list"),
-    (Mapping, "make all its keys str"),
-    (bytes, "use base64"),
-)
-_OTHERWISE: Final = "use its key, or a str() of it"
-
-
 T = TypeVar("T")
 
 
@@ -285,9 +221,9 @@ def cron(
     timezone: str | None = None,
     missed: MissedTicks | str = MissedTicks.LATEST,
 ) -> Callable[[T], T]:
-    """Enqueue the task below at each tick of a schedule, with these arguments; return the task.
+    """Enqueue the task below at each tick of a schedule, with these arguments.
 
-    Above ``@task``, in a module named ``tasks`` of an installed app, which workers import.
+    ``@cron`` stands above ``@task``, in a module ``tasks`` of an installed app: workers import it.
     """
 
     def register(task: T) -> T:

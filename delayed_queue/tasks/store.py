@@ -1,9 +1,10 @@
-"""The statements of results: what they are recorded by, found, cancelled, and kept by the day."""
+"""The statements of tasks: record, find, cancel and keep results; store priorities."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -14,18 +15,18 @@ from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of
 from delayed_queue.db.statements import execute, fetch
 from delayed_queue.queue.store.fragments import TELL_HOLDER
 from delayed_queue.queue.store.inspect import walking
-from delayed_queue.tasks.options import first_id
+from delayed_queue.tasks.ids import first_id
 
-# Messages under leases, those of them that are still held: what their tasks' rows are made of.
+# Columns of the leased messages that result rows are made of.
 _COLUMNS: Final = 'id, "pKind", "pKey", payload, "createdAt", "scheduledAtInitially", attempts'
 _UNDER_LEASE: Final = """
     WHERE id = ANY (%(ids)s::bigint[])
         AND "lockUuid" = ANY (%(leases)s::text[])
 """
-# A row for each attempt whose message is among those held, and of a task with a row already what
-# is new: errors and workers are added. Times are milliseconds ago, because workers' clocks differ.
-# An attempt without an end is not the last, or goes on; one without errors was successful. With
-# the task ends what was asked of it, so that a redrive of it is not cancelled as well.
+# Insert a row for each attempt whose message is still leased. If the task has a row, its errors and
+# workers are extended. Times are sent as milliseconds ago, because workers' clocks differ.
+# An attempt without an end runs, or will be retried; an ended one without errors was successful.
+# The end of a task clears its cancellation, so that a redrive is not cancelled as well.
 # Task names are sent once; attempts refer to them by index.
 # "workerIds" has one entry per attempt: "" for one that left no record, because its process died.
 # Results must be distinct. Reads: the primary key of results.
@@ -80,8 +81,8 @@ SET status = EXCLUDED.status,
     metadata = stored.metadata || EXCLUDED.metadata
 """
 
-# Delete messages that are still under their leases, all of which belong to the caller, and record
-# those attempts at tasks that were theirs: so nothing is written for one that was taken over.
+# Delete messages that are still under the caller's leases, and record the attempts at their tasks.
+# Nothing is written for a message that another worker has taken over.
 # Returns the ids that were deleted. Reads: the primary key of messages, or
 # delayed_queue__LockUuidPlusIdIndex.
 ACKNOWLEDGE_TASKS: Final[LiteralString] = (
@@ -101,8 +102,8 @@ SELECT id FROM held
 """
 )
 
-# Record attempts, or how far they are, and leave their messages; these are locked until the
-# transaction ends, which may settle them. Reads: as ACKNOWLEDGE_TASKS.
+# Record attempts, or the progress of running ones, and lock their messages until the end of the
+# transaction, which may settle them. Reads: as ACKNOWLEDGE_TASKS.
 RECORD_ATTEMPTS: Final[LiteralString] = (
     CLOCK
     + """,
@@ -119,7 +120,7 @@ held AS MATERIALIZED (
 """
 )
 
-# Note a task that was enqueued under another key than its id, so that its id finds it.
+# Record a task whose message has another key than its id, so that its id finds it.
 # Reads: the primary key of results.
 NOTE_ENQUEUED: Final[LiteralString] = (
     CLOCK
@@ -139,8 +140,8 @@ SET "pKind" = EXCLUDED."pKind",
 """
 )
 
-# Find all rows of a task: its result, messages under its key, of any kind, and dead letters,
-# the newest first, in one snapshot; a row for each pair.
+# Find all rows of a task in one snapshot: its result, the messages under its key, of any kind, and
+# its dead letters, the newest first. Returns a row for each pair of message and dead letter.
 # Reads: the primary key of results, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 FIND_RESULT: Final[LiteralString] = (
     CLOCK
@@ -177,8 +178,8 @@ LEFT JOIN LATERAL (
 """
 )
 
-# Lock a key until the transaction ends, and return the messages of any kind under it: so,
-# of the callers that look before they offer, one looks at a time.
+# Lock a key until the transaction ends, then read the messages of any kind under it. So only one
+# caller at a time reads and then offers.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 LOCK_KEY: Final[LiteralString] = """
 SELECT pg_advisory_xact_lock(hashtextextended(%(key)s::text, 7310600482201520))
@@ -190,8 +191,8 @@ WHERE "pKey" = %(key)s
 LIMIT 300
 """
 
-# Delete a waiting task; mark a running one as to be cancelled, and tell who runs it. Returns
-# whether it was deleted, or no row: it has ended, or another was put in its place.
+# Delete a waiting task; mark a running one as cancelled, and notify its worker. Returns whether it
+# was deleted, or no row if it has ended or was replaced.
 # Reads: the primary keys of messages and of results.
 CANCEL: Final[LiteralString] = (
     CLOCK
@@ -237,7 +238,7 @@ RETURNING status = 'FAILED', (SELECT holder FROM told)
 """
 )
 
-# Those of the tasks that are to be cancelled. Reads: the primary key of results.
+# Return which of the tasks are marked as cancelled. Reads: the primary key of results.
 CANCELLED_AMONG: Final[LiteralString] = """
 SELECT id::text
 FROM delayed_queue_task_result
@@ -258,7 +259,7 @@ RETURNING id
 """
 )
 
-# Note that a queue uses a priority, unless that is known. Reads: task_priority_queue.
+# Store that a queue uses a priority, unless it is stored. Reads: task_priority_queue.
 USE_PRIORITY: Final[LiteralString] = """
 INSERT INTO delayed_queue_task_priority (queue, priority)
 SELECT %(queue)s::varchar, %(priority)s::smallint
@@ -277,8 +278,8 @@ FROM delayed_queue_task_priority
 ORDER BY queue, priority DESC
 """
 
-# Delete from the rest the results of days that are over (their tasks ended long after they were to
-# run), at most so many at a time. Reads: the rest, from end to end; it is small.
+# Delete from the rest partition, which is small, at most N results of days that are over: their
+# tasks ended long after they were to run. Reads: the rest partition, from end to end.
 PRUNE_REST: Final[LiteralString] = (
     CLOCK
     + """
@@ -296,24 +297,25 @@ WHERE id = ANY (ARRAY(
 # The distinct tasks of results, at most %(limit)s. Reads: task_result_task.
 TASK_NAMES: Final[LiteralString] = walking("delayed_queue_task_result", "task", "id")
 
-# By the day that is in the ids.
+# Partitioned by the day in the ids.
 RESULTS_BY_DAY: Final = DailyTable("delayed_queue_task_result", "id", first_id, PRUNE_REST)
 
 M = TypeVar("M", bound=models.Model)
 
 
-class Attempt(NamedTuple):
-    """An attempt at a task, and what became of it; JSON as text, times of the monotonic clock.
+@dataclass(eq=False)
+class Attempt:
+    """An attempt at a task, as it is recorded: JSON as text, times of the monotonic clock.
 
-    ``names`` are those of the task and its backend. ``ended`` is None of one that goes on, or is
-    not the last; ``errors`` of one that went well.
+    ``names``: the path of the task and the alias of its backend. ``ended``: None for an attempt
+    that runs, or will be retried. ``errors``: None for a successful attempt.
     """
 
     message: int
     lease: str
     id: str
     names: tuple[str, str]
-    began: float
+    began: float | None = None
     ended: float | None = None
     value: str | None = None
     errors: str | None = None
@@ -321,7 +323,7 @@ class Attempt(NamedTuple):
 
 
 class FoundRow(NamedTuple):
-    """A result, a message and a dead letter of a task, as far as there are any."""
+    """A result, a message and a dead letter of a task; None where there is none."""
 
     task: str | None
     backend: str | None
@@ -362,7 +364,7 @@ class FoundRow(NamedTuple):
 def acknowledging(
     ids: Sequence[int], leases: Iterable[str], attempts: Sequence[Attempt], workers: str
 ) -> Step:
-    """Delete messages that are still under one of the leases, and record the attempts at them."""
+    """Delete messages that are still under one of the leases, and record their attempts."""
     return ACKNOWLEDGE_TASKS, _recorded(ids, leases, attempts, workers)
 
 
@@ -375,30 +377,34 @@ def recording(attempts: Sequence[Attempt], workers: str) -> Step:
 def _recorded(
     ids: Sequence[int], leases: Iterable[str], attempts: Sequence[Attempt], workers: str
 ) -> dict[str, Any]:
-    # Once each: of two messages that say they are one task, the last tells.
-    distinct = {each[2]: each for each in attempts}.values()
-    messages, _, results, names, began, ended, values, errors, metadata = zip(
-        *distinct, strict=True
-    )
-    now = time.monotonic()
+    # If two messages have the same task id, the last attempt is recorded.
+    distinct = list({each.id: each for each in attempts}.values())
+    now, names = time.monotonic(), [each.names for each in distinct]
     numbers = {each: number for number, each in enumerate(dict.fromkeys(names), 1)}
     tasks, backends = zip(*numbers, strict=True)
     which = [numbers[each] for each in names] if len(numbers) > 1 else ()
     return {
-        "ids": _array(ids), "leases": _array([*set(leases)]), "messages": _array(messages),
-        "results": _array(results), "tasks": _array(tasks, _quoted),
+        "ids": _array(ids), "leases": _array([*set(leases)]),
+        "messages": _array([each.message for each in distinct]),
+        "results": _array([each.id for each in distinct]), "tasks": _array(tasks, _quoted),
         "backends": _array(backends, _quoted), "names": _array(which),
-        "began": _array([int((now - each) * 1000) for each in began]),
-        "ended": _array([each and int((now - each) * 1000) for each in ended]),
-        "values": _array(values, _quoted), "errors": _array(errors, _quoted),
-        "metadata": _array(metadata, _quoted), "workers": workers, "now": None,
+        "began": _array([_ago(each.began or now, now) for each in distinct]),
+        "ended": _array([each.ended and _ago(each.ended, now) for each in distinct]),
+        "values": _array([each.value for each in distinct], _quoted),
+        "errors": _array([each.errors for each in distinct], _quoted),
+        "metadata": _array([each.metadata for each in distinct], _quoted),
+        "workers": workers, "now": None,
     }  # fmt: skip
 
 
-def _array(values: Sequence[Any], written: Callable[[Any], str] = str) -> str | None:
-    """Return an array as PostgreSQL reads it, which psycopg takes longer for.
+def _ago(at: float, now: float) -> int:
+    return int((now - at) * 1000)
 
-    None of nothing but NULL, which unnest() fills up with.
+
+def _array(values: Sequence[Any], written: Callable[[Any], str] = str) -> str | None:
+    """Return an array as PostgreSQL reads it, faster than psycopg does.
+
+    None stands for an array of NULL: unnest() fills it up.
     """
     if values.count(None) == len(values):
         return None
@@ -413,28 +419,28 @@ class ResultManager(models.Manager[M]):
     """The statements of results."""
 
     def record_progress(self, going: Sequence[Attempt], *, using: str = DEFAULT_DB_ALIAS) -> int:
-        """Write how far those tasks are that are still under their leases; return how many."""
+        """Write the progress of tasks that are still under their leases; return how many."""
         return execute(using, *recording(going, "[]"))
 
     def note_enqueued(self, *, using: str = DEFAULT_DB_ALIAS, **params: Any) -> None:
-        """Write that a task was enqueued under a key of its own."""
+        """Record a task whose message has another key than its id."""
         execute(using, NOTE_ENQUEUED, params | {"now": None})
 
     def find(self, task_id: UUID, *, using: str = DEFAULT_DB_ALIAS) -> list[FoundRow]:
-        """Return all there is of a task, a row for each message and dead letter under its key."""
+        """Return all rows of a task, one for each pair of message and dead letter."""
         return rows_of(FoundRow, fetch(using, FIND_RESULT, {"id": str(task_id), "now": None}))
 
     def lock_key(self, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[tuple[str, bytes]]:
-        """Return kind and payload of what is under the key, locked for the transaction."""
+        """Lock a key for the transaction; return kind and payload of its messages."""
         fetch(using, LOCK_KEY, {"key": key})
-        # In a statement of its own: the snapshot of the first is older than the lock.
+        # A second statement, because the snapshot of the first is older than the lock.
         return [(row[0], bytes(row[1])) for row in fetch(using, FIND_KEY, {"key": key})]
 
     def cancel(
         self, message: int, created_at: int, task_id: str, task: str, backend: str, errors: str,
         *, using: str = DEFAULT_DB_ALIAS,
     ) -> bool | None:  # fmt: skip
-        """Return True if the task was taken away, False if its worker was told; None: no more."""
+        """Return True for a deleted task, False for a notified worker, None for an ended task."""
         rows = fetch(using, CANCEL, {
             "message": message, "created_at": created_at, "id": task_id, "task": task,
             "backend": backend, "errors": errors, "now": None,
@@ -445,24 +451,22 @@ class ResultManager(models.Manager[M]):
         return {row[0] for row in fetch(using, CANCELLED_AMONG, {"results": list(ids)})}
 
     def hasten(self, message: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Have a waiting message due now; return whether it was waiting."""
+        """Make a waiting message due now; return whether it was waiting."""
         return bool(fetch(using, HASTEN, {"message": message, "now": None}))
 
     def names(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
-        """Return the tasks that have results, at most ``limit``, in the order of their paths."""
+        """Return the paths of tasks that have results, at most ``limit``, sorted."""
         return column_of(fetch(using, TASK_NAMES, {"limit": limit}))
 
 
-class PriorityManager(models.Manager[M]):
-    """The statements of priorities."""
+def use_priority(queue: str, priority: int, *, using: str = DEFAULT_DB_ALIAS) -> None:
+    """Store that tasks of the queue have this priority."""
+    execute(using, USE_PRIORITY, {"queue": queue, "priority": priority})
 
-    def use(self, queue: str, priority: int, *, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Note that tasks of the queue have this priority."""
-        execute(using, USE_PRIORITY, {"queue": queue, "priority": priority})
 
-    def by_queue(self, *, using: str = DEFAULT_DB_ALIAS) -> dict[str, list[int]]:
-        """Return the priorities that queues have used but 0, the highest first."""
-        found: dict[str, list[int]] = {}
-        for queue, priority in fetch(using, PRIORITIES, {}):
-            found.setdefault(queue, []).append(priority)
-        return found
+def priorities_by_queue(*, using: str = DEFAULT_DB_ALIAS) -> dict[str, list[int]]:
+    """Return the priorities other than 0 that queues have used, the highest first."""
+    found: dict[str, list[int]] = {}
+    for queue, priority in fetch(using, PRIORITIES, {}):
+        found.setdefault(queue, []).append(priority)
+    return found

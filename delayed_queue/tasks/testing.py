@@ -1,4 +1,4 @@
-"""For tests of projects: run what was enqueued, on the connection of the test."""
+"""Test helpers of projects: run enqueued tasks on the connection of the test."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from django.db import connections
 from delayed_queue.db.sql import Step
 from delayed_queue.db.statements import fetch, fetch_all
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
-from delayed_queue.handlers import Verdict
+from delayed_queue.handlers import Verdict, judge
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.queue.store.settle import acknowledging_members, dead_lettering, releasing
 from delayed_queue.tasks.backend import DelayedQueueBackend
-from delayed_queue.tasks.serving import Serving, TaskQueue, declared, priorities, servings
+from delayed_queue.tasks.declared import declared
+from delayed_queue.tasks.priorities import TaskQueue, priorities
+from delayed_queue.tasks.serving import UNLIMITED, Serving, servings
 from delayed_queue.testing.draining import Drained, mended
 
 _END: Final = "failed"
@@ -24,16 +26,16 @@ _LIMIT: Final = 1_000
 
 
 def drain(*queues: str, limit: int = _LIMIT, using: str | None = None) -> Drained:
-    """Run tasks that are due until none is left, as a worker would; return how they ended.
+    """Run due tasks until none is left, as a worker does; return how they ended.
 
-    Of all declared queues, or of those named, the most urgent first; of each database that TASKS
-    names, or of ``using`` alone. Inside a test's transaction too: nothing is committed, and
-    results are found as after a worker. At most ``limit``.
+    ``queues``: by default all declared ones; the highest priority first. ``limit``: at most N
+    tasks. ``using``: one database instead of each that TASKS names. ``drain`` works inside a
+    test's transaction: it commits nothing, and results are as after a worker.
     """
     ends: Counter[str] = Counter()
     errors: list[Exception] = []
     before = -1
-    # Again, for a task of one database may enqueue in another.
+    # Repeated, because a task of one database may enqueue in another.
     while before < ends.total():
         before = ends.total()
         for each in _databases() if using is None else [using]:
@@ -64,7 +66,7 @@ def _next(queues: Sequence[str], using: str) -> tuple[Serving, Envelope] | None:
                 "No backend of delayed_queue in TASKS declares the queue "
                 f"{name!r}.{did_you_mean(name, servings)}"
             )
-        for priority in servings[name].priorities:
+        for priority in priorities.of(name):
             if (found := TaskQueue(name, priority, using).try_poll()) is not None:
                 return servings[name], found
     return None
@@ -77,21 +79,21 @@ def _handled(serving: Serving, envelope: Envelope, using: str) -> BaseException 
                 async_to_sync(serving.acall)(envelope)
             else:
                 serving.call(envelope)
-    except KeyboardInterrupt:  # who asks for an end gets it, as of Django's own backend
+    except KeyboardInterrupt:  # stops the test, as with Django's own backend
         raise
-    # A task may raise anything, and here as in a worker that is an answer.
+    # A task may raise anything, as in a worker.
     except BaseException as error:
         return error
     return None
 
 
 def _settled(serving: Serving, envelope: Envelope, error: BaseException | None, using: str) -> str:
-    """Write what a worker writes about it, in one transaction; return the word for its end."""
+    """Settle the message as a worker does, in one transaction; return the word for its end."""
     if error is None:
         step = serving.acknowledging([envelope]) or _acknowledging(envelope)
         is_settled = envelope.is_settled or bool(fetch(using, *step))
         return "handled" if is_settled else "lost"
-    verdict = serving.verdict(error, envelope)
+    verdict = serving.judge(error, envelope) or judge(error, envelope.attempt, UNLIMITED)
     steps = [*serving.recording([(envelope, error, verdict)]), _ending(envelope, verdict)]
     if not fetch_all(using, steps)[-1]:
         return "lost"
@@ -115,10 +117,9 @@ def _ending(envelope: Envelope, verdict: Verdict) -> Step:
 
 
 class ImmediateBackend(DelayedQueueBackend):
-    """For development: each task is run where it is enqueued, on the same way as in a worker.
+    """For development: ``enqueue`` runs the task at once, in the same steps as a worker.
 
-    Stored, leased, run, recorded and settled before the call returns, and inside the transaction
-    that is open there.
+    It stores, leases, runs, records and settles the task inside the open transaction.
     """
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:

@@ -26,8 +26,9 @@ from delayed_queue.notifications import models as notifications
 from delayed_queue.observe.store import last_sampled
 from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.spark.models import PipelineReport
+from delayed_queue.tasks.ids import id_at
 from delayed_queue.tasks.models import TaskResult, TaskUnderWay
-from delayed_queue.tasks.options import id_at, kind_of_priority
+from delayed_queue.tasks.priorities import kind_of_priority
 from delayed_queue.tasks.serving import servings
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from tests.notifications.factories import enqueue

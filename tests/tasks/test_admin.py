@@ -17,7 +17,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.serving import TaskQueue
+from delayed_queue.tasks.priorities import TaskQueue
 from delayed_queue.tasks.testing import drain
 
 pytestmark = pytest.mark.django_db

@@ -13,9 +13,9 @@ from django.db import connection, connections, transaction
 from delayed_queue.db.sql import TAKE_KEEPING
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.tasks._api import TaskResultStatus
+from delayed_queue.tasks.ids import id_at
+from delayed_queue.tasks.keeping import keep_days
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.options import id_at
-from delayed_queue.tasks.serving import keep_days
 from tests.support.processes import wait_until
 from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks

@@ -16,7 +16,7 @@ from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
 from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.serving import TaskQueue
+from delayed_queue.tasks.priorities import TaskQueue
 from delayed_queue.tasks.store import CANCEL, Attempt, acknowledging
 from tests.support.concurrency import calling, together, wait_until_blocked
 from tests.tasks.conftest import drained

@@ -26,12 +26,12 @@ from delayed_queue.tasks._api import (
     InvalidTask,
     TaskResultDoesNotExist,
     TaskResultStatus,
-    listens,
+    have_listeners,
     signals,
     task_backends,
 )
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.serving import TaskQueue
+from delayed_queue.tasks.priorities import TaskQueue
 from tests.support.processes import wait_until
 from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
@@ -309,7 +309,7 @@ class TestSignals:
         logger.addHandler(handler)
         logger.parent, logger.propagate = logging.root, propagates
         monkeypatch.setattr(signals, "logger", logger)
-        assert listens(signals.task_started) is listens_to
+        assert have_listeners() is listens_to
 
     def test_a_log_that_is_taken_from_now_on_is_written_at_once(
         self, work: Any, monkeypatch: pytest.MonkeyPatch
@@ -322,6 +322,13 @@ class TestSignals:
         with TestCase().assertLogs(signals.logger, logging.INFO) as captured:
             drained()
         assert ["state=RUNNING" in each for each in captured.output] == [True, False]
+
+
+@pytest.mark.parametrize("priority", [[], {}, "high"])
+def test_a_priority_that_is_no_number_is_ignored(work: Any, priority: Any) -> None:
+    payload = {"task": "tests.tasks.work.add", "args": [1], "priority": priority}
+    TaskQueue("default", 0, "default").offer_or_update("key", payload)
+    assert drained().done == 1
 
 
 class TestNames:

@@ -13,7 +13,7 @@ from delayed_queue import DelayedQueue, OfferOutcome
 from delayed_queue.cron.keeper import CronKeeper
 from delayed_queue.models import Message
 from delayed_queue.tasks._api import TaskResultStatus, task_backends
-from delayed_queue.tasks.serving import keep_days
+from delayed_queue.tasks.keeping import keep_days
 from delayed_queue.testing.factories import (
     DeadLetterFactory,
     MessageFactory,

@@ -16,8 +16,8 @@ from delayed_queue.models import Sample
 from delayed_queue.observe import store
 from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow
 from delayed_queue.tasks._api import TaskResultStatus
+from delayed_queue.tasks.keeping import keep_days
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.serving import keep_days
 from tests.support.processes import Process, environment, killed_at_last, wait_until
 from tests.tasks.conftest import drained
 

@@ -20,7 +20,7 @@ from delayed_queue.http.models import Endpoint
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.handlers import QUEUES
-from delayed_queue.tasks.options import kind_of_priority
+from delayed_queue.tasks.priorities import kind_of_priority
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.worker import Worker
 from tests.http.callbacks.delivering import add_many, permitted, send_due

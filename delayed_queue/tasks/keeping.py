@@ -1,0 +1,112 @@
+"""The keeper beside each worker: a thread that stores progress and keeps the days of results."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import Error, connections
+
+from delayed_queue.db.days import DAYS_SECONDS
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.logs import described, log
+from delayed_queue.observe import signals
+from delayed_queue.tasks.declared import declared
+from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.priorities import priorities
+from delayed_queue.tasks.runs import worker
+from delayed_queue.tasks.store import RESULTS_BY_DAY
+
+# Interval of storing progress, and of reading priorities.
+PROGRESS_SECONDS: Final = 1.0
+# Longest wait for the thread when its worker stops.
+_STOP_SECONDS: Final = 5.0
+_keepers: Final[dict[int, Keeper]] = {}
+
+
+class Keeper:
+    """A thread with its own connection, beside each worker that serves tasks."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="task-keeper", daemon=True)
+        self._days_at = -DAYS_SECONDS
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=_STOP_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(PROGRESS_SECONDS):
+                try:
+                    self._keep()
+                except (Error, ResourceUnavailable) as error:
+                    # Nothing is lost: the next iteration repeats it.
+                    log(logging.WARNING, "task_keeper_failed", error=described(error))
+                    connections[self._using].close()
+        finally:
+            connections.close_all()
+
+    def _keep(self) -> None:
+        priorities.read(self._using)
+        self._store_progress()
+        now = time.monotonic()
+        if now - self._days_at >= DAYS_SECONDS:
+            self._days_at = now
+            keep_days(self._using)
+
+    def _store_progress(self) -> None:
+        runs = [
+            run
+            for run in list(worker.unreported.values())
+            if run.runnable.options.database == self._using
+        ]
+        for run in runs:
+            worker.unreported.pop(run.id, None)
+        if rows := [run.so_far() for run in runs]:
+            TaskResult.objects.record_progress(rows, using=self._using)
+
+
+def keep_days(using: str, now: datetime | None = None) -> bool:
+    """Keep results by the day; return False if another worker does, or if it cannot be done."""
+    kept = [
+        each.settings.results or timedelta(days=1)
+        for _, each in declared()
+        if each.settings.database == using
+    ]
+    if not kept:
+        return False
+    try:
+        return RESULTS_BY_DAY.keep(max(kept), now=now, using=using)
+    except Error as error:
+        log(logging.WARNING, "task_days_failed", error=described(error))
+        return False
+
+
+def watch_workers() -> None:
+    """Start and stop a keeper with each worker."""
+    signals.worker_started.connect(_start, dispatch_uid="delayed_queue.tasks.start")
+    signals.worker_stopped.connect(_stop, dispatch_uid="delayed_queue.tasks.stop")
+
+
+def _start(sender: Any, **kwargs: object) -> None:
+    """Read the priorities before the worker's first claim, and start its keeper."""
+    if not any(True for _ in declared()):
+        return
+    worker.rename(str(sender))
+    priorities.read(sender.options.using)
+    keeper = _keepers[id(sender)] = Keeper(sender.options.using)
+    keeper.start()
+
+
+def _stop(sender: Any, **kwargs: object) -> None:
+    if (keeper := _keepers.pop(id(sender), None)) is not None:
+        keeper.stop()
