@@ -138,6 +138,10 @@ class TooManyConnections(ResourceUnavailable):
     """The job would open more connections than the server has left; nothing was written."""
 
 
+class Unreachable(ResourceUnavailable):
+    """No connection could be made; a repetition may help."""
+
+
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
     """Raise ExtraNotInstalled when an import within finds no library; ours are never missing."""

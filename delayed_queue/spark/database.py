@@ -24,6 +24,7 @@ from delayed_queue.exceptions import (
     ResourceUnavailable,
     SchemaMismatch,
     TooManyConnections,
+    Unreachable,
 )
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.retries import Backoff, is_transient
@@ -45,10 +46,6 @@ _NO_OPTIONS: Final = Options()
 
 # A connection that breaks, or is never made, has no SQLSTATE.
 _LOST: Final = "08006"
-
-
-class Unreachable(ResourceUnavailable):
-    """No connection could be made; trying again may help."""
 
 
 def bound(statement: str, params: Mapping[str, Any]) -> str:

@@ -109,7 +109,10 @@ CUSTOM[Ladder] = Custom(check_ladder, {"anyOf": _LADDER})
 
 _TOPIC_RULE: Final = "Use A-Z, a-z, 0-9, '.', '_', ':' and '-'; do not start with '.', ':' or '-'."
 _ID_RULE: Final = "It has no slash and no control characters, and is neither '.' nor '..'."
-_URL_RULE: Final = "It begins with http:// or https://, and has no user, fragment or blank."
+_URL_RULE: Final = (
+    "It begins with http:// or https://, and has no user, fragment or blank. "
+    "An escape in a url is % and two hexadecimal digits; % itself is %25."
+)
 _JOB_ID: Final = rf"^(?!\.{{1,2}}\Z)[^/{CONTROLS}]+\Z"
 TopicName = Annotated[str, matching(rf"^{TOPIC_PATTERN}\Z", _TOPIC_RULE, MAX_TOPIC_LENGTH)]
 _NewId = Annotated[

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 SERVERS: Final[dict[str, Any]] = {
     "uvicorn": partial(uvicorn, RETRIES=1),
-    "direct": partial(uvicorn, "direct", RETRIES=1),
     "gunicorn": partial(gunicorn, "--threads", "2", "--worker-class", "gthread", RETRIES=1),
 }
 # Of handlers that hold the transaction themselves, and of those on the event loop.
@@ -86,9 +85,7 @@ class Caller:
             connection.close()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("uvicorn", marks=pytest.mark.long), "direct", "gunicorn"]
-)
+@pytest.mark.parametrize("name", ["uvicorn", "gunicorn"])
 def test_an_api_says_that_it_is_unavailable_and_comes_back(
     admin: psycopg.Connection[Any], name: str
 ) -> None:
