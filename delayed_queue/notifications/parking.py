@@ -12,8 +12,6 @@ from typing import Any, Final, LiteralString
 from django.db import DataError, IntegrityError, transaction
 
 from delayed_queue.db.resilience import is_unavailable
-from delayed_queue.http.api import Problem
-from delayed_queue.http.api.bodies import parse
 from delayed_queue.notifications import intake
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Refused
@@ -116,6 +114,10 @@ def _take(messages: Sequence[Incoming], tenant: str, origin: str) -> Tally:
 
 def read_body(message: Incoming) -> Any:
     """Return the JSON value of a message, read as strictly as REST does; else a Refused."""
+    # Loaded with the first body, not by the admin's pages.
+    from delayed_queue.http.api import Problem
+    from delayed_queue.http.api.bodies import parse
+
     try:
         if reason := _unreadable(message):
             return _refused(reason)
