@@ -22,7 +22,8 @@
     ├── JobFinished               a Spark job was run again under an id that is done
     └── ResourceUnavailable       the database stayed unreachable through every retry
         ├── OutcomeUnknown        it went away mid-write: the write may or may not have happened
-        └── TooManyConnections    a Spark job would need more connections than are free
+        ├── TooManyConnections    a Spark job would need more connections than are free
+        └── Unreachable           a Spark job could not connect to the database
 
 A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``extend()`` and
 ``reject()`` return False.
