@@ -49,7 +49,7 @@ def _options() -> Namespace:
 
 @contextmanager
 def held_snapshot(conninfo: str) -> Iterator[None]:
-    """Hold a snapshot, as a report does that somebody forgot."""
+    """Hold a snapshot, as a forgotten report does."""
     with psycopg.connect(conninfo) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("SELECT 1")

@@ -1,4 +1,4 @@
-"""What is measured of a contender: drain, offer, pick-up, idle cost."""
+"""The measures of a contender: drain, offer, pick-up, idle cost."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What all benchmarks share: databases, processes, rounds, the machine, reports."""
+"""Shared by all benchmarks: databases, processes, rounds, the machine, reports."""

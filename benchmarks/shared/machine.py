@@ -1,4 +1,4 @@
-"""What figures depend on: machine, versions, settings of the server."""
+"""The conditions of a run: machine, versions, settings of the server."""
 
 from __future__ import annotations
 

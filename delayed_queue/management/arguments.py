@@ -72,7 +72,7 @@ def count(least: int, most: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> timedelta:
-    """Return the time span of so many seconds, fractions allowed."""
+    """Convert a number of seconds, fractions allowed, to a time span."""
     try:
         span = timedelta(seconds=float(text))
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""What the commands share: every error is one sentence, names get a "did you mean"."""
+"""Base of the commands: every error is one sentence, with "did you mean" for names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What the harness asks of each script, as in protocol.py.
+// The commands of each peer's script, as in protocol.py.
 import { appendFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";

@@ -1,4 +1,4 @@
-"""What the harness asks of each peer's script, which runs in the peer's environment.
+"""The commands of each peer's script, which runs in the peer's environment.
 
     schema            create the tables
     offer COUNT       offer jobs one by one; print the seconds

@@ -36,7 +36,7 @@ JOB: Final = "topics/<topic>/jobs/<path:job_id>"
 
 
 class PopQuery(Struct, forbid_unknown_fields=True):
-    """How many jobs to lease, how long to wait for the first, and how long to lease them."""
+    """Maximum number of jobs, maximum wait for the first one, and duration of the lease."""
 
     count: Annotated[int, Meta(ge=1, extra_json_schema={"maximum": "API.POP_COUNT"})] = 1
     timeout: Annotated[float, Meta(ge=0, extra_json_schema={"maximum": "API.POP_TIMEOUT"})] = 0

@@ -45,7 +45,7 @@ WHERE id = %(id)s
 )
 
 # Take between ``least`` and ``most`` permits, or none; return the number, and if it is zero the
-# microseconds until ``least`` permits are due if nobody else takes any. All times are microseconds:
+# microseconds until ``least`` permits are due if no other process takes any. All are microseconds:
 # in milliseconds the permits of a high rate would have no size.
 #
 # This is RateRule of delayed_queue/rates.py: ``bookedUntil`` is its ``spent_until``, and ``burst``

@@ -1,4 +1,4 @@
-"""What the pages of notifications share: states, filters, and the list of the newest."""
+"""Base of the notification pages: states, filters, and the list of the newest."""
 
 from __future__ import annotations
 
