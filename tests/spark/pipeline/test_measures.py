@@ -16,7 +16,6 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
 from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.spark.pipeline import reports
-from delayed_queue.spark.pipeline.figures import Campaign
 from tests.spark.pipelines import CONSOLE
 from tests.spark.support import with_jvm
 
@@ -24,7 +23,6 @@ pytestmark = with_jvm
 
 BEGIN: Final = datetime(2026, 5, 1, 22, tzinfo=UTC)
 KINDS: Final = ("orders|json", "mail|json", "push|json")
-CAMPAIGNS: Final = ("spring", "summer", None)
 
 
 def drained(count: int = 600) -> pa.Table:
@@ -32,8 +30,7 @@ def drained(count: int = 600) -> pa.Table:
     rows = [
         {
             "kind": KINDS[n % 3], "key": f"k{n}", "attempts": 1 + (n % 13) * (n % 2),
-            "headers": json.dumps({"x.campaign": CAMPAIGNS[n % 3]}) if n % 5 else None,
-            "payload": json.dumps({"order": {"campaign": CAMPAIGNS[n % 2]}}),
+            "headers": json.dumps({"campaign": "spring"}) if n % 5 else None,
             "created_at": BEGIN + timedelta(seconds=n * 17),
             "scheduled_at_initially": BEGIN + timedelta(seconds=n * 18),
             "drained_at": BEGIN + timedelta(seconds=n * 18 + 1 + n * n % 599),
@@ -49,9 +46,9 @@ def write_letters(count: int = 40) -> None:
     texts = [reasons[n % 3].format(n=n) for n in range(count)]
     DeadLetter.objects.bulk_create(
         DeadLetter(
-            kind=KINDS[n % 2], key=f"d{n}", payload=b'{"order": {"campaign": "spring"}}',
-            headers={"x.campaign": "spring"}, attempts=5, reason=text, last_error=None,
-            first_error=None, scheduled_at_initially=BEGIN, created_at=BEGIN,
+            kind=KINDS[n % 2], key=f"d{n}", payload=b"{}", headers=None, attempts=5,
+            reason=text, last_error=None, first_error=None,
+            scheduled_at_initially=BEGIN, created_at=BEGIN,
             died_at=BEGIN + timedelta(days=1, seconds=n),
             fingerprint=fingerprint(text, None) if n % 4 else "",
         )
@@ -60,21 +57,20 @@ def write_letters(count: int = 40) -> None:
 
 
 def test_counts_are_those_of_another_engine(queue: DelayedQueue, spark: Any, tmp_path: Path):
-    """Of drained files, letters of the database, and three messages that wait."""
+    """Drained files and the database's dead letters; and what DuckDB finds in the facts."""
     pq.write_table(drained(), tmp_path / "drained.parquet")
     write_letters()
-    queue.offer_or_update("due", {}, headers={"x.campaign": "spring"})
-    for hours in (1, 2):
-        queue.offer_or_update(
-            f"in {hours}", {}, delay=timedelta(hours=hours), headers={"x.campaign": "summer"}
-        )
     asked = reports.ReportOptions(
-        drained=(str(tmp_path / "drained.parquet"),), campaign=Campaign.of("header:x.campaign")
+        drained=(str(tmp_path / "drained.parquet"),), facts=str(tmp_path / "facts")
     )
     measured = reports.run(spark, asked, CONSOLE).figures
     check_counts(measured)
     check_reasons(measured)
-    check_campaigns(measured)
+    facts = f"read_parquet('{tmp_path}/facts/*.parquet')"
+    assert ask(
+        f"""SELECT headers->>'campaign' AS campaign, outcome, count(*), count(DISTINCT key)
+        FROM {facts} GROUP BY ALL ORDER BY 3"""  # noqa: S608
+    ) == [(None, "dead", 40, 40), (None, "done", 120, 120), ("spring", "done", 480, 480)]
 
 
 def ask(sql: str, letters: pa.Table | None = None) -> list[tuple[Any, ...]]:
@@ -120,28 +116,6 @@ def check_counts(measured: Mapping[str, Any]) -> None:
         """SELECT date_trunc('minute', drained_at) AS minute, kind, count(*) FROM drained
         GROUP BY ALL ORDER BY 1, 2"""
     )
-    assert [
-        (datetime.fromisoformat(each["hour"]), each["kind"], each["messages"], each["p95"] * 1000)
-        for each in measured["hours"]
-    ] == ask(
-        f"""SELECT date_trunc('hour', scheduled_at_initially) AS hour, kind, count(*),
-            quantile_disc({LATE}, 0.95)
-        FROM drained GROUP BY ALL ORDER BY 1, 2"""  # noqa: S608
-    )
-    assert {
-        (each["kind"], outcome, place + 1, count)
-        for each in measured["attempts"]
-        for outcome in ("done", "dead")
-        for place, count in enumerate(each[outcome])
-        if count
-    } == set(
-        ask(
-            """SELECT kind, 'done', least(attempts, 11), count(*) FROM drained GROUP BY ALL
-            UNION ALL
-            SELECT kind, 'dead', least(attempts, 11), count(*) FROM letters GROUP BY ALL""",
-            letters,
-        )
-    )
 
 
 def check_reasons(measured: Mapping[str, Any]) -> None:
@@ -158,66 +132,3 @@ def check_reasons(measured: Mapping[str, Any]) -> None:
         if each["reason"] == "rejected"
     )
     assert "Alice" not in json.dumps(measured)
-
-
-def check_campaigns(measured: Mapping[str, Any]) -> None:
-    """By a header whose name has a dot; three more wait, of which one is due."""
-    by_header = """SELECT headers ->> '$."x.campaign"', count(*) FROM drained GROUP BY 1"""
-    counted = dict(ask(by_header))
-    assert {
-        each["campaign"]: (each["offered"], each["due"], each["done"], each["dead"])
-        for each in measured["funnel"]
-    } == {
-        "spring": (counted["spring"] + 41, counted["spring"] + 41, counted["spring"], 40),
-        "summer": (counted["summer"] + 2, counted["summer"], counted["summer"], 0),
-        None: (counted[None], counted[None], counted[None], 0),
-    }
-
-
-def test_by_a_field_of_events_and_of_payloads_with_an_earlier_report(
-    queue: DelayedQueue, spark: Any, tmp_path: Path
-):
-    """Rows of an application, whose words for what was cancelled and expired are known."""
-    pq.write_table(drained(60), tmp_path / "drained.parquet")
-    statuses = ["DELIVERED", "FAILED", "cancelled", "Expired"] * 5
-    events = pa.table(
-        {
-            "kind": ["email"] * 20, "ended": [BEGIN] * 20, "status": statuses,
-            "batch": ["spring", "autumn"] * 10, "due": [BEGIN - timedelta(seconds=1)] * 20,
-        }
-    )  # fmt: skip
-    pq.write_table(events, tmp_path / "events.parquet")
-    asked = reports.ReportOptions(
-        drained=(str(tmp_path / "drained.parquet"),),
-        events=(str(tmp_path / "events.parquet"),),
-        mapping={"finished_at": "ended", "outcome": "status", "campaign": "batch",
-                 "scheduled_at": "due"},
-        campaign=Campaign.of("payload:order.campaign"), uses_database=False, out=tmp_path / "a",
-    )  # fmt: skip
-    found = reports.run(spark, asked, CONSOLE).figures
-    rows = {each.pop("campaign"): each for each in found["funnel"]}
-    nothing = {"dead": 0, "dropped": 0, "expired": 0}
-    assert rows["summer"] == {"offered": 30, "due": 30, "done": 30, **nothing}
-    assert rows["spring"] == {
-        "offered": 40, "due": 40, "done": 35, "dead": 0, "dropped": 5, "expired": 0,
-    }  # fmt: skip
-    assert rows["autumn"] == {
-        "offered": 10,
-        "due": 10,
-        "done": 0,
-        **nothing,
-        "dead": 5,
-        "expired": 5,
-    }
-    email = next(each for each in found["kinds"] if each["kind"] == "email")
-    assert (email["dropped"], email["expired"], email["failure_rate"]) == (5, 5, 0.25)
-    later = reports.ReportOptions(
-        drained=asked.drained, uses_database=False, compared=tmp_path / "a"
-    )
-    pairs = {each["kind"]: each["messages"] for each in self_compared(spark, later)["kinds"]}
-    assert pairs == {**{each: [20, 20] for each in KINDS}, "email": [20, None]}
-
-
-def self_compared(spark: Any, asked: reports.ReportOptions) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = reports.run(spark, asked, CONSOLE).figures["compared"]
-    return found

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.pipeline import figures
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.handling import load
 from delayed_queue.spark.pipeline.inputs import Input, check_columns, format_of, rows_of
@@ -248,11 +247,6 @@ class TestMapping:
     def test_twice(self) -> None:
         with pytest.raises(InvalidConfiguration, match="twice"):
             parse_mapping(["a=key", "b=key"])
-
-    def test_of_events(self) -> None:
-        assert figures.parse_mapping(["ended=finished_at"]) == {"finished_at": "ended"}
-        with pytest.raises(InvalidConfiguration, match="fields are kind"):
-            figures.parse_mapping(["ended=end"])
 
     def test_a_missing_column_is_named_with_those_there_are(self) -> None:
         with pytest.raises(InvalidConfiguration, match="no column 'id'; it has a, b"):
