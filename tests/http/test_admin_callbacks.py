@@ -12,9 +12,9 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from delayed_queue.http.callbacks.delivery import url_to_show
-from delayed_queue.http.callbacks.endpoints import unseal
+from delayed_queue.http.callbacks.attempts import url_to_show
 from delayed_queue.http.callbacks.operating import register_endpoint, rotate_secret
+from delayed_queue.http.callbacks.secrets import unseal
 from delayed_queue.http.jobs.adding import add_job
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Host

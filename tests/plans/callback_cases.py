@@ -61,7 +61,7 @@ def hosts() -> list[Case]:
         Case("PROBE_HOST", {**host, "by": "me", "timeout": 1000}, {HOSTS}, buffers=60),
         Case(
             "END_PROBE",
-            {**host, "by": "me", "outcome": "failed", "pause": 1, "longest": 9}, {HOSTS},
+            {**host, "by": "me", "event": "FAIL", "pause": 1, "longest": 9}, {HOSTS},
         ),
         Case("CLOSE_HOST", {"host": "host-100:443"}, {HOSTS}, buffers=60),
         Case("SHUT_HOST", {**host, "pause": 10**15, "reason": "x"}, {HOSTS}, buffers=60),

@@ -23,7 +23,6 @@ from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.admin.tokens import at_once
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
-from delayed_queue.http.callbacks.endpoints import ROTATION
 from delayed_queue.http.callbacks.operating import (
     disable_endpoint,
     enable_endpoint,
@@ -33,6 +32,7 @@ from delayed_queue.http.callbacks.operating import (
     register_endpoint,
     rotate_secret,
 )
+from delayed_queue.http.callbacks.secrets import ROTATION
 from delayed_queue.http.jobs.kinds import Way, topic_kind
 from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.messages import MILLISECOND

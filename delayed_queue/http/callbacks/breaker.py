@@ -1,17 +1,19 @@
-"""The circuit breaker: one state for each host, shared by all workers, and a window in each."""
+"""The circuit breaker of callbacks: one circuit per host, shared by all workers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 from django.db import Error
@@ -23,125 +25,145 @@ from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import Host
 from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.rates import Results
+from delayed_queue.rates import Circuit, Event, State
 
-# For so long a process believes what it read of a host.
+# Seconds for which a process trusts the row of a host that it read.
 TRUST_SECONDS: Final = 1.0
 LONGEST_PAUSE: Final = timedelta(hours=1)
-# A probe that has not answered by then, because its worker died, is given to another.
-PROBE_TIMEOUT: Final = timedelta(seconds=10)
-# How many callbacks to a host a process has on the wire before it knows that it answers; what part
-# of its slots at most one has that takes its time. How many others wait in memory, for how long;
-# the rest are deferred, by what the host seems to need.
+# Calls at a time to a host that has not answered yet.
 FIRST_WINDOW: Final = 8
-QUICK: Final = timedelta(seconds=1)
+# A host that needs more seconds per answer is slow. It has at most 1/N of a worker's slots.
+SLOW_SECONDS: Final = 1.0
 SLOW_SHARE: Final = 4
-MOST_WAITING: Final = 64
-WAIT_SECONDS: Final = 0.5
-SHORT_WAIT: Final = (0.5, 1.5)
-LONGEST_EXCESS: Final = 60.0
-# A host that has answered nothing yet and has its window full is believed to be silent after so
-# long; one that has answered, after so many times what its answers took, if that is longer than
-# an answer that is quick.
-SILENCE: Final = 0.25
-SILENT_TIMES: Final = 4
-# For how long nothing more is claimed for a host that takes nothing; then it is tried again.
-REST: Final = timedelta(seconds=TRUST_SECONDS)
-# So many messages are deferred by the same delay, so that one statement writes them.
-SAME_DELAY: Final = 64
+# Seconds that a call waits for its host to have room.
+ROOM_SECONDS: Final = 0.25
 MAX_HOSTS: Final = 10_000
 
-Outcome = Literal["succeeded", "failed", "dropped"]
-
-# What another job, or this one at another time, would not have met: they say nothing of the host.
+# Failures that say nothing about the host: it was not called, or another job would succeed.
 _UNRELATED: Final = frozenset({Failure.BLOCKED, Failure.TOO_LARGE, Failure.LOCAL})
 
 
 class Deferred(Exception):
-    """Nothing was dialled; the message is to come back after the delay."""
+    """Nothing was sent; the message is due again after the delay, in seconds.
 
-    def __init__(self, delay: float) -> None:
+    ``host``: the host that refused the call, if it was a host.
+    """
+
+    def __init__(self, delay: float, host: HostState | None = None) -> None:
         super().__init__(f"deferred for {delay:.1f} s")
         self.delay = timedelta(milliseconds=max(int(delay * 1000), 1))
-        # Whether others for the host would be deferred too.
-        self.is_for_host = False
+        self.host = host
+
+
+def spread(least: float, most: float) -> float:
+    """Return one of a few random delays: messages of equal delay are written by one statement."""
+    delay = least + (most - least) * random.randrange(5) / 4  # noqa: S311 - to spread a herd
+    return math.ceil(delay * 10) / 10
+
+
+class HostState:
+    """A host as this process knows it; ``circuit`` follows the row that all workers share."""
+
+    def __init__(self, name: str) -> None:
+        settings = callback_settings()
+        self.name = name
+        self.circuit = Circuit(settings.BREAKER_FAILURES, settings.BREAKER_PAUSE)
+        self.reading = asyncio.Lock()
+        self.room = asyncio.Condition()
+        self.read_at = 0.0
+        # Calls that were admitted, and those among them that were sent and have no result yet.
+        self.admitted = self.on_wire = 0
+        # A moving average.
+        self.seconds_per_answer = 0.0
+        self.heard_at = 0.0
+
+    @property
+    def window(self) -> float:
+        """The number of calls at a time that the host may have from this process."""
+        if not self.circuit.results.has_success:
+            return FIRST_WINDOW
+        if self.seconds_per_answer <= SLOW_SECONDS:
+            return math.inf
+        return max(get_settings().ASYNC_CONCURRENCY / SLOW_SHARE, FIRST_WINDOW)
+
+    @property
+    def takes_nothing(self) -> bool:
+        """True while it is open, a probe decides about it, or it leaves calls without an answer."""
+        return self.circuit.state in {State.OPEN, State.PROBING} or self._is_silent
+
+    @property
+    def _is_silent(self) -> bool:
+        longest = ROOM_SECONDS
+        if self.circuit.results.has_success:
+            longest = max(SLOW_SECONDS, 4 * self.seconds_per_answer)
+        return self.on_wire >= FIRST_WINDOW and time.monotonic() - self.heard_at >= longest
+
+    @property
+    def has_room(self) -> bool:
+        return self.admitted < self.window and not self.takes_nothing
+
+    async def enter(self) -> None:
+        """Count a call in, after a short wait for room; raises Deferred if there is none."""
+        if not (self.has_room or self.takes_nothing):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROOM_SECONDS), self.room:
+                    await self.room.wait_for(lambda: self.has_room or self.takes_nothing)
+        if not self.has_room:
+            raise Deferred(self.delay(), self)
+        self.admitted += 1
+
+    async def leave(self) -> None:
+        """Count a call out, and wake those that wait for room."""
+        self.admitted -= 1
+        async with self.room:
+            self.room.notify_all()
+
+    def delay(self) -> float:
+        """Return the seconds until another try is worth it."""
+        if self.circuit.state is State.OPEN:
+            left = self.circuit.left().total_seconds()
+            return spread(left, 2 * left + 1)
+        each = max(self.seconds_per_answer, SLOW_SECONDS / 2)
+        return spread(each, 5 * each)
+
+    def note(self, result: CallbackResult) -> bool:
+        """Record a result; return whether it opened the circuit."""
+        seconds = result.duration.total_seconds()
+        self.seconds_per_answer += (seconds - self.seconds_per_answer) / 8
+        # Results of calls from before it opened do not count.
+        is_closed = self.circuit.state is State.CLOSED
+        return is_closed and self.circuit.note(is_failure=is_trouble(result))
 
 
 @dataclass(slots=True, eq=False)
-class HostState:
-    """A host as this process knows it: the shared state, and the results of its own callbacks."""
+class HostCall:
+    """One call to a host: set ``result`` when there is one. Without, nothing was sent."""
 
-    name: str
-    read_until: float = 0.0
-    open_until: float = 0.0
-    is_half_open: bool = False
-    running: int = 0
-    window: float = FIRST_WINDOW
-    results: Results = field(default_factory=lambda: Results(callback_settings().BREAKER_FAILURES))
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    is_probing: bool = False
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
-    excess: int = 0
-    seconds_each: float = 0.1
-    same_delay: float = 0.0
-    same_until: float = 0.0
-    same_left: int = 0
-    # When it answered last, or was sent something last; how many wait for our database before it.
-    heard_at: float = 0.0
-    at_gate: int = 0
+    host: HostState
+    probe: str = ""
+    result: CallbackResult | None = None
+    is_on_wire: bool = False
 
-    def takes_nothing(self) -> bool:
-        """Return whether it is open, somebody probes it, or it is silent."""
-        now = time.monotonic()
-        return self.is_probing or now < self.open_until or self._is_silent(now)
+    def start(self) -> None:
+        """The request leaves now: from here on time without an answer is the host's."""
+        if not self.is_on_wire:
+            self.is_on_wire = True
+            if not self.host.on_wire:
+                self.host.heard_at = time.monotonic()
+            self.host.on_wire += 1
 
-    def _is_silent(self, now: float) -> bool:
-        longest = SILENCE
-        if self.has_answered:
-            longest = max(QUICK.total_seconds(), SILENT_TIMES * self.seconds_each)
-        is_full = self.running >= self.window and not self.at_gate
-        return is_full and now - self.heard_at >= longest
-
-    def seconds_to_wait(self, until: float) -> float:
-        """Return how long one may still wait for room in the window."""
-        now = time.monotonic()
-        if self.has_answered or self.at_gate:
-            return until - now
-        # It may never answer: then who waits here keeps others of the topic from its slots.
-        return min(self.heard_at + SILENCE, until) - now
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether any of its last callbacks succeeded."""
-        return self.results.has_success
-
-    def call_in(self) -> None:
-        """Let the next one go that waits for room in the window."""
-        if self.waiting and self.running < self.window:
-            turn = self.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-
-    def delay(self, least: float, most: float) -> float:
-        """Return a random delay, the same for some messages that are deferred together."""
-        now = time.monotonic()
-        if self.same_left <= 0 or now > self.same_until or not least <= self.same_delay <= most:
-            self.same_delay = random.uniform(least, most)  # noqa: S311 - to spread a herd
-            # Of a host that answers, no more than it takes at once: the rest would come in vain.
-            most_alike = SAME_DELAY if self.window <= FIRST_WINDOW else int(self.window)
-            self.same_left, self.same_until = min(most_alike, SAME_DELAY), now + 0.5
-        self.same_left -= 1
-        return self.same_delay
-
-    def is_failing(self) -> bool:
-        return self.results.are_bad
+    def finish(self) -> None:
+        if self.is_on_wire:
+            self.host.on_wire -= 1
+            self.host.heard_at = time.monotonic()
 
 
 class Breaker:
-    """Lets callbacks through to hosts that answer; of one database alias and one event loop.
+    """Lets calls through to hosts that answer; of one database alias and one event loop.
 
-    A host that answers costs a read a second, and no write. One that fails is opened in the
-    table, which every worker sees within a second.
+    A host that answers costs one read per second, and no write. One that fails is opened in the
+    table, which every worker sees within a second. When its pause is over, one call, the probe,
+    decides whether it is closed, or stays open twice as long.
     """
 
     def __init__(self, using: str) -> None:
@@ -153,169 +175,94 @@ class Breaker:
         if state is None:
             state = self._hosts[name] = HostState(name)
             if len(self._hosts) > MAX_HOSTS:
-                self._forget_one()
+                idle = (each for each, known in self._hosts.items() if not known.admitted)
+                del self._hosts[next(idle)]
         return state
 
-    def _forget_one(self) -> None:
-        for name, state in self._hosts.items():
-            if not state.running:
-                del self._hosts[name]
+    @asynccontextmanager
+    async def admit(self, name: str) -> AsyncIterator[HostCall]:
+        """Admit a call to the host; raises Deferred, with nothing sent, if none may begin."""
+        host = self.state_of(name)
+        await self._refresh(host)
+        await host.enter()
+        try:
+            call = HostCall(host, await self._probe(host))
+            try:
+                yield call
+            finally:
+                call.finish()
+                await quietly(self._end(call))
+        finally:
+            await host.leave()
+
+    async def _refresh(self, host: HostState) -> None:
+        async with host.reading:
+            asked_at = time.monotonic()
+            if asked_at < host.read_at:
                 return
+            row = await sync_to_async(Host.objects.read)(host.name, using=self._using)
+            host.read_at = asked_at + TRUST_SECONDS
+            if row is None:
+                host.circuit.set(State.CLOSED)
+            elif row.open_for > 0:
+                host.circuit.set(State.OPEN, row.open_for / 1000)
+                host.read_at = min(host.read_at, time.monotonic() + row.open_for / 1000)
+            elif (row.probed_for or 0) > 0:
+                host.circuit.set(State.PROBING, TRUST_SECONDS)
+            else:
+                host.circuit.set(State.HALF_OPEN)
 
-    async def check(self, state: HostState) -> None:
-        """Raise Deferred if nothing may be sent to the host now."""
-        if time.monotonic() >= state.read_until:
-            async with state.reading:
-                # Who waited here finds what the one before has read.
-                if time.monotonic() >= state.read_until:
-                    await self._read(state)
-        now = time.monotonic()
-        if now < state.open_until:
-            left = state.open_until - now
-            # Over as long again: not all of them the moment it ends.
-            raise Deferred(state.delay(left, 2 * left + 1))
-        if state.running < state.window:
-            # Nobody waits: what was deferred before is gone, or less than it seemed.
-            state.excess //= 2
-        elif not await self._wait(state):
-            state.excess += 1
-            more = min(state.excess * state.seconds_each / state.window, LONGEST_EXCESS)
-            raise Deferred(state.delay(SHORT_WAIT[0], SHORT_WAIT[1] + more))
+    async def _probe(self, host: HostState) -> str:
+        """Return the name of the probe that the call is, if its host is half open.
 
-    async def _wait(self, state: HostState) -> bool:
-        """Return whether the window had room before long."""
-        until = time.monotonic() + WAIT_SECONDS
-        if len(state.waiting) >= MOST_WAITING:
-            return False
-        turn = asyncio.get_running_loop().create_future()
-        state.waiting.append(turn)
-        try:
-            while not turn.done():
-                longest = state.seconds_to_wait(until)
-                if longest <= 0:
-                    return False
-                await asyncio.wait([turn], timeout=longest)
-        finally:
-            if turn in state.waiting:
-                state.waiting.remove(turn)
-        return time.monotonic() >= state.open_until
-
-    async def run(
-        self, state: HostState, send: Callable[[], Awaitable[CallbackResult]]
-    ) -> CallbackResult:
-        """Send, and note how it went; raises Deferred, having sent nothing, where only one may."""
-        probe = await self.begin(state)
-        result: CallbackResult | None = None
-        try:
-            result = await send()
-        finally:
-            await quietly(self.end(state, probe, result))
-        return result
-
-    async def begin(self, state: HostState) -> str:
-        """Count a callback in, which ``end`` must follow; raises Deferred where only one may.
-
-        Returns the name of the probe that it is, or nothing.
+        Raises Deferred if another worker has the probe.
         """
-        probe = await self._probe(state) if state.is_half_open else ""
-        if not state.running:
-            state.heard_at = time.monotonic()
-        state.running += 1
-        return probe
+        if not host.circuit.on(Event.PROBE):
+            return ""
+        by, timeout = str(uuid.uuid4()), 2 * callback_settings().TOTAL_TIMEOUT
+        probe = sync_to_async(Host.objects.probe)
+        if await probe(host.name, by, timeout=timeout // MILLISECOND, using=self._using):
+            return by
+        host.read_at = 0.0
+        raise Deferred(host.delay(), host)
 
-    async def end(self, state: HostState, probe: str, result: CallbackResult | None) -> None:
-        """Note how it went; None is one that was not sent after all."""
-        state.running -= 1
-        state.heard_at = time.monotonic()
-        state.call_in()
-        is_failure = result is not None and _tells_of_trouble(result)
-        if result is not None:
-            self.note(state, is_failure, result.duration)
-        if probe:
-            outcome: Outcome = "failed" if is_failure else "succeeded"
-            await self._end_probe(state, probe, "dropped" if result is None else outcome)
-        elif result is not None and is_failure and state.is_failing():
-            await self._open(state, result)
+    async def _end(self, call: HostCall) -> None:
+        result = call.result
+        has_opened = result is not None and call.host.note(result)
+        if call.probe:
+            await self._end_probe(call)
+        elif result is not None and has_opened:
+            await self._open(call.host, result)
 
-    def note(self, state: HostState, is_failure: bool, duration: timedelta) -> None:
-        """Note how a callback ended, and widen or narrow the host's window by it."""
-        state.seconds_each += (duration.total_seconds() - state.seconds_each) / 8
-        state.results.note(is_failure=is_failure)
-        before, state.window = state.window, _next_window(state.window, is_failure, duration)
-        if state.window > before:
-            state.call_in()
-
-    async def _read(self, state: HostState) -> None:
-        asked_at = time.monotonic()
-        row = await sync_to_async(Host.objects.read)(state.name, using=self._using)
-        now = time.monotonic()
-        state.read_until = asked_at + TRUST_SECONDS
-        state.is_half_open = row is not None and row.open_for <= 0
-        state.open_until = 0.0 if row is None else now + row.open_for / 1000
-        if row is not None and not state.is_half_open:
-            # Then it is half open, which only the table says: what was deferred comes back at once.
-            state.read_until = min(state.read_until, state.open_until)
-        if row is not None and state.is_half_open and (row.probed_for or 0) > 0:
-            state.open_until = now + min((row.probed_for or 0) / 1000, TRUST_SECONDS)
-
-    async def _probe(self, state: HostState) -> str:
-        if state.is_probing:
-            raise Deferred(state.delay(*SHORT_WAIT))
-        by, state.is_probing = str(uuid.uuid4()), True
-        timeout = PROBE_TIMEOUT + callback_settings().TOTAL_TIMEOUT
-        try:
-            is_ours = await sync_to_async(Host.objects.probe)(
-                state.name, by, timeout=timeout // MILLISECOND, using=self._using
-            )
-        except BaseException:
-            state.is_probing = False
-            raise
-        if not is_ours:
-            state.is_probing = False
-            state.read_until = 0.0
-            raise Deferred(state.delay(*SHORT_WAIT))
-        return by
-
-    async def _end_probe(self, state: HostState, by: str, outcome: Outcome) -> None:
-        state.is_probing = False
-        state.read_until = 0.0
+    async def _end_probe(self, call: HostCall) -> None:
+        host, event = call.host, Event.DROP
+        if call.result is not None:
+            event = Event.FAIL if is_trouble(call.result) else Event.SUCCEED
         await sync_to_async(Host.objects.end_probe)(
-            state.name,
-            by,
-            outcome,
+            host.name,
+            call.probe,
+            event,
             pause=callback_settings().BREAKER_PAUSE // MILLISECOND,
             longest=LONGEST_PAUSE // MILLISECOND,
             using=self._using,
         )
-        if outcome == "succeeded":
-            state.open_until = 0.0
-            state.is_half_open = False
-            state.results.clear()
-            log(logging.INFO, "host_closed", host=state.name)
+        host.circuit.on(event)
+        host.read_at = 0.0
+        if event is Event.SUCCEED:
+            log(logging.INFO, "host_closed", host=host.name)
 
-    async def _open(self, state: HostState, result: CallbackResult) -> None:
-        pause = callback_settings().BREAKER_PAUSE
-        state.results.clear()
-        state.open_until = time.monotonic() + pause.total_seconds()
+    async def _open(self, host: HostState, result: CallbackResult) -> None:
         reason = f"{result.failure}: {result.detail}"[:500]
+        pause = callback_settings().BREAKER_PAUSE // MILLISECOND
         opened = await sync_to_async(Host.objects.open)(
-            state.name, reason, pause=pause // MILLISECOND, using=self._using
+            host.name, reason, pause=pause, using=self._using
         )
-        state.read_until = 0.0
+        host.read_at = 0.0
         if opened:
-            log(logging.WARNING, "host_opened", host=state.name, failure=result.failure)
+            log(logging.WARNING, "host_opened", host=host.name, failure=result.failure)
 
 
-def _next_window(window: float, is_failure: bool, duration: timedelta) -> float:
-    if is_failure:
-        return max(window / 2, FIRST_WINDOW)
-    if duration > QUICK:
-        share = get_settings().ASYNC_CONCURRENCY / SLOW_SHARE
-        return min(window + 1, max(window / 2, share, FIRST_WINDOW))
-    return min(window + 1, 10_000)
-
-
-def _tells_of_trouble(result: CallbackResult) -> bool:
+def is_trouble(result: CallbackResult) -> bool:
     """Return whether the host failed, rather than this job or this endpoint of it."""
     if result.failure is None or result.failure in _UNRELATED:
         return False
@@ -325,7 +272,7 @@ def _tells_of_trouble(result: CallbackResult) -> bool:
 
 
 async def quietly(work: Awaitable[Any]) -> None:
-    """Await what must not cost the result of a callback that was sent."""
+    """Await bookkeeping whose failure must not cost the result of a callback that was sent."""
     try:
         await work
     except (Error, ResourceUnavailable) as error:

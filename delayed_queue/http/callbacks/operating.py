@@ -1,4 +1,4 @@
-"""What operators do about endpoints and hosts, and having what waited for it come at once."""
+"""Operations on endpoints and hosts: register, rotate, disable, enable, and recall jobs."""
 
 from __future__ import annotations
 
@@ -7,42 +7,35 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from django.core.management.base import BaseCommand
 from django.db import DEFAULT_DB_ALIAS, transaction
 from django.db.models import F
-from django.utils.translation import gettext as _
 
 from delayed_queue.db.clock import read_clock
 from delayed_queue.db.resilience import never, repeat
 from delayed_queue.exceptions import InvalidConfiguration, UrlRefused
+from delayed_queue.http.callbacks.admission import DISABLED_WAIT
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
 from delayed_queue.http.callbacks.calls import new_secret
-from delayed_queue.http.callbacks.endpoints import (
-    DISABLED_WAIT,
-    Place,
-    matching,
-    place_of,
-    prefix_of,
-    seal,
-)
+from delayed_queue.http.callbacks.endpoints import Place, matching, place_of, prefix_of
+from delayed_queue.http.callbacks.secrets import seal
 from delayed_queue.http.jobs.catalogue import kinds_of, wake
 from delayed_queue.http.jobs.kinds import Way
 from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.http.rates import SharedRate
-from delayed_queue.management.tables import show
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR
 
-# Later than any worker goes by what it read of an endpoint (2 s) or a host (1 s) before.
+# Recalled jobs are due after this time: workers trust what they read of an endpoint for 2 s.
 WAIT: Final = timedelta(seconds=3)
-# So many are looked at by a statement, and so many of those that are recalled are due in a second.
+# Jobs that one statement reads, and recalled jobs that are due within each second.
 BATCH: Final = 500
+# How long a recall runs.
 SECONDS: Final = 5.0
 _PAGE: Final = 1000
-# A message that meets an open host is deferred for up to twice what is left, and a second.
+# The breaker defers a message by at most twice what is left of the pause, and a second.
 _LONGEST: Final = 2 * LONGEST_PAUSE + timedelta(seconds=1)
 
 Matches = Callable[[str], bool]
@@ -61,8 +54,8 @@ def register_endpoint(
 ) -> str:
     """Register the url and all below it; return the secret, which is not shown again.
 
-    Raises UrlRefused for a url that callbacks must not go to, InvalidConfiguration for limits
-    that are none and for a prefix that is registered already.
+    Raises UrlRefused for a url that callbacks must not go to, InvalidConfiguration for invalid
+    limits and for a prefix that is registered already.
     """
     _check_limits(per_second, burst, concurrency)
     origin, prefix = prefix_of(url)
@@ -82,7 +75,7 @@ def register_endpoint(
 
 
 def endpoint_of(url: str, *, using: str = DEFAULT_DB_ALIAS) -> Endpoint:
-    """Return the endpoint that is registered as just this prefix, or raise InvalidConfiguration."""
+    """Return the endpoint with exactly this prefix, or raise InvalidConfiguration."""
     origin, prefix = prefix_of(url)
     found = repeat(using, Endpoint.objects.using(using).filter(origin=origin, prefix=prefix).first)
     if found is None:
@@ -95,7 +88,7 @@ def rotate_secret(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> str:
     secret = new_secret()
     sealed = seal(secret)
     rows = Endpoint.objects.using(using).filter(pk=endpoint.pk)
-    # Not twice: the second time the new secret would become the previous one.
+    # A repetition must not make the new secret the previous one.
     rotate = partial(
         rows.exclude(secret=sealed).update,
         previous_secret=F("secret"), secret=sealed, rotated_at=read_clock(using),
@@ -107,16 +100,16 @@ def rotate_secret(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> str:
 def disable_endpoint(
     endpoint: Endpoint, reason: str = BY_OPERATOR, *, using: str = DEFAULT_DB_ALIAS
 ) -> bool:
-    """Send nothing more to it, its jobs wait; False if that is so already."""
+    """Stop callbacks to it; its jobs wait. Return False if it was disabled already."""
     disable = partial(Endpoint.objects.disable, endpoint.pk, reason, using=using)
     return repeat(using, disable, doubt=never)
 
 
 def enable_endpoint(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Send to it again; False if it was not disabled.
+    """Allow callbacks to it again; return False if it was not disabled.
 
-    Workers know within seconds; jobs that were deferred come within a quarter of an hour, or from
-    then on, if ``recall_endpoint`` is called when this has committed.
+    Workers see it within seconds. Deferred jobs are due within 15 minutes; for sooner, call
+    ``recall_endpoint`` after this has committed.
     """
     disabled = Endpoint.objects.using(using).filter(pk=endpoint.pk, disabled_at__isnull=False)
     enable = partial(disabled.update, disabled_at=None, disabled_reason="")
@@ -131,11 +124,11 @@ def _check_limits(per_second: float | None, burst: int, concurrency: int | None)
 
 
 def recall_endpoint(endpoint: Endpoint, *, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Have the jobs come that were deferred while the endpoint was disabled; return how many.
+    """Make jobs due that were deferred while the endpoint was disabled; return their number.
 
-    They are due from three seconds on, when all workers know of the change, 500 in a second. To be
-    called when that has committed; each batch is a transaction of its own. Stops after five
-    seconds: what is left, and jobs that have failed before, come at their time.
+    They are due from three seconds on, 500 per second. Call it after the change has committed; each
+    batch is a transaction of its own. It stops after five seconds: the rest, and jobs that have
+    failed before, keep their time.
     """
     rows = repeat(using, partial(Endpoint.objects.of_origin, endpoint.origin, using=using))
 
@@ -175,8 +168,8 @@ def _recall(matches: Matches, horizon: timedelta, using: str) -> int:
 
 
 def _bring(ids: list[int], before: int, using: str) -> int:
-    """Recall a batch behind so many others."""
-    # A second for each batch: as many as it holds, at a random instant of it.
+    """Recall a batch, due after the ``before`` jobs of earlier batches."""
+    # At a random instant within the batch's second.
     wait = WAIT // MILLISECOND + before * 1000 // BATCH
     spread = max(len(ids) * 1000 // BATCH, 1)
     recall = partial(Topic.objects.recall, ids, wait=wait, spread=spread, using=using)
@@ -184,7 +177,7 @@ def _bring(ids: list[int], before: int, using: str) -> int:
 
 
 def _deferred(kind: str, matches: Matches, horizon: int, using: str) -> Iterator[list[int]]:
-    """Yield the ids of those deferred that are meant, few or none of each batch of the kind."""
+    """Yield, for each batch of deferred messages of the kind, the ids of those that match."""
     after, after_id = NO_FLOOR, 0
     while True:
         look = partial(
@@ -198,81 +191,14 @@ def _deferred(kind: str, matches: Matches, horizon: int, using: str) -> Iterator
 
 
 def _kinds(horizon: int, using: str) -> Iterator[str]:
-    """Yield the kinds of callbacks that have something within the horizon, in any order."""
+    """Yield the kinds of callbacks with messages due within the horizon, in random order."""
     after = ""
     while topics := repeat(using, partial(Topic.objects.after, after, _PAGE, using=using)):
         kinds = [kind for topic in topics for kind in kinds_of(topic, Way.CALLBACK)]
         floors = [NO_FLOOR] * len(kinds)
         ask = partial(Message.objects.next_due_of_kinds, kinds, floors, horizon, using=using)
         found = list(repeat(using, ask))
-        # Where the time runs out, another kind is first the next time.
+        # So that the next recall starts with another kind, if this one runs out of time.
         random.shuffle(found)
         yield from found
         after = topics[-1].name
-
-
-Options = dict[str, Any]
-
-
-def _list(command: BaseCommand, options: Options) -> None:
-    endpoints = Endpoint.objects.using(options["database"]).order_by("prefix")
-    show(command.stdout, list(map(_row, endpoints)), options["format"])
-
-
-def _row(endpoint: Endpoint) -> Options:
-    is_disabled = endpoint.disabled_at is not None
-    state = f"disabled: {endpoint.disabled_reason}" if is_disabled else "enabled"
-    return {
-        "id": endpoint.id, "prefix": endpoint.prefix, "state": state, "limits": _limits(endpoint)
-    }  # fmt: skip
-
-
-def _add(command: BaseCommand, options: Options) -> None:
-    secret = register_endpoint(
-        options["prefix"],
-        per_second=options["rate"],
-        burst=options["burst"],
-        concurrency=options["concurrency"],
-        using=options["database"],
-    )
-    _show(command, options["prefix"], secret)
-
-
-def _rotate(command: BaseCommand, options: Options) -> None:
-    secret = rotate_secret(_chosen(options), using=options["database"])
-    _show(command, options["prefix"], secret)
-
-
-def _enable(command: BaseCommand, options: Options) -> None:
-    chosen = _chosen(options)
-    enable_endpoint(chosen, using=options["database"])
-    recalled = recall_endpoint(chosen, using=options["database"])
-    command.stdout.write(_("Enabled. Workers send again within seconds."))
-    said = _("Deferred messages that are due again: %s.")
-    command.stdout.write(said % recalled)
-
-
-def _disable(command: BaseCommand, options: Options) -> None:
-    disable_endpoint(_chosen(options), using=options["database"])
-    command.stdout.write(_("Disabled. Its messages wait."))
-
-
-ACTIONS: Final[dict[str, Callable[[BaseCommand, Options], None]]] = {
-    "list": _list, "add": _add, "rotate": _rotate, "enable": _enable, "disable": _disable,
-}  # fmt: skip
-
-
-def _chosen(options: Options) -> Endpoint:
-    return endpoint_of(options["prefix"], using=options["database"])
-
-
-def _show(command: BaseCommand, url: str, secret: str) -> None:
-    _, prefix = prefix_of(url)
-    command.stdout.write(f"{prefix}\n{secret}")
-    command.stderr.write("The secret is shown only now; it is stored encrypted.")
-
-
-def _limits(endpoint: Endpoint) -> str:
-    rate = f"{endpoint.per_second:g}/s" if endpoint.per_second is not None else "any rate"
-    many = endpoint.concurrency if endpoint.concurrency is not None else "any number"
-    return f"{rate}, {many} at a time"

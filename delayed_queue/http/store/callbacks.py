@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, LiteralString, NamedTuple, TypeVar
+from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.sql import CLOCK, first_row, rows_of, value_of
 from delayed_queue.db.statements import execute, fetch, fetch_all
+from delayed_queue.rates import Event
 
 # The registered prefixes of an origin, for the caller to choose the longest that matches.
 # Reads: endpoint_origin_prefix.
@@ -103,16 +104,16 @@ END_PROBE: Final[LiteralString] = (
     CLOCK
     + """
 UPDATE delayed_queue_host
-SET "openUntil" = CASE %(outcome)s::text
-        WHEN 'succeeded' THEN NULL
-        WHEN 'failed' THEN (SELECT now FROM clock) + least(
+SET "openUntil" = CASE %(event)s::text
+        WHEN 'SUCCEED' THEN NULL
+        WHEN 'FAIL' THEN (SELECT now FROM clock) + least(
             %(longest)s::bigint, %(pause)s::bigint * (2 ^ least(openings, 20))::bigint
         )
         ELSE "openUntil"
     END,
-    openings = CASE %(outcome)s::text
-        WHEN 'succeeded' THEN 0
-        WHEN 'failed' THEN openings + 1
+    openings = CASE %(event)s::text
+        WHEN 'SUCCEED' THEN 0
+        WHEN 'FAIL' THEN openings + 1
         ELSE openings
     END,
     "probeBy" = NULL,
@@ -392,12 +393,12 @@ class HostManager(models.Manager[M]):
         return bool(fetch(using, PROBE_HOST, params))
 
     def end_probe(
-        self, host: str, by: str, outcome: Literal["succeeded", "failed", "dropped"], *,
-        pause: int, longest: int, now: int | None = None, using: str = DEFAULT_DB_ALIAS,
+        self, host: str, by: str, event: Event, *, pause: int, longest: int,
+        now: int | None = None, using: str = DEFAULT_DB_ALIAS,
     ) -> bool:  # fmt: skip
-        """Say what the probe found; return False when it has gone to another."""
+        """Apply the result of a probe; return False if another worker has the probe by now."""
         params = {
-            "host": host, "by": by, "outcome": outcome, "pause": pause, "longest": longest,
+            "host": host, "by": by, "event": event.name, "pause": pause, "longest": longest,
             "now": now,
         }  # fmt: skip
         return bool(fetch(using, END_PROBE, params))

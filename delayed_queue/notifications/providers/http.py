@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -25,7 +24,7 @@ from delayed_queue.db.clock import adatabase_now
 from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable, UrlRefused
-from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostState
+from delayed_queue.http.callbacks.breaker import Breaker, Deferred
 from delayed_queue.http.callbacks.calls import (
     CallbackRequest,
     CallbackResult,
@@ -45,6 +44,7 @@ from delayed_queue.notifications.providers import (
     shown_code,
 )
 from delayed_queue.notifications.services import USING, Begun
+from delayed_queue.rates import State
 
 MAX_ANSWER: Final = 64 * 1024
 FIELDS: Final = {"to": "{recipient}", "text": "{body}", "reference": "{id}"}
@@ -233,20 +233,20 @@ class WebhookProvider:
         try:
             headers = sign(self._secrets, str(begun.id), now, body)
             request = CallbackRequest(begun.recipient, body, headers)
-            host = self._breakers.of(USING).state_of(place_of(begun.recipient).host)
+            host = place_of(begun.recipient).host
         except UrlRefused:
             return Outcome(Verdict.PERMANENT, str(Failure.BLOCKED))
         except InvalidMessage as error:
             return failed(Verdict.PERMANENT, error)
         return await self._send(request, host, str(begun.id))
 
-    async def _send(self, request: CallbackRequest, host: HostState, key: str) -> Outcome:
-        breaker = self._breakers.of(USING)
+    async def _send(self, request: CallbackRequest, host: str, key: str) -> Outcome:
         try:
-            await breaker.check(host)
-            result = await breaker.run(host, lambda: send(request))
+            async with self._breakers.of(USING).admit(host) as call:
+                call.start()
+                call.result = result = await send(request)
         except Deferred as error:
-            if time.monotonic() < host.open_until:
+            if error.host is not None and error.host.circuit.state is State.OPEN:
                 return Outcome(Verdict.TRANSIENT, LEFT_ALONE)
             return Outcome(Verdict.POSTPONED, retry_after=error.delay)
         except (Error, ResourceUnavailable) as error:

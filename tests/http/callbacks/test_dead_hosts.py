@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from delayed_queue.conf import get_settings
-from delayed_queue.http.callbacks.breaker import REST, HostState
+from delayed_queue.http.callbacks.breaker import TRUST_SECONDS, HostState
 from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.models import CallbackAttempt, Host
 from delayed_queue.models import Message
@@ -92,9 +92,9 @@ def test_j12_nothing_else_is_sent_while_a_probe_has_no_answer(
         with running(worker):
             receiver.wait_for_requests(1)
             wait_until(lambda: worker.counts.snoozed > 0)
-            wait_until(lambda: time.monotonic() - started > 3 * REST.total_seconds())
+            wait_until(lambda: time.monotonic() - started > 3 * TRUST_SECONDS)
             assert len(receiver.requests) == 1
-        rests = (time.monotonic() - started) / REST.total_seconds()
+        rests = (time.monotonic() - started) / TRUST_SECONDS
     # What two claims on their way bring before the first rest, and after each the few of a trial.
     touched = worker.counts.snoozed + Message.objects.filter(attempts__gt=0).count()
     assert touched <= 2 * get_settings().BATCH_SIZE + 100 * (rests + 1)
@@ -102,10 +102,10 @@ def test_j12_nothing_else_is_sent_while_a_probe_has_no_answer(
 
 
 @pytest.mark.parametrize(
-    ("running_now", "heard", "results", "seconds_each", "is_silent"),
+    ("on_wire", "heard", "results", "seconds_each", "is_silent"),
     [
-        (8, 0.3, [], 0.1, True),  # nothing was ever heard of it
-        (7, 9, [], 0.1, False),  # there is room for one that may be answered
+        (8, 0.3, [], 0.1, True),  # it has never answered
+        (7, 9, [], 0.1, False),  # one more call may be answered
         (8, 0.2, [], 0.1, False),
         (8, 0.9, [True], 0.1, False),  # it has answered
         (8, 1.1, [True], 0.1, True),
@@ -115,10 +115,11 @@ def test_j12_nothing_else_is_sent_while_a_probe_has_no_answer(
     ],
 )
 def test_j12_a_host_is_silent(
-    running_now: int, heard: float, results: list[bool], seconds_each: float, is_silent: bool
+    on_wire: int, heard: float, results: list[bool], seconds_each: float, is_silent: bool
 ) -> None:
-    host = HostState("example.com:443", running=running_now, heard_at=time.monotonic() - heard)
+    host = HostState("example.com:443")
+    host.on_wire, host.heard_at = on_wire, time.monotonic() - heard
     for each in results:
-        host.results.note(is_failure=not each)
-    host.seconds_each = seconds_each
-    assert host.takes_nothing() is is_silent
+        host.circuit.note(is_failure=not each)
+    host.seconds_per_answer = seconds_each
+    assert host.takes_nothing is is_silent

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 from standardwebhooks import Webhook
 
-from delayed_queue.http.callbacks import delivery, endpoints
+from delayed_queue.http.callbacks import attempts, secrets
 from delayed_queue.http.callbacks.calls import new_secret
 from delayed_queue.http.jobs.catalogue import configure_topic
 from delayed_queue.http.jobs.dead import kick_job
@@ -53,21 +53,21 @@ class TestSuccess:
         add("a", receiver.url)
         send_due()
         (request,) = receiver.requests
-        secret = endpoints.unseal(Endpoint.objects.get().secret)
+        secret = secrets.unseal(Endpoint.objects.get().secret)
         headers = {name.lower(): value for name, value in request.headers.items()}
         assert Webhook(secret).verify(request.body, headers) == {"n": 1}
 
     def test_j10_for_a_day_after_a_rotation_both_secrets_verify(self, receiver: Receiver) -> None:
         add("a", receiver.url)
         send_due()
-        old, new = Endpoint.objects.get().secret, endpoints.seal(new_secret())
+        old, new = Endpoint.objects.get().secret, secrets.seal(new_secret())
         Endpoint.objects.update(secret=new, previous_secret=old, rotated_at=timezone.now())
         add("b", receiver.url)
         send_due()
         request = receiver.requests[1]
         headers = {name.lower(): value for name, value in request.headers.items()}
         for each in (old, new):
-            Webhook(endpoints.unseal(each)).verify(request.body, headers)
+            Webhook(secrets.unseal(each)).verify(request.body, headers)
 
     def test_shards_and_other_topics_are_sent_alike(self, receiver: Receiver) -> None:
         configure_topic(TOPIC, shards=4)
@@ -277,7 +277,7 @@ class TestLog:
         assert attempt.webhook_id == receiver.requests[0].headers["webhook-id"]
 
     def test_old_ones_are_pruned(self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(delivery, "PRUNE_SECONDS", 0.0)
+        monkeypatch.setattr(attempts, "PRUNE_SECONDS", 0.0)
         add("a", receiver.url)
         send_due()
         CallbackAttempt.objects.update(started_at=timezone.now() - timedelta(days=31))
@@ -288,7 +288,7 @@ class TestLog:
     def test_while_there_are_more_they_are_pruned_with_every_write(
         self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(delivery, "MOST_PRUNED", 2)
+        monkeypatch.setattr(attempts, "MOST_PRUNED", 2)
         for n in range(5):
             add(f"old{n}", receiver.url)
         send_due()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from django.utils import timezone
 
 from delayed_queue.http.callbacks import breaker
+from delayed_queue.http.callbacks.calls import CallbackResult, Failure
 from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
 from delayed_queue.http.jobs.kinds import OWN_SHARDS, host_of, shard_of_host
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Topic
@@ -139,25 +141,23 @@ class TestBreaker:
 
 class TestLimits:
     @pytest.mark.parametrize(
-        ("windows", "is_failure", "seconds"),
+        ("results", "seconds", "window"),
         [
-            ([8, 9, 10], False, 0.1),
-            ([8, 9, 10], False, 2),  # slow and honest: more at a time, too
-            ([24.5, 25, 25], False, 14),  # but no more than a quarter of the slots
-            ([60, 30, 25], False, 2),
-            ([60, 61, 62], False, 1),
-            ([60, 30, 15, 8, 8], True, 0.1),
-            ([8, 8], True, 15),
+            ([], 0, breaker.FIRST_WINDOW),
+            ([False], 0.1, breaker.FIRST_WINDOW),
+            ([True], 0.1, math.inf),
+            ([True], 8, math.inf),  # one slow answer: an average of one second
+            ([True, True], 9, 25),  # a quarter of ASYNC_CONCURRENCY
         ],
     )
     def test_j12_the_window_of_a_host(
-        self, windows: list[float], is_failure: bool, seconds: float
+        self, results: list[bool], seconds: float, window: float
     ) -> None:
-        breaking = breaker.Breaker("default")
-        state = breaker.HostState("h", window=windows[0])
-        for expected in windows[1:]:
-            breaking.note(state, is_failure, timedelta(seconds=seconds))
-            assert state.window == expected
+        host = breaker.HostState("h")
+        for is_success in results:
+            failure = None if is_success else Failure.TIMEOUT
+            host.note(CallbackResult(timezone.now(), timedelta(seconds=seconds), failure))
+        assert host.window == window
 
     def test_j12_the_rate_of_an_endpoint_is_kept_and_nothing_fails(
         self, receiver: Receiver

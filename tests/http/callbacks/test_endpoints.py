@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from delayed_queue.exceptions import UrlRefused
-from delayed_queue.http.callbacks import endpoints
+from delayed_queue.http.callbacks import secrets
 from delayed_queue.http.callbacks.endpoints import Place, matching, place_of, prefix_of
 from delayed_queue.http.models import Endpoint
 from delayed_queue.http.store.callbacks import EndpointRow
@@ -62,7 +62,7 @@ class TestCommand:
         shown = run("add", "https://a.com/hooks/", "--rate", "5", "--burst", "2",
                     "--concurrency", "3").split()  # fmt: skip
         endpoint = Endpoint.objects.get()
-        assert shown == ["https://a.com/hooks", endpoints.unseal(endpoint.secret)]
+        assert shown == ["https://a.com/hooks", secrets.unseal(endpoint.secret)]
         assert shown[1] not in endpoint.secret
         assert (endpoint.per_second, endpoint.burst, endpoint.concurrency) == (5, 2, 3)
         listed = run("list")
@@ -74,7 +74,7 @@ class TestCommand:
         old = Endpoint.objects.get().secret
         shown = run("rotate", "https://a.com").split()[1]
         endpoint = Endpoint.objects.get()
-        assert endpoints.unseal(endpoint.secret) == shown
+        assert secrets.unseal(endpoint.secret) == shown
         assert endpoint.previous_secret == old
         assert endpoint.rotated_at is not None
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, SecretNotReadable
-from delayed_queue.http.callbacks import endpoints
+from delayed_queue.http.callbacks import secrets
 from delayed_queue.http.callbacks.calls import new_secret, sign, webhook_id
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -118,10 +118,10 @@ def test_ids_are_stable_and_told_apart() -> None:
 class TestSecretsAtRest:
     def test_a_sealed_secret_shows_nothing_and_opens(self) -> None:
         secret = new_secret()
-        sealed = endpoints.seal(secret)
+        sealed = secrets.seal(secret)
         assert secret not in sealed
-        assert sealed != endpoints.seal(secret)
-        assert endpoints.unseal(sealed) == secret
+        assert sealed != secrets.seal(secret)
+        assert secrets.unseal(sealed) == secret
 
     def test_secrets_are_long_and_differ(self) -> None:
         made = {new_secret() for _ in range(100)}
@@ -129,38 +129,38 @@ class TestSecretsAtRest:
         assert {len(base64.b64decode(each.removeprefix("whsec_"))) for each in made} == {32}
 
     def test_it_opens_after_djangos_key_was_rotated(self, settings: LazySettings) -> None:
-        sealed = endpoints.seal("one")
+        sealed = secrets.seal("one")
         settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "new", [settings.SECRET_KEY]
-        assert endpoints.unseal(sealed) == "one"
-        again = endpoints.reseal(sealed)
+        assert secrets.unseal(sealed) == "one"
+        again = secrets.reseal(sealed)
         settings.SECRET_KEY_FALLBACKS = []
-        assert endpoints.unseal(again) == "one"
+        assert secrets.unseal(again) == "one"
         with pytest.raises(SecretNotReadable):
-            endpoints.unseal(sealed)
+            secrets.unseal(sealed)
         with pytest.raises(SecretNotReadable):
-            endpoints.reseal(sealed)
+            secrets.reseal(sealed)
 
     def test_own_keys_come_before_djangos(self, settings: LazySettings) -> None:
-        before = endpoints.seal("before")
+        before = secrets.seal("before")
         settings.DELAYED_QUEUE = {"CALLBACKS": {"SECRET_KEYS": [LONG]}}
-        assert endpoints.unseal(before) == "before"
-        sealed = endpoints.seal("own")
+        assert secrets.unseal(before) == "before"
+        sealed = secrets.seal("own")
         settings.SECRET_KEY = "lost"
-        assert endpoints.unseal(sealed) == "own"
+        assert secrets.unseal(sealed) == "own"
         settings.DELAYED_QUEUE = {"CALLBACKS": {"SECRET_KEYS": ["n" * 32, LONG]}}
-        assert endpoints.unseal(endpoints.reseal(sealed)) == "own"
+        assert secrets.unseal(secrets.reseal(sealed)) == "own"
 
     def test_what_was_tampered_with_does_not_open(self) -> None:
-        sealed = endpoints.seal("secret")
+        sealed = secrets.seal("secret")
         with pytest.raises(SecretNotReadable) as caught:
-            endpoints.unseal(sealed[:-4] + "AAA=")
+            secrets.unseal(sealed[:-4] + "AAA=")
         assert sealed not in str(caught.value)
 
     @pytest.mark.parametrize(("hours", "number"), [(0, 2), (23.99, 2), (24, 1), (1000, 1), (-1, 2)])
     def test_the_previous_secret_signs_for_a_day(self, hours: float, number: int) -> None:
-        held = endpoints.in_force("new", "old", NOW - timedelta(hours=hours), NOW)
+        held = secrets.in_force("new", "old", NOW - timedelta(hours=hours), NOW)
         assert held == ("new", "old")[:number]
 
     def test_without_a_previous_secret_there_is_one(self) -> None:
-        assert endpoints.in_force("new", "", NOW, NOW) == ("new",)
-        assert endpoints.in_force("new", "old", None, NOW) == ("new",)
+        assert secrets.in_force("new", "", NOW, NOW) == ("new",)
+        assert secrets.in_force("new", "old", None, NOW) == ("new",)

@@ -22,6 +22,7 @@ from delayed_queue.http.store.callbacks import (
     PROBE_HOST,
 )
 from delayed_queue.models import Message
+from delayed_queue.rates import Event
 from tests.support.concurrency import calling, together, wait_until_blocked
 
 NOW: Final = 1_800_000_000_000
@@ -38,8 +39,8 @@ def probing(by: str, now: int = NOW + 1000) -> bool:
     return Host.objects.probe(HOST, by, timeout=5000, now=now)
 
 
-def ending(by: str, outcome: Any, now: int = NOW + 2000) -> bool:
-    return Host.objects.end_probe(HOST, by, outcome, pause=1000, longest=100_000, now=now)
+def ending(by: str, event: Event, now: int = NOW + 2000) -> bool:
+    return Host.objects.end_probe(HOST, by, event, pause=1000, longest=100_000, now=now)
 
 
 class TestHosts:
@@ -64,7 +65,7 @@ class TestHosts:
         assert probing("dead")
         assert not probing("next", NOW + 5999)
         assert probing("next", NOW + 6000)
-        assert not ending("dead", "succeeded", NOW + 6001), "it came too late"
+        assert not ending("dead", Event.SUCCEED, NOW + 6001), "it came too late"
         row = Host.objects.read(HOST, now=NOW + 6001)
         assert row is not None
         assert row.open_for <= 0
@@ -76,18 +77,18 @@ class TestHosts:
         now = NOW + 1000
         for pause in (2000, 4000, 8000):
             assert probing("me", now)
-            assert ending("me", "failed", now)
+            assert ending("me", Event.FAIL, now)
             row = Host.objects.read(HOST, now=now)
             assert row is not None
             assert row.open_for == pause
             now += pause
         assert probing("me", now)
-        assert ending("me", "succeeded", now)
+        assert ending("me", Event.SUCCEED, now)
         assert Host.objects.read(HOST, now=now) is None
 
     def test_j12_a_probe_that_was_dropped_is_anybodys(self, half_open: None) -> None:
         assert probing("me")
-        assert ending("me", "dropped")
+        assert ending("me", Event.DROP)
         assert probing("you", NOW + 2001)
 
     def test_j12_of_many_that_see_it_fail_one_opens(self) -> None:
@@ -106,7 +107,7 @@ class TestHosts:
     ) -> None:
         assert probing("me")
         assert Host.objects.close(HOST)
-        assert not ending("me", "failed")
+        assert not ending("me", Event.FAIL)
         assert Host.objects.read(HOST, now=NOW + 2000) is None
         assert not Host.objects.close(HOST)
 
@@ -118,7 +119,7 @@ class TestHosts:
         """CLOSE_HOST: whichever comes last, the host is closed."""
         probing("me")
         params = {
-            "host": HOST, "by": "me", "outcome": "failed", "pause": 1000, "longest": 9000,
+            "host": HOST, "by": "me", "event": "FAIL", "pause": 1000, "longest": 9000,
             "now": NOW + 2000,
         }  # fmt: skip
         other.execute("BEGIN")
@@ -152,7 +153,7 @@ class TestHosts:
     ) -> None:
         assert probing("me")
         assert Host.objects.shut(HOST, "maintenance", pause=60_000, now=NOW + 1500)
-        assert not ending("me", "succeeded")
+        assert not ending("me", Event.SUCCEED)
         assert not probing("you", NOW + 2000)
 
 

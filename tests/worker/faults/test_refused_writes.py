@@ -26,7 +26,7 @@ from delayed_queue import (
     Snooze,
 )
 from delayed_queue.exceptions import DatabaseRefused
-from delayed_queue.http.callbacks.delivery import AttemptLog
+from delayed_queue.http.callbacks.attempts import AttemptLog
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.models import BulkRun, DeadLetter, Message, Sample

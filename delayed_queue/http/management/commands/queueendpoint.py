@@ -9,8 +9,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import needing
+from delayed_queue.http.models import Endpoint
 from delayed_queue.management.arguments import add_database, add_format
 from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.tables import show
 
 
 class Command(QueueCommand):
@@ -35,5 +37,41 @@ class Command(QueueCommand):
 
     def handle(self, **options: Any) -> None:
         with needing("http", "queueendpoint"):
-            from delayed_queue.http.callbacks.operating import ACTIONS
-        ACTIONS[options["action"]](self, options)
+            from delayed_queue.http.callbacks import operating
+        using, prefix = options["database"], options.get("prefix", "")
+        match options["action"]:
+            case "list":
+                endpoints = Endpoint.objects.using(using).order_by("prefix")
+                show(self.stdout, list(map(_row, endpoints)), options["format"])
+            case "add":
+                secret = operating.register_endpoint(
+                    prefix, per_second=options["rate"], burst=options["burst"],
+                    concurrency=options["concurrency"], using=using,
+                )  # fmt: skip
+                self._show(operating.endpoint_of(prefix, using=using), secret)
+            case "rotate":
+                endpoint = operating.endpoint_of(prefix, using=using)
+                self._show(endpoint, operating.rotate_secret(endpoint, using=using))
+            case "enable":
+                endpoint = operating.endpoint_of(prefix, using=using)
+                operating.enable_endpoint(endpoint, using=using)
+                recalled = operating.recall_endpoint(endpoint, using=using)
+                self.stdout.write(_("Enabled. Workers send again within seconds."))
+                self.stdout.write(_("Deferred messages that are due again: %s.") % recalled)
+            case "disable":
+                endpoint = operating.endpoint_of(prefix, using=using)
+                operating.disable_endpoint(endpoint, using=using)
+                self.stdout.write(_("Disabled. Its messages wait."))
+
+    def _show(self, endpoint: Endpoint, secret: str) -> None:
+        self.stdout.write(f"{endpoint.prefix}\n{secret}")
+        self.stderr.write(_("The secret is shown only now; it is stored encrypted."))
+
+
+def _row(endpoint: Endpoint) -> dict[str, Any]:
+    is_disabled = endpoint.disabled_at is not None
+    state = f"disabled: {endpoint.disabled_reason}" if is_disabled else "enabled"
+    rate = "any rate" if endpoint.per_second is None else f"{endpoint.per_second:g}/s"
+    number = "any number" if endpoint.concurrency is None else endpoint.concurrency
+    limits = f"{rate}, {number} at a time"
+    return {"id": endpoint.id, "prefix": endpoint.prefix, "state": state, "limits": limits}

@@ -1,0 +1,50 @@
+"""Whether a callback may be sent now: one question after another, in one order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostCall, quietly
+from delayed_queue.http.callbacks.endpoints import KnownEndpoint
+from delayed_queue.http.callbacks.slots import Slots
+
+# Seconds for which a message of a disabled endpoint is deferred each time.
+DISABLED_WAIT: Final = (300.0, 900.0)
+
+
+class Admission:
+    """Admits callbacks, for one database alias and one event loop. In this order:
+
+    1. The endpoint is enabled.
+    2. The host's circuit is closed, and the host has room for one more call.
+    3. The endpoint has a free slot, if its concurrency is limited.
+    4. The endpoint's rate has a permit. This is last, because a permit cannot be given back.
+
+    The first that refuses raises Deferred: nothing was sent, and no attempt is counted.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._breaker = Breaker(using)
+        self._slots = Slots(using)
+
+    @asynccontextmanager
+    async def admit(self, endpoint: KnownEndpoint, host: str) -> AsyncIterator[HostCall]:
+        """Yield the call that may be made; the caller stores its result there."""
+        if endpoint.is_disabled:
+            raise Deferred(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
+        async with AsyncExitStack() as held:
+            call = await held.enter_async_context(self._breaker.admit(host))
+            limit = endpoint.row.concurrency
+            if limit is not None:
+                await held.enter_async_context(self._slots.one(endpoint.id, limit))
+            if endpoint.rate is not None and (wait := await endpoint.rate.atake()):
+                # Spread over the time that the waiting messages need.
+                raise Deferred(wait.total_seconds() * random.uniform(1, 3) + 0.05)  # noqa: S311
+            yield call
+
+    async def close(self) -> None:
+        """Give back what is held, at the end of the event loop."""
+        await quietly(self._slots.close())

@@ -1,0 +1,112 @@
+"""The log of attempts: written beside the callbacks, many rows in one statement."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from functools import lru_cache, partial
+from typing import Final
+from urllib.parse import urlsplit
+
+from asgiref.sync import sync_to_async
+from django.db import Error
+
+from delayed_queue.db.resilience import write_by_halves
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.http.conf import callback_settings
+from delayed_queue.http.models import CallbackAttempt
+from delayed_queue.http.store.callbacks import AttemptRow
+from delayed_queue.logs import described, log
+from delayed_queue.messages import MILLISECOND
+
+# How long attempts gather. A worker that is killed loses what it gathered, but no jobs.
+GATHER_SECONDS: Final = 0.2
+MOST_AT_ONCE: Final = 1000
+# While the database takes none, the oldest beyond this number are dropped.
+MOST_WAITING: Final = 20_000
+PRUNE_SECONDS: Final = 60.0
+MOST_PRUNED: Final = 10_000
+# Characters of a url that are logged.
+_SHOWN: Final = 1000
+
+
+class AttemptLog:
+    """Attempts on their way to the table; of one database alias and one event loop."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._waiting: deque[AttemptRow] = deque(maxlen=MOST_WAITING)
+        self._writer: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._prune_at = 0.0
+
+    def add(self, row: AttemptRow) -> None:
+        """Have an attempt written soon."""
+        self._waiting.append(row)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._write_soon())
+
+    async def flush(self) -> None:
+        """Return when what was added before is written, or could not be."""
+        async with self._lock:
+            while self._waiting:
+                rows = [self._waiting[n] for n in range(min(len(self._waiting), MOST_AT_ONCE))]
+                if not await self._write(rows):
+                    return
+
+    async def close(self) -> None:
+        """Write what is there, at the end of the event loop."""
+        if self._writer is not None:
+            # Not in the middle of a statement: what that wrote would be written again.
+            async with self._lock:
+                self._writer.cancel()
+            await asyncio.wait([self._writer])
+        await self.flush()
+
+    async def _write_soon(self) -> None:
+        # Before writing: what is added meanwhile would else wait for the next one.
+        if time.monotonic() >= self._prune_at:
+            # As long as there is more, with every write: as fast as the table can grow.
+            is_done = await self._prune() < MOST_PRUNED
+            self._prune_at = time.monotonic() + PRUNE_SECONDS if is_done else 0.0
+        await asyncio.sleep(GATHER_SECONDS)
+        await self.flush()
+
+    async def _write(self, rows: list[AttemptRow]) -> bool:
+        add = partial(CallbackAttempt.objects.add, using=self._using)
+        try:
+            await sync_to_async(write_by_halves)(rows, add, _not_logged)
+        except (Error, ResourceUnavailable) as error:
+            log(logging.WARNING, "attempts_not_logged", error=described(error))
+            return False
+        for _ in rows:
+            self._waiting.popleft()
+        return True
+
+    async def _prune(self) -> int:
+        age = callback_settings().ATTEMPTS_RETENTION // MILLISECOND
+        prune = sync_to_async(CallbackAttempt.objects.prune)
+        try:
+            return await prune(age, MOST_PRUNED, using=self._using)
+        except Error as error:
+            log(logging.WARNING, "attempts_not_pruned", error=type(error).__name__)
+            return 0
+
+
+def _not_logged(row: AttemptRow, error: Error) -> None:
+    """Report an attempt that the database refuses to log; the others are logged without it."""
+    fields = {"topic": row.topic, "key": row.key, "error": described(error)}
+    log(logging.WARNING, "attempts_not_logged", **fields)
+
+
+@lru_cache(maxsize=1024)
+def url_to_show(url: str) -> str:
+    """Return the url without what may be a secret: user, password, and the text of its query."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query=parts.query and "…", fragment="").geturl()[:_SHOWN]
