@@ -1,4 +1,4 @@
-"""The oldest snapshot: while somebody holds one, deleted messages stay and claims get slower."""
+"""The oldest snapshot: PostgreSQL keeps every row that was deleted after it, which slows claims."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.logs import log
 from delayed_queue.observe.store import SnapshotRow, oldest_snapshot_row
 
-# A snapshot is old after so long, or, of holders without a beginning, by so many transactions.
 OLD: Final = timedelta(minutes=5)
+# Standbys and slots have no age: they are old after this many transactions.
 OLD_TRANSACTIONS: Final = 100_000
-# A claim passes so many in less time than a round trip takes.
+# A claim reads this many dead rows in less time than a round trip takes.
 FEW_ROWS: Final = 1_000
 
 _REMEDIES: Final = {
@@ -42,10 +42,12 @@ class Snapshot(SnapshotRow):
         return self.age >= limit
 
     def __str__(self) -> str:
-        """Return who it is, for how long: one line."""
-        words = [self.application, self.owner and f"user {self.owner}", self.state]
-        words.append(self.elsewhere and f"database {self.elsewhere}")
-        known = ", ".join(each for each in words if each)
+        """Return the holder and its age in one line."""
+        words = (
+            self.application, self.owner and f"user {self.owner}", self.state,
+            self.elsewhere and f"database {self.elsewhere}",
+        )  # fmt: skip
+        known = ", ".join(filter(None, words))
         since = f"{self.transactions:,} transaction{'s' * (self.transactions != 1)}"
         if self.age is not None:
             since = f"{timedelta(seconds=int(self.age.total_seconds()))} ({since})"
@@ -53,39 +55,38 @@ class Snapshot(SnapshotRow):
 
     @property
     def remedy(self) -> str:
-        """What would end it; nothing of ours ever runs it."""
+        """The statement that ends it; only an operator runs it."""
         name = self.name if self.holder == "session" else "'" + self.name.replace("'", "''") + "'"
         return _REMEDIES[self.holder].format(name=name)
 
     @property
     def rows(self) -> str:
-        """The number of dead rows, as it is read."""
+        """The number of dead rows, with separators."""
         return f"{self.dead_rows:,}"
 
     @property
     def claim_ms(self) -> int:
-        """How long a claim from the start of the queue ``scanned`` takes; 0 of few dead rows."""
+        """The time of a claim from the start of the queue ``scanned``; 0 for few dead rows."""
         return 0 if self.dead_rows < FEW_ROWS else round(self.scan_seconds * 1000)
 
     @property
     def place(self) -> str:
-        """Where the remedy is run, if not here."""
+        """Where to run the remedy, if not in this database."""
         if self.holder == "prepared transaction" and self.elsewhere:
             return f"in the database {self.elsewhere}"
         return "on the standby" if self.holder == "standby" else ""
 
 
-def oldest_snapshot(using: str = DEFAULT_DB_ALIAS, *, now: int | None = None) -> Snapshot | None:
-    """Return who holds the oldest snapshot that keeps dead messages, if anybody does."""
-    found = oldest_snapshot_row(now=now, using=using)
-    return Snapshot._make(found) if found.holder else None
+def oldest_snapshot(using: str = DEFAULT_DB_ALIAS) -> Snapshot | None:
+    """Return the oldest holder of a snapshot that keeps dead messages; None without any."""
+    found = oldest_snapshot_row(using)
+    return None if found is None else Snapshot._make(found)
 
 
 class SnapshotWatch:
-    """Logs who holds an old snapshot: once when it is found, and once when it is gone.
+    """Logs the holder of an old snapshot once, and its end once.
 
-    For one worker of all: ``is_first`` is asked each time whether it is this one, so that the
-    catalogue is read once a minute however many there are.
+    Only one worker reads the catalogue, once a minute: the one whose ``is_first()`` is true.
     """
 
     def __init__(self, using: str, *, limit: timedelta = OLD, interval: float = 60.0) -> None:
@@ -93,29 +94,29 @@ class SnapshotWatch:
         self._limit = limit
         self._interval = interval
         self._next_at = time.monotonic() + interval
-        self._told: tuple[str, str] | None = None
+        self._logged: tuple[str, str] | None = None
 
     def look(self, is_first: Callable[[], bool]) -> None:
-        """Look if it is time to; what is found is logged."""
+        """Check the snapshot if the interval is over."""
         if time.monotonic() < self._next_at:
             return
         self._next_at = time.monotonic() + self._interval
         if not is_first():
-            self._told = None
+            self._logged = None
             return
         found = oldest_snapshot(self._using)
-        self._tell(found if found is not None and found.is_older_than(self._limit) else None)
+        self._log(found if found is not None and found.is_older_than(self._limit) else None)
 
-    def _tell(self, found: Snapshot | None) -> None:
+    def _log(self, found: Snapshot | None) -> None:
         holder = None if found is None else (found.holder, found.name)
-        if holder == self._told:
+        if holder == self._logged:
             return
-        if self._told is not None:
-            log(logging.INFO, "snapshot_gone", holder=" ".join(self._told))
+        if self._logged is not None:
+            log(logging.INFO, "snapshot_gone", holder=" ".join(self._logged))
         if found is not None:
             cost = {"queue": found.scanned, "a_claim": f"{found.claim_ms:,} ms"}
             log(
                 logging.WARNING, "snapshot_held", holder=found, rows=found.rows,
                 **(cost if found.claim_ms else {}), ends=found.remedy,
             )  # fmt: skip
-        self._told = holder
+        self._logged = holder

@@ -9,131 +9,85 @@ from delayed_queue import db
 from delayed_queue.db.days import DailyTable
 from delayed_queue.db.sql import CLOCK, row_of, rows_of
 
-# The oldest of what keeps dead rows of this database: snapshots and transactions of its sessions,
-# those that write in any other database too (no snapshot is taken beyond one of them), prepared
-# transactions, and, of the whole server, standbys that give feedback, with or without a slot. Of
-# several that are alike, whoever others only inherited it from. What is too young to tell is left
-# out by the caller.
-# How long a transaction is open does not say how old its snapshot is: one that only reads takes a
-# new one with each statement. The rows of samples do, since each is of a known minute and of a
-# known transaction: it is no older than the last that was written before it. Of who has no
-# beginning at all, it is at least as old as the first that was written after it.
-# A VACUUM shows a snapshot and holds up nobody. Without the role pg_read_all_stats the sessions of
-# others show nothing; "hidden" counts them.
-# What it costs is what live workers found: the longest full scan of any.
-# Reads: the lists of sessions, prepared transactions and slots; the primary key of samples,
-# backwards, for a day at most; worker_heartbeat.
-OLDEST_SNAPSHOT: Final[LiteralString] = (
-    CLOCK
-    + """,
-sessions AS MATERIALIZED (
+# The oldest holder that keeps dead rows of this database: one of its sessions, any session
+# that writes (no later snapshot goes beyond it), a prepared transaction, a replication slot or a
+# standby with feedback. Of equals the one that wrote comes first: others only inherited its age.
+# A running VACUUM holds up nothing.
+# Reads: the lists of sessions, prepared transactions and slots.
+OLDEST_SNAPSHOT: Final[LiteralString] = """
+WITH holders AS (
     SELECT
         CASE backend_type WHEN 'walsender' THEN 'standby' ELSE 'session' END AS holder,
-        pid::text AS name,
-        COALESCE(application_name, '') AS application,
-        COALESCE(usename, '')::text AS owner,
-        COALESCE(state, '') AS state,
+        pid::text AS name, COALESCE(application_name, '') AS application,
+        COALESCE(usename, '')::text AS owner, COALESCE(state, '') AS state,
         NULLIF(datname, current_database())::text AS elsewhere,
-        backend_type IS NULL AND datname = current_database() AS is_hidden,
-        CASE WHEN backend_type <> 'walsender'
-            THEN (SELECT now FROM clock) / 1000.0 - extract(epoch FROM xact_start)
-        END AS seconds,
+        CASE WHEN backend_type <> 'walsender' THEN xact_start END AS since,
         age(backend_xid) AS own,
         CASE WHEN datname = current_database() OR backend_type = 'walsender'
             THEN age(backend_xmin)
         END AS seen
-    FROM pg_stat_activity AS activity
-    WHERE (datname IS NOT NULL OR backend_type = 'walsender')
-        AND COALESCE(backend_type, '') <> 'parallel worker'
+    FROM pg_stat_activity
+    WHERE backend_type <> 'parallel worker'
+        AND (datname IS NOT NULL OR backend_type = 'walsender')
         AND pid <> pg_backend_pid()
         AND NOT EXISTS (
             SELECT 1
             FROM pg_stat_progress_vacuum AS vacuum
-            WHERE vacuum.pid = activity.pid
+            WHERE vacuum.pid = pg_stat_activity.pid
         )
-),
-holders AS (
-    SELECT
-        holder, name, application, owner, state, elsewhere, seconds,
-        GREATEST(own, seen) AS transactions,
-        COALESCE(own >= COALESCE(seen, own), false) AS is_first
-    FROM sessions
-    WHERE own IS NOT NULL
-        OR seen IS NOT NULL
     UNION ALL
     SELECT
         'prepared transaction', gid, '', owner::text, '',
-        NULLIF(database, current_database())::text,
-        (SELECT now FROM clock) / 1000.0 - extract(epoch FROM prepared), age(transaction), true
+        NULLIF(database, current_database())::text, prepared, age(transaction), NULL
     FROM pg_prepared_xacts
     UNION ALL
     SELECT
         'replication slot', slot_name::text, '', '',
-        CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, NULL, age(xmin), false
+        CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL, NULL, NULL, age(xmin)
     FROM pg_replication_slots
-    WHERE xmin IS NOT NULL
-),
-oldest AS MATERIALIZED (
-    SELECT holder, name, application, owner, state, elsewhere, seconds, transactions
-    FROM holders
-    ORDER BY transactions DESC, is_first DESC, seconds DESC NULLS LAST
-    LIMIT 1
-),
-samples AS MATERIALIZED (
-    SELECT minute, age(xmin) AS transactions
-    FROM delayed_queue_sample
-    WHERE "pKind" = ''
-        AND minute >= (SELECT now FROM clock) / 60000 - 1440
-        AND minute <= (SELECT now FROM clock) / 60000
-        AND EXISTS (SELECT 1 FROM oldest)
-),
-bounds AS (
-    SELECT
-        (SELECT now FROM clock) / 1000.0 - 60 * max(minute)
-            FILTER (WHERE samples.transactions > oldest.transactions) - 60 AS most,
-        (SELECT now FROM clock) / 1000.0 - 60 * min(minute)
-            FILTER (WHERE samples.transactions <= oldest.transactions) - 90 AS least
-    FROM samples
-    CROSS JOIN oldest
-),
+)
+SELECT
+    holder, name, application, owner, state, COALESCE(elsewhere, ''),
+    extract(epoch FROM clock_timestamp() - since)::float8, GREATEST(own, seen)
+FROM holders
+WHERE GREATEST(own, seen) IS NOT NULL
+ORDER BY GREATEST(own, seen) DESC, own DESC NULLS LAST, since
+LIMIT 1
+"""
+
+# The cost of an old snapshot: dead rows, the slowest full scan of any live worker, and the number
+# of sessions that the role may not see: without pg_read_all_stats, those of other users.
+# Reads: worker_heartbeat.
+SNAPSHOT_COST: Final[LiteralString] = (
+    CLOCK
+    + """,
 alive AS MATERIALIZED (
     SELECT scanned, "scanSeconds" AS seconds
     FROM delayed_queue_worker
     WHERE "heartbeatAt" > (SELECT now FROM clock) - 60000
     ORDER BY "heartbeatAt" DESC, id DESC
     LIMIT (SELECT 10000)
-),
-slowest AS (
-    SELECT scanned, seconds
-    FROM alive
-    ORDER BY seconds DESC
-    LIMIT 1
 )
 SELECT
-    COALESCE(oldest.holder, ''), oldest.name, oldest.application, oldest.owner, oldest.state,
-    COALESCE(oldest.elsewhere, ''),
-    CASE WHEN oldest.seconds IS NULL THEN bounds.least
-        ELSE LEAST(oldest.seconds, bounds.most)
-    END::float8,
-    oldest.transactions,
     pg_stat_get_dead_tuples('delayed_queue'::regclass),
-    COALESCE(slowest.scanned, ''), COALESCE(slowest.seconds, 0),
-    (SELECT count(*) FROM sessions WHERE is_hidden)
-FROM bounds
-LEFT JOIN oldest ON true
-LEFT JOIN slowest ON true
+    COALESCE((SELECT scanned FROM alive ORDER BY seconds DESC LIMIT 1), ''),
+    COALESCE((SELECT max(seconds) FROM alive), 0),
+    (
+        SELECT count(*)
+        FROM pg_stat_activity
+        WHERE backend_type IS NULL
+            AND datname = current_database()
+    )
 """
 )
 
 
 class SnapshotRow(NamedTuple):
-    """The oldest holder, empty where nobody holds any, and what it costs.
+    """The oldest holder of a snapshot, and its cost.
 
-    ``seconds`` is the age of the snapshot, which a long transaction may have taken just now; None
-    where neither the server nor the samples tell. ``elsewhere`` is the database, if it is another
-    one. ``dead_rows`` are those of the table of messages; a claim from the start of the queue
-    ``scanned`` took ``scan_seconds``, 0 where no worker has made one; of ``hidden`` sessions the
-    role may not see whether they hold one.
+    ``seconds`` is the age of the transaction; None for standbys and slots. ``elsewhere`` names
+    another database. ``dead_rows`` are those of the table of messages. ``scan_seconds`` is the time
+    of a claim from the start of the queue ``scanned``. The role may not see ``hidden`` sessions.
     """
 
     holder: str
@@ -150,8 +104,11 @@ class SnapshotRow(NamedTuple):
     hidden: int
 
 
-def oldest_snapshot_row(*, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> SnapshotRow:
-    return row_of(SnapshotRow, db.fetch(using, OLDEST_SNAPSHOT, {"now": now}))
+def oldest_snapshot_row(using: str = db.DEFAULT_ALIAS) -> SnapshotRow | None:
+    holder = db.fetch(using, OLDEST_SNAPSHOT, {})
+    if not holder:
+        return None
+    return SnapshotRow(*holder[0], *db.fetch(using, SNAPSHOT_COST, {"now": None})[0])
 
 
 # How many messages and dead letters there are of each kind, reckoned from a few hundred pages of

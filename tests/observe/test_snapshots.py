@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -15,7 +14,7 @@ import psycopg
 import pytest
 
 from delayed_queue.observe.snapshots import OLD_TRANSACTIONS
-from delayed_queue.observe.store import OLDEST_SNAPSHOT, SnapshotRow
+from delayed_queue.observe.store import OLDEST_SNAPSHOT, SNAPSHOT_COST
 from example_project.postgres import EmbeddedPostgres
 from tests.support.processes import ROOT, wait_until
 from tests.support.servers import environment_on, private_server, standby_of
@@ -80,14 +79,6 @@ def is_named(server: EmbeddedPostgres, *words: str) -> bool:
 def connected(server: EmbeddedPostgres, **options: Any) -> Iterator[Connection]:
     with closing(psycopg.connect(server.socket_url, **options)) as connection:
         yield connection
-
-
-def sample(writer: Connection, minutes_ago: int, now: int) -> None:
-    """Have the transaction that runs now be of a minute before that moment."""
-    writer.execute(
-        "INSERT INTO delayed_queue_sample (\"pKind\", minute) VALUES ('', %s)",
-        [now // 60_000 - minutes_ago],
-    )
 
 
 def test_nobody_is_named_where_nobody_holds_one(server: EmbeddedPostgres) -> None:
@@ -183,80 +174,27 @@ def test_sessions_that_the_role_may_not_see_are_counted(server: EmbeddedPostgres
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT 1")
         with connected(server, user="watching", autocommit=True) as watching:
-            hidden = watching.execute(OLDEST_SNAPSHOT, {"now": None}).fetchall()[0][-1]
+            hidden = watching.execute(SNAPSHOT_COST, {"now": None}).fetchall()[0][-1]
             assert hidden == 2
             operator.execute("GRANT pg_read_all_stats TO watching")
         with connected(server, user="watching", autocommit=True) as watching:
-            assert watching.execute(OLDEST_SNAPSHOT, {"now": None}).fetchall()[0][-1] == 0
+            assert watching.execute(SNAPSHOT_COST, {"now": None}).fetchall()[0][-1] == 0
 
 
-class TestHowOldASnapshotIs:
-    """A transaction of an hour may have taken its snapshot just now: samples tell."""
-
-    HOUR: Final = 3_600_000
-
-    @pytest.fixture
-    def writer(self, server: EmbeddedPostgres) -> Iterator[Connection]:
-        with connected(server, autocommit=True) as writer:
-            yield writer
-            writer.execute("DELETE FROM delayed_queue_sample")
-
-    def seen(self, writer: Connection, now: int) -> tuple[str | None, float | None]:
-        """Return who is the oldest at that moment, and for how many seconds."""
-        row = SnapshotRow._make(writer.execute(OLDEST_SNAPSHOT, {"now": now}).fetchall()[0])
-        return row.holder and f"{row.holder} {row.name}", row.seconds
-
-    def test_one_statement_of_a_long_transaction(
-        self, server: EmbeddedPostgres, writer: Connection
-    ) -> None:
-        in_an_hour = time.time_ns() // 1_000_000 + self.HOUR
-        with connected(server) as reading:
-            # A cursor keeps the snapshot of its statement, as a statement does that runs.
-            reading.execute("SELECT 1")
-            sample(writer, 10, in_an_hour)
-            writer.execute("SELECT txid_current()")
-            reading.execute("DECLARE rows CURSOR FOR SELECT 1")
-            holder, seconds = self.seen(writer, in_an_hour)
-            assert holder == f"session {reading.info.backend_pid}"
-            assert seconds is not None
-            assert 500 < seconds < 700
-
-    def test_one_that_held_it_from_its_beginning(
-        self, server: EmbeddedPostgres, writer: Connection
-    ) -> None:
-        in_an_hour = time.time_ns() // 1_000_000 + self.HOUR
-        with connected(server) as reading:
-            reading.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            reading.execute("SELECT 1")
-            for minute in (50, 10, 1):
-                sample(writer, minute, in_an_hour)
-            holder, seconds = self.seen(writer, in_an_hour)
-            assert holder == f"session {reading.info.backend_pid}"
-            assert seconds is not None
-            assert seconds > 3_590
-
-    def test_one_that_began_to_write_just_now(
-        self, server: EmbeddedPostgres, writer: Connection
-    ) -> None:
-        in_an_hour = time.time_ns() // 1_000_000 + self.HOUR
-        with connected(server) as late:
-            late.execute("SELECT 1")
-            sample(writer, 1, in_an_hour)
-            late.execute("CREATE TABLE late (i int)")
-            _, seconds = self.seen(writer, in_an_hour)
-            assert seconds is not None
-            assert seconds < 120
-
-    def test_of_two_that_are_alike_whoever_others_inherited_it_from(
-        self, server: EmbeddedPostgres, writer: Connection
-    ) -> None:
-        with connected(server) as reading, connected(server) as writing:
-            reading.execute("SELECT 1")
-            writing.execute("CREATE TABLE inherited (i int)")
-            writer.execute("SELECT txid_current()")
-            reading.execute("DECLARE rows CURSOR FOR SELECT 1")
-            holder, _ = self.seen(writer, time.time_ns() // 1_000_000)
-            assert holder == f"session {writing.info.backend_pid}"
+def test_of_two_that_are_alike_the_writer_is_named_that_the_other_inherited_it_from(
+    server: EmbeddedPostgres,
+) -> None:
+    with (
+        connected(server) as reading,
+        connected(server) as writing,
+        connected(server, autocommit=True) as ours,
+    ):
+        reading.execute("SELECT 1")
+        writing.execute("CREATE TABLE inherited (i int)")
+        ours.execute("SELECT txid_current()")
+        reading.execute("DECLARE rows CURSOR FOR SELECT 1")
+        [(holder, name, *_)] = ours.execute(OLDEST_SNAPSHOT).fetchall()
+        assert (holder, name) == ("session", str(writing.info.backend_pid))
 
 
 def test_a_vacuum_holds_up_nobody(server: EmbeddedPostgres) -> None:
@@ -300,7 +238,7 @@ def test_a_prepared_transaction(server: EmbeddedPostgres) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("slot", ["", "replica_1"])
 def test_a_standby_with_feedback_and_its_slot(slot: str) -> None:
-    """Of them the server knows no beginning; samples tell it, or so many transactions do."""
+    """The server knows no age of theirs: the number of transactions decides."""
     with private_server() as primary:
         parameters = dict(FEEDBACK)
         if slot:
@@ -313,11 +251,6 @@ def test_a_standby_with_feedback_and_its_slot(slot: str) -> None:
             assert health(primary, 0) == (0, "healthy\n")
             named = f"replication slot {slot} (active)" if slot else "standby "
             with connected(primary, autocommit=True) as writer:
-                sample(writer, 10, time.time_ns() // 1_000_000)
-                wait_until(lambda: is_named(primary, named, "for 0:0"))
-                assert health(primary, 600) == (0, "healthy\n")
-                writer.execute("DELETE FROM delayed_queue_sample")
-                assert health(primary, 0) == (0, "healthy\n")
                 writer.execute((BURN % OLD_TRANSACTIONS).encode())
             wait_until(lambda: is_named(primary, named))
             _, text = health(primary)

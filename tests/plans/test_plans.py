@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
-from tests.plans.case import DEAD_PRIMARY, LEASE, SAMPLES, SAMPLES_TABLE, Case, lease_ids
+from tests.plans.case import DEAD_PRIMARY, LEASE, Case, lease_ids
 from tests.plans.cases import CASES
 from tests.plans.conftest import NOW
 from tests.plans.explain import Plan, explain
@@ -120,21 +120,6 @@ def test_plan(
     assert case.reads <= plan.indexes or case.or_reads & plan.indexes, plan
     assert plan.buffers <= case.buffers * case.n + case.fixed, plan
     assert all(rows <= case.n for rows in plan.rows_sorted()), plan
-
-
-@pytest.mark.parametrize("tables", ["analyzed"], indirect=True)
-def test_samples_are_read_by_their_key_while_somebody_holds_a_snapshot(
-    tables: psycopg.Connection[Any],
-):
-    with psycopg.connect(tables.info.dsn, autocommit=True) as holder:
-        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        holder.execute("SELECT 1")
-        # A transaction goes on seeing the sessions that it saw first.
-        tables.execute("SELECT pg_stat_clear_snapshot()")
-        plan = planned(tables, sql.OLDEST_SNAPSHOT, {"now": NOW}, WARM)
-
-    assert "delayed_queue_sample_rest" not in plan.scanned_whole(), plan
-    assert plan.indexes & {SAMPLES, SAMPLES_TABLE}, plan
 
 
 VISIBLE: Final = "LIMIT %(limit)s::integer"
