@@ -1,4 +1,4 @@
-"""The history of queues: what workers count, the samples made of it, and how they are read."""
+"""The history of queues: counters of workers, the samples made of them, and reading them."""
 
 from __future__ import annotations
 
@@ -21,103 +21,91 @@ from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe import store
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, estimated_depths, find_kinds
-from delayed_queue.observe.store import BucketRow, CountsRow, DepthRow, StepRow, Window
+from delayed_queue.observe.store import CountsRow, DepthRow, SampledRow, StepRow, Window
 
 MINUTE: Final = timedelta(minutes=1)
 _MINUTE_MS: Final = 60_000
-# Of how many queues one worker tells what it did in a minute: of the busiest.
+# A worker reports at most this many queues a minute, the busiest.
 MAX_COUNTED: Final = 200
 
-# A histogram's bucket is the number of bits of the milliseconds, so that each is twice as wide as
-# the one before; a stored one has 32 of lateness, then 32 of run times, and 25 bits to count.
+# The bucket of a time is the number of bits of its milliseconds: each bucket is twice as wide as
+# the one before. Buckets 0 to 31 count lateness, 32 to 63 run times. A stored element is a bucket
+# and a count of 25 bits.
 _BUCKETS: Final = 32
 _COUNT_BITS: Final = 25
-_MOST: Final = 2**_COUNT_BITS - 1
+_MAX_COUNT: Final = 2**_COUNT_BITS - 1
 _MAX_INT: Final = 2**31 - 1
 
 
-class Tally:
-    """A worker's counts of a queue since it began, added to by its claim loop, a batch at a time.
-
-    Numbers only grow: who tells of them, from another thread, remembers what it has told. Of
-    lateness and run times it counts how many have so many bits, in milliseconds.
-    """
-
-    __slots__ = ("died", "done", "failed", "kind", "lateness", "runs")
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.done = self.failed = self.died = 0
-        self.lateness: Counter[int] = Counter()
-        self.runs: Counter[int] = Counter()
-
-    def note_lateness(self, milliseconds: Sequence[int]) -> None:
-        _note(self.lateness, milliseconds, 1)
-
-    def note_runs(self, seconds: Sequence[float]) -> None:
-        _note(self.runs, seconds, 1000)
-
-
-def _note(counted: Counter[int], values: Sequence[float], scale: int) -> None:
-    if not values:
-        return
-    # Mostly those of a batch are alike; looking at each took four times as long.
-    least, most = _bits(min(values) * scale), _bits(max(values) * scale)
-    if least == most:
-        counted[least] += len(values)
-    else:
-        counted.update([_bits(each * scale) for each in values])
-
-
-def _bits(milliseconds: float) -> int:
-    return max(int(milliseconds), 0).bit_length()
-
-
-class _Told(NamedTuple):
-    """What a worker has told of a queue so far."""
+class _Totals(NamedTuple):
+    """A copy of a worker's counters of a queue."""
 
     done: int = 0
     failed: int = 0
     died: int = 0
-    lateness: Mapping[int, int] = {}
-    runs: Mapping[int, int] = {}
+    times: Counter[int] = Counter()
 
 
-def _told(tally: Tally) -> _Told:
-    return _Told(tally.done, tally.failed, tally.died, dict(tally.lateness), dict(tally.runs))
+class Tally:
+    """A worker's counters of a queue, which only grow.
+
+    The claim loop adds to them a batch at a time; the heartbeat's thread copies them.
+    """
+
+    __slots__ = ("died", "done", "failed", "kind", "times")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.done = self.failed = self.died = 0
+        # Times by bucket.
+        self.times: Counter[int] = Counter()
+
+    def note_lateness(self, milliseconds: Sequence[int]) -> None:
+        _count(self.times, milliseconds, scale=1, first=0)
+
+    def note_runs(self, seconds: Sequence[float]) -> None:
+        _count(self.times, seconds, scale=1000, first=_BUCKETS)
+
+    def totals(self) -> _Totals:
+        return _Totals(self.done, self.failed, self.died, self.times.copy())
 
 
-def _since(kind: str, before: _Told, now: _Told) -> CountsRow:
-    """Return what was counted in between, as it is stored."""
-    return CountsRow(
-        kind,
-        now.done - before.done,
-        now.failed - before.failed,
-        now.died - before.died,
-        _packed(_gained(before.lateness, now.lateness), _gained(before.runs, now.runs)),
-    )
+def _count(counted: Counter[int], values: Sequence[float], *, scale: int, first: int) -> None:
+    """Count the values by bucket; ``first`` is the number of the first bucket."""
+    if not values:
+        return
+    # The values of a batch are mostly alike: counting one by one takes four times as long.
+    least, most = _bucket(min(values) * scale), _bucket(max(values) * scale)
+    if least == most:
+        counted[first + least] += len(values)
+    else:
+        counted.update([first + _bucket(each * scale) for each in values])
 
 
-def _gained(before: Mapping[int, int], now: Mapping[int, int]) -> Counter[int]:
-    """Return how many more there are of each width; a last bucket has all that are wider."""
-    gained: Counter[int] = Counter()
-    for bits, count in now.items():
-        gained[min(bits, _BUCKETS - 1)] += count - before.get(bits, 0)
-    return gained
+def _bucket(milliseconds: float) -> int:
+    return min(max(int(milliseconds), 0).bit_length(), _BUCKETS - 1)
 
 
-def _packed(lateness: Counter[int], runs: Counter[int]) -> str:
-    """Return the histograms as the array that is stored, the second behind the first."""
+def _gained(kind: str, before: _Totals, now: _Totals) -> CountsRow:
+    """Return the difference of two copies as it is stored."""
+    done, failed, died = (after - at for at, after in zip(before[:3], now[:3], strict=True))
+    return CountsRow(kind, done, failed, died, _packed(now.times - before.times))
+
+
+def _packed(times: Counter[int]) -> str:
+    """Return the histograms as the array literal that is stored."""
+    lateness = {bucket: count for bucket, count in times.items() if bucket < _BUCKETS}
+    runs = {bucket: count for bucket, count in times.items() if bucket >= _BUCKETS}
     numbers = (
-        ((base + bucket) << _COUNT_BITS) + min(count, _MOST)
-        for base, histogram in ((0, +lateness), (_BUCKETS, +runs))
+        (bucket << _COUNT_BITS) + min(count, _MAX_COUNT)
+        for histogram in (lateness, runs)
         for bucket, count in sorted(_trimmed(histogram).items())
     )
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def _trimmed(histogram: Mapping[int, int]) -> dict[int, int]:
-    """Add the ends that are less than a thousandth to what is beside them: samples stay narrow."""
+    """Merge end buckets of less than a thousandth into their neighbours: samples stay narrow."""
     least, found = sum(histogram.values()) / 1000, dict(histogram)
     for order in (sorted(found), sorted(found, reverse=True)):
         for end, beside in pairwise(order):
@@ -128,46 +116,46 @@ def _trimmed(histogram: Mapping[int, int]) -> dict[int, int]:
 
 
 class Sampler:
-    """Tells once a minute what a worker has counted; the first of all measures how full queues are.
+    """Writes a worker's counts once a minute; the first worker measures the depths of queues.
 
-    Lives on the heartbeat's thread and connection. Of a process that is killed its last minute is
-    lost; an answer that was lost may have the counts of a minute added twice.
+    Runs on the heartbeat's thread and connection. A killed process loses its last minute. After a
+    lost answer, the counts of a minute may be added twice.
     """
 
     def __init__(self, using: str, alive: timedelta) -> None:
         self._using = using
         self._alive = alive
-        self._told: dict[Tally, _Told] = {}
+        self._written: dict[Tally, _Totals] = {}
         self._next_at = 0.0
 
     def look(self, tallies: Iterable[Tally], *, is_last: bool = False) -> None:
-        """Write what there is to tell if a minute is over, or nothing will be told later."""
+        """Write the counts if a minute is over, or if no later call will."""
         if get_settings().SAMPLE_RETENTION is None:
             return
         current = set(tallies)
         for each in current:
-            self._told.setdefault(each, _Told())
+            self._written.setdefault(each, _Totals())
         if not is_last and time.monotonic() < self._next_at:
             return
         self._next_at = time.monotonic() + MINUTE.total_seconds()
         try:
-            busiest = self._tell(current)
+            busiest = self._write(current)
             if not is_last:
                 self._measure(busiest)
         except Error as error:
-            # The next minute's is told with it.
+            # The next minute includes these counts.
             log(logging.WARNING, "sample_failed", error=described(error))
             connections[self._using].close()
 
-    def _tell(self, current: set[Tally]) -> list[str]:
-        """Add what was counted to the minute's samples; return the kinds."""
-        now = {each: _told(each) for each in self._told}
-        rows = [_since(each.kind, before, now[each]) for each, before in self._told.items()]
+    def _write(self, current: set[Tally]) -> list[str]:
+        """Add the new counts to the samples; return the kinds."""
+        now = {each: each.totals() for each in self._written}
+        rows = [_gained(each.kind, before, now[each]) for each, before in self._written.items()]
         busy = [row for row in rows if row[1:] != (0, 0, 0, "{}")]
         busiest = nlargest(MAX_COUNTED, busy, key=lambda row: sum(row[1:4]))
         write_by_halves(busiest, partial(store.add_counts, using=self._using), _refused)
-        # Of queues that are served no longer, all is told.
-        self._told = {each: told for each, told in now.items() if each in current}
+        # Queues that are no longer served have now been written completely.
+        self._written = {each: totals for each, totals in now.items() if each in current}
         return [row.kind for row in busiest]
 
     def _measure(self, busiest: Sequence[str]) -> None:
@@ -178,16 +166,16 @@ class Sampler:
                 kinds = list(dict.fromkeys([*busiest, *found]))[:MAX_KINDS]
                 measured = estimated_depths(kinds, using=self._using)
                 full = [_row_of(each) for each in measured if not each.is_empty]
-                write_by_halves(full, partial(self._note_depths, minute), _refused)
+                write_by_halves(full, partial(self._save_depths, minute), _refused)
         self._next_at = time.monotonic() + (_MINUTE_MS - now % _MINUTE_MS) / 1000
 
-    def _note_depths(self, minute: int, rows: Sequence[DepthRow]) -> None:
+    def _save_depths(self, minute: int, rows: Sequence[DepthRow]) -> None:
         with transaction.atomic(using=self._using):
-            store.note_depths(minute, rows, using=self._using)
+            store.save_depths(minute, rows, using=self._using)
 
 
 def _refused(row: CountsRow | DepthRow, error: Error) -> None:
-    """Log the sample of a queue that the database refuses; those of the others are written."""
+    """Log the sample of a queue that the database refused; the others are written."""
     log(logging.WARNING, "sample_failed", kind=row.kind, error=described(error))
 
 
@@ -202,30 +190,28 @@ def _row_of(depth: QueueDepth) -> DepthRow:
 
 @dataclass(slots=True)
 class Step:
-    """So many minutes of a queue; what nobody measured is None.
-
-    ``came_in`` is reckoned: what left, and by how much there is more than before.
-    """
+    """Some minutes of a queue; None where nothing was measured."""
 
     minute: int
-    width: int = 1
-    is_sampled: bool = False
-    due: int | None = None
-    scheduled: int | None = None
-    leased: int | None = None
-    dead: int | None = None
-    late: int | None = None
-    stored: int | None = None
-    done: int = 0
-    failed: int = 0
-    died: int = 0
+    width: int
+    is_sampled: bool
+    due: int | None
+    scheduled: int | None
+    leased: int | None
+    dead: int | None
+    late: int | None
+    stored: int | None
+    done: int
+    failed: int
+    died: int
+    # Derived from departures and growth.
     came_in: int | None = None
     lateness: dict[int, int] = field(default_factory=dict)
     runs: dict[int, int] = field(default_factory=dict)
 
 
 class Deploy(NamedTuple):
-    """A minute in which workers of another version were there."""
+    """The first minute with workers of another version."""
 
     minute: int
     version: str
@@ -241,53 +227,68 @@ class History:
 
 
 def window_of(span: timedelta, step: timedelta, *, using: str = DEFAULT_DB_ALIAS) -> Window:
-    """Return the whole steps up to the minute that is over."""
+    """Return the whole steps up to the last full minute."""
     minute, _ = store.last_sampled(using=using)
     width = step // MINUTE
-    # The last step is filling, but for steps of a minute, of which the last may not be told yet.
+    # Includes the current step, except for steps of a minute, which may not be written yet.
     until = (minute // width + 1) * width if width > 1 else minute
     return Window(until - span // MINUTE, until, width)
 
 
 def read(kind: str, window: Window, *, exact_to: int, using: str = DEFAULT_DB_ALIAS) -> History:
     """Return a queue's history; counts of ``exact_to`` and more were estimated."""
-    # With the step before, by which it is reckoned what came in during the first.
+    # The step before the window gives the growth of its first step.
     wide = window._replace(since=window.since - window.step)
-    steps = {each: Step(each, wide.step) for each in range(wide.since, wide.until, wide.step)}
-    rows = store.history(kind, wide, using=using)
     sampled = store.sampled(wide, using=using)
-    has_depths = any(row.due is not None for row in rows) or not rows
-    for each, _ in sampled:
-        if step := steps.get(each * window.step):
-            _note_sampled(step, is_measured=has_depths)
-    for row in rows:
-        if step := steps.get(row.step * window.step):
-            _note_row(step, row)
+    steps = _steps([kind], wide, sampled, using)[kind]
     for found in store.histograms(kind, wide, using=using):
-        if step := steps.get(found.step * window.step):
-            _note_bucket(step, found)
+        is_run, bucket = divmod(found.bucket, _BUCKETS)
+        step = steps[found.minute]
+        (step.runs if is_run else step.lateness)[bucket] = found.number
     for before, step in pairwise(steps.values()):
         step.came_in = _came_in(before.stored, step, exact_to)
-    return History(window, list(steps.values())[1:], _deploys(sampled, window.step))
+    return History(window, list(steps.values())[1:], _deploys(sampled))
 
 
-def _note_sampled(step: Step, *, is_measured: bool) -> None:
-    """Note that somebody measured: then a queue without a row was empty."""
-    step.is_sampled = True
-    if is_measured:
-        step.due = step.scheduled = step.leased = step.dead = step.late = step.stored = 0
+def trends(
+    kinds: Sequence[str], minutes: int, *, using: str = DEFAULT_DB_ALIAS
+) -> tuple[dict[str, list[Step]], int, int | None]:
+    """Return the last minutes of each queue, the current minute, and the last sampled one."""
+    now, last = store.last_sampled(using=using)
+    window = Window(now - minutes, now, 1)
+    found = _steps(kinds, window, store.sampled(window, using=using), using)
+    return {kind: list(steps.values()) for kind, steps in found.items()}, now, last
 
 
-def _note_row(step: Step, row: StepRow) -> None:
-    step.done, step.failed, step.died = row.done, row.failed, row.died
-    if row.due is not None:
-        step.due, step.scheduled, step.leased = row.due, row.scheduled, row.leased
-        step.dead, step.late, step.stored = row.dead, row.late, row.stored
+def _steps(
+    kinds: Sequence[str], window: Window, sampled: Sequence[SampledRow], using: str
+) -> dict[str, dict[int, Step]]:
+    """Return the steps of each queue by their first minute."""
+    rows = {(row.kind, row.minute): row for row in store.history(kinds, window, using=using)}
+    minutes = {row.minute for row in sampled}
+    # A queue that is counted but never measured is not empty: its depth is unknown.
+    measured = {row.kind for row in rows.values() if row.due is not None}
+    unknown = {row.kind for row in rows.values()} - measured
+    return {
+        kind: {
+            minute: _step(
+                minute, window.step, rows.get((kind, minute)),
+                is_sampled=minute in minutes, is_unknown=kind in unknown,
+            )
+            for minute in range(window.since, window.until, window.step)
+        }
+        for kind in kinds
+    }  # fmt: skip
 
 
-def _note_bucket(step: Step, found: BucketRow) -> None:
-    is_run, bucket = divmod(found.bucket, _BUCKETS)
-    (step.runs if is_run else step.lateness)[bucket] = found.number
+def _step(
+    minute: int, width: int, row: StepRow | None, *, is_sampled: bool, is_unknown: bool
+) -> Step:
+    none = None if is_unknown or not is_sampled else 0
+    is_measured = row is not None and row.due is not None
+    depths = row[2:8] if row and is_measured else (none, none, none, none, none, none)
+    counts = (0, 0, 0) if row is None else row[8:]
+    return Step(minute, width, is_sampled, *depths, *counts)
 
 
 def _came_in(before: int | None, step: Step, exact_to: int) -> int | None:
@@ -296,21 +297,21 @@ def _came_in(before: int | None, step: Step, exact_to: int) -> int | None:
     return max(step.stored - before + step.done + step.died, 0)
 
 
-def _deploys(sampled: Sequence[store.SampledRow], width: int) -> list[Deploy]:
+def _deploys(sampled: Sequence[SampledRow]) -> list[Deploy]:
     found: list[Deploy] = []
     known: set[str] = set()
-    for step, versions in sampled:
+    for minute, versions in sampled:
         now = set((versions or "").split(", ")) - {""}
         if known:
-            found += [Deploy(step * width, each) for each in sorted(now - known)]
+            found += [Deploy(minute, each) for each in sorted(now - known)]
         known = now or known
     return found
 
 
 def quantile(histogram: Mapping[int, int], share: float) -> float | None:
-    """Return the milliseconds that so large a share is below; None of nothing.
+    """Return the milliseconds below which that share lies; None without values.
 
-    Within a bucket as if all of it were spread evenly: half of the true value at worst, or twice.
+    Assumes an even spread within a bucket: the result is off by a factor of two at most.
     """
     rank = share * sum(histogram.values())
     for bucket, count in sorted(histogram.items()):
@@ -319,22 +320,3 @@ def quantile(histogram: Mapping[int, int], share: float) -> float | None:
             return low + (2**bucket - low) * rank / count if bucket else 0.0
         rank -= count
     return None
-
-
-def trends(
-    kinds: Sequence[str], minutes: int, *, using: str = DEFAULT_DB_ALIAS
-) -> tuple[dict[str, list[Step]], int, int | None]:
-    """Return the last minutes of each queue, which minute it is, and which was sampled last."""
-    now, last = store.last_sampled(using=using)
-    window = Window(now - minutes, now, 1)
-    sampled = {each.step for each in store.sampled(window, using=using)}
-    found = {kind: [Step(each) for each in range(window.since, now)] for kind in kinds}
-    for steps in found.values():
-        for step in steps:
-            if step.minute in sampled:
-                _note_sampled(step, is_measured=True)
-    for row in store.trends(kinds, window, using=using):
-        step = found[row.kind][row.minute - window.since]
-        if row.due is not None:
-            step.due, step.late = row.due, row.late
-    return found, now, last

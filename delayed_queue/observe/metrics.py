@@ -8,6 +8,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -35,7 +36,7 @@ with needing("metrics", "delayed_queue.observe.metrics"):
 
 _DURATIONS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LATENESS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 5, 10, 30, 60, 300, 900, 3600)
-# Of each queue so many groups have a metric of their own.
+# At most this many groups of a queue have a metric of their own.
 TOP_GROUPS: Final = 10
 # By queue and kind.
 Held = dict[tuple[str, str], list[HeldGroup]]
@@ -49,9 +50,9 @@ _ENDS: Final = {
 
 
 class PrometheusInstrument:
-    """Measures the handlers of this process, and counts what becomes of its messages.
+    """Measures the handlers of this process and counts the outcomes of its messages.
 
-    Any number of instruments of one registry share its metrics, and nothing is counted twice.
+    Instruments of one registry share its metrics, so nothing is counted twice.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -87,41 +88,31 @@ class _Metrics:
         )  # fmt: skip
         self.lateness = Histogram(
             "delayed_queue_lateness_seconds",
-                "Delay from the due time to the start of the handler.",
-            ["queue", "handler"], buckets=_LATENESS, registry=registry,
+            "Delay from the due time to the start of the handler.", ["queue", "handler"],
+            buckets=_LATENESS, registry=registry,
         )  # fmt: skip
         self.in_progress = Gauge(
             "delayed_queue_handlers_in_progress", "Handlers that are running.",
             ["queue", "handler"], multiprocess_mode="livesum", registry=registry,
         )  # fmt: skip
-        self._counters = {
-            name: Counter(f"delayed_queue_messages_{name}", text, ["queue"], registry=registry)
-            for name, text in _ENDS.items()
-        }
-        signals.leased.connect(self._leased)
-        signals.acknowledged.connect(self._acknowledged)
-        signals.failed.connect(self._failed)
-        signals.dead.connect(self._dead)
-        signals.refused.connect(self._refused)
+        # Signals hold their receivers weakly.
+        self._receivers = []
+        for name, text in _ENDS.items():
+            counter = Counter(f"delayed_queue_messages_{name}", text, ["queue"], registry=registry)
+            self._receivers.append(partial(_count, counter))
+            getattr(signals, name).connect(self._receivers[-1])
 
-    def _leased(self, *, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
-        self._count("leased", envelopes)
 
-    def _acknowledged(self, *, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
-        self._count("acknowledged", envelopes)
-
-    def _failed(self, *, envelope: Envelope, **kwargs: Any) -> None:
-        self._count("failed", [envelope])
-
-    def _dead(self, *, envelope: Envelope, **kwargs: Any) -> None:
-        self._count("dead", [envelope])
-
-    def _refused(self, *, envelope: Envelope, **kwargs: Any) -> None:
-        self._count("refused", [envelope])
-
-    def _count(self, name: str, envelopes: Iterable[Envelope]) -> None:
-        for queue, count in Tally(each.queue for each in envelopes).items():
-            self._counters[name].labels(queue).inc(count)
+def _count(
+    counter: Counter,
+    *,
+    envelope: Envelope | None = None,
+    envelopes: Sequence[Envelope] = (),
+    **kwargs: Any,
+) -> None:
+    counted = envelopes if envelope is None else [envelope]
+    for queue, count in Tally(each.queue for each in counted).items():
+        counter.labels(queue).inc(count)
 
 
 _known: Final[WeakKeyDictionary[CollectorRegistry, _Metrics]] = WeakKeyDictionary()
@@ -137,11 +128,11 @@ def _metrics_of(registry: CollectorRegistry) -> _Metrics:
 
 
 class QueueCollector(Collector):
-    """Counts queues when it is scraped, in few statements and no further than a cap.
+    """Counts queues when it is scraped, in few statements and up to a cap.
 
-    ``queues`` names those to count; without it, all with messages, dead letters or a handler,
-    at most a hundred. When the database cannot be asked, ``delayed_queue_up`` is 0 and the
-    other metrics of the scrape are there all the same.
+    ``queues`` names the queues; the default is all with messages, dead letters or a handler, at
+    most a hundred. If the database cannot be reached, ``delayed_queue_up`` is 0 and the other
+    metrics of the scrape remain.
     """
 
     def __init__(
@@ -152,26 +143,21 @@ class QueueCollector(Collector):
         self._using = using
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: without this, registering would ask the database for what there is."""
+        """Return nothing: otherwise a registration would query the database."""
         return []
 
     def collect(self) -> Iterable[Metric]:
         found = self._found()
-        up = GaugeMetricFamily(
-            "delayed_queue_up", "1 if the database answered.", labels=["database"]
-        )
-        up.add_metric([self._using], found is not None)
+        yield _gauge("up", "1 if the database answered.", ["database"],
+                     [([self._using], found is not None)])  # fmt: skip
         depths, snapshot, held = found or ([], None, {})
-        return [
-            up,
-            *_families(depths),
-            *_families_of(snapshot),
-            *_families_of_groups(held, self._using),
-        ]
+        yield from _gauges_of_queues(depths)
+        yield from _gauges_of_snapshot(snapshot)
+        yield from _gauges_of_groups(held, self._using)
 
     def _found(self) -> tuple[list[QueueDepth], Snapshot | None, Held] | None:
         try:
-            # Nobody else would: outside a request, a lost connection is not replaced.
+            # Outside a request Django does not replace a lost connection.
             drop_if_lost(self._using)
             depths = measure(self._queues, cap=self._cap, using=self._using)[0]
             return depths, oldest_snapshot(self._using), _held(depths, self._using)
@@ -179,35 +165,36 @@ class QueueCollector(Collector):
             return None
 
 
-def _families(found: list[QueueDepth]) -> list[Metric]:
-    names = ["queue", "kind"]
-    messages = GaugeMetricFamily(
-        "delayed_queue_messages", "Messages in the queue.", labels=[*names, "state"]
-    )
-    letters = GaugeMetricFamily(
-        "delayed_queue_dead_letters", "Dead letters of the queue.", labels=names
-    )
-    age = GaugeMetricFamily(
-        "delayed_queue_oldest_due_age_seconds", "Lateness of the earliest due message.",
-        labels=names,
-    )  # fmt: skip
-    cut = GaugeMetricFamily(
-        "delayed_queue_counts_cut", "1 if a count of the queue stopped at its cap.",
-        labels=names,
-    )  # fmt: skip
-    for each in found:
-        labels = [each.name.queue, each.kind]
-        for state in ("due", "scheduled", "leased"):
-            messages.add_metric([*labels, state], each.counts[state].value)
-        letters.add_metric(labels, each.dead.value)
-        late_by = each.oldest_due_age
-        age.add_metric(labels, 0 if late_by is None else late_by.total_seconds())
-        cut.add_metric(labels, any(count.is_cut for count in each.counts.values()))
-    return [messages, letters, age, cut]
+def _gauge(
+    name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[list[str], float]]
+) -> Metric:
+    family = GaugeMetricFamily(f"delayed_queue_{name}", text, labels=labels)
+    for values_of_labels, value in samples:
+        family.add_metric(values_of_labels, value)
+    return family
+
+
+def _gauges_of_queues(found: list[QueueDepth]) -> Iterator[Metric]:
+    queues = [([each.name.queue, each.kind], each) for each in found]
+    labels = ["queue", "kind"]
+    yield _gauge("messages", "Messages in the queue.", [*labels, "state"], [
+        ([*queue, state], each.counts[state].value)
+        for queue, each in queues for state in ("due", "scheduled", "leased")
+    ])  # fmt: skip
+    yield _gauge("dead_letters", "Dead letters of the queue.", labels, [
+        (queue, each.dead.value) for queue, each in queues
+    ])  # fmt: skip
+    yield _gauge("oldest_due_age_seconds", "Lateness of the earliest due message.", labels, [
+        (queue, each.oldest_due_age.total_seconds() if each.oldest_due_age else 0)
+        for queue, each in queues
+    ])  # fmt: skip
+    yield _gauge("counts_cut", "1 if a count of the queue stopped at its cap.", labels, [
+        (queue, any(count.is_cut for count in each.counts.values())) for queue, each in queues
+    ])  # fmt: skip
 
 
 def _held(depths: Sequence[QueueDepth], using: str) -> Held:
-    """Return the groups that are held back of those queues that have limits, the longest first."""
+    """Return the held groups of queues with limits, the longest held first."""
     names = {each.kind: each.name.queue for each in depths}
     limited = Limit.objects.using(using).filter(kind__in=names).values_list("kind", flat=True)
     found: Held = {}
@@ -217,56 +204,49 @@ def _held(depths: Sequence[QueueDepth], using: str) -> Held:
     return found
 
 
-def _families_of_groups(held: Held, using: str) -> list[Metric]:
-    number = GaugeMetricFamily(
-        "delayed_queue_groups_held",
-        "Held groups among the first hundred that have messages.",
-        labels=["queue", "kind", "reason"],
-    )
-    age = GaugeMetricFamily(
-        "delayed_queue_group_held_seconds",
-        "Lateness of the earliest message in held groups, the longest held first.",
-        labels=["queue", "kind", "group", "reason"],
-    )
+def _gauges_of_groups(held: Held, using: str) -> Iterator[Metric]:
+    labels = ["queue", "kind"]
+    yield _gauge(
+        "groups_held", "Held groups among the first hundred that have messages.",
+        [*labels, "reason"],
+        [([*queue, reason], count) for queue, groups in held.items()
+         for reason, count in Tally(each.reason for each in groups).items()],
+    )  # fmt: skip
     now = database_now(using).timestamp() if held else 0.0
-    for labels, groups in held.items():
-        for reason, count in Tally(each.reason for each in groups).items():
-            number.add_metric([*labels, reason], count)
-        for each in groups[:TOP_GROUPS]:
-            late = 0.0 if each.due_since is None else max(now - each.due_since / 1000, 0.0)
-            age.add_metric([*labels, each.name, each.reason], late)
-    return [number, age]
+    yield _gauge(
+        "group_held_seconds",
+        "Lateness of the earliest message in held groups, the longest held first.",
+        [*labels, "group", "reason"],
+        [([*queue, each.name, each.reason], _lateness(each, now))
+         for queue, groups in held.items() for each in groups[:TOP_GROUPS]],
+    )  # fmt: skip
 
 
-def _families_of(snapshot: Snapshot | None) -> list[Metric]:
-    age = GaugeMetricFamily(
-        "delayed_queue_snapshot_age_seconds",
+def _lateness(group: HeldGroup, now: float) -> float:
+    return 0.0 if group.due_since is None else max(now - group.due_since / 1000, 0.0)
+
+
+def _gauges_of_snapshot(snapshot: Snapshot | None) -> Iterator[Metric]:
+    held, labels = [] if snapshot is None else [snapshot], ["holder"]
+    yield _gauge(
+        "snapshot_age_seconds",
         "Age of the oldest snapshot that keeps deleted messages from being vacuumed.",
-        labels=["holder"],
-    )
-    transactions = GaugeMetricFamily(
-        "delayed_queue_snapshot_transactions",
-        "Transactions started since that snapshot.",
-        labels=["holder"],
-    )
-    dead = GaugeMetricFamily(
-        "delayed_queue_snapshot_dead_rows",
-        "Dead row versions of messages that are not vacuumed yet.",
-        labels=["holder"],
-    )
-    scan = GaugeMetricFamily(
-        "delayed_queue_snapshot_scan_seconds",
+        labels, [([each.holder], each.age.total_seconds() if each.age else 0) for each in held],
+    )  # fmt: skip
+    yield _gauge(
+        "snapshot_transactions", "Transactions started since that snapshot.",
+        labels, [([each.holder], each.transactions) for each in held],
+    )  # fmt: skip
+    yield _gauge(
+        "snapshot_dead_rows", "Dead row versions of messages that are not vacuumed yet.",
+        labels, [([each.holder], each.dead_rows) for each in held],
+    )  # fmt: skip
+    yield _gauge(
+        "snapshot_scan_seconds",
         "Time of a claim from the start of the queue, for the slowest queue.",
-        labels=["holder", "queue"],
-    )
-    if snapshot is not None:
-        seconds = 0.0 if snapshot.age is None else snapshot.age.total_seconds()
-        age.add_metric([snapshot.holder], seconds)
-        transactions.add_metric([snapshot.holder], snapshot.transactions)
-        dead.add_metric([snapshot.holder], snapshot.dead_rows)
-        if snapshot.scanned:
-            scan.add_metric([snapshot.holder, snapshot.scanned], snapshot.scan_seconds)
-    return [age, transactions, dead, scan]
+        [*labels, "queue"],
+        [([each.holder, each.scanned], each.scan_seconds) for each in held if each.scanned],
+    )  # fmt: skip
 
 
 _DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -280,13 +260,13 @@ class _Sharing:
 
 
 def share_metrics(directory: str) -> None:
-    """Keep the metrics of this process and of its forks in files, to be added up.
+    """Keep the metrics of this process and its forks in files, which are added up.
 
-    This is prometheus-client's multiprocess mode, switched on although metrics exist already: they
-    start anew. The files are numbered by the place of a process, not by its pid: a process that
-    replaces another goes on with its counters, and the number of files does not grow.
+    Switches on prometheus-client's multiprocess mode for metrics that exist already; they restart
+    at zero. Files are numbered by the process's number, not by its pid: a replacement continues the
+    counters of its predecessor, and the number of files does not grow.
     """
-    # The library has no public way to do this later than its import.
+    # The library has no public way to do this after its import.
     found: Any = [each for each in REGISTRY._collector_to_names if _is_metric(each)]  # noqa: SLF001
     labelled = {each for each in found if each._is_parent()}  # noqa: SLF001
     for each in labelled:
@@ -304,14 +284,14 @@ def _is_metric(collector: Collector) -> bool:
 
 
 def number_process(process: int) -> None:
-    """Name this process among those that share metrics; of one number only one may run."""
+    """Set the number of this process among those that share metrics; numbers are unique."""
     _Sharing.process = process
 
 
 class _Process(Collector):
-    """The metrics of this process, as a part of another registry.
+    """The metrics of this process as part of another registry.
 
-    Where it shares metrics they are those of all processes, beside what only this one has.
+    Shared metrics are those of all processes; the others are those of this process.
     """
 
     def describe(self) -> Iterable[Metric]:
@@ -329,10 +309,10 @@ def _of_all_processes() -> Iterable[Metric]:
 
 
 def exposition(*collectors: Collector, accept: str = "") -> tuple[bytes, str]:
-    """Return the body and the content type of a scrape: this process and those collectors.
+    """Return the body and the content type of a scrape of this process and those collectors.
 
-    In a supervisor they are those of all its processes; with ``PROMETHEUS_MULTIPROC_DIR`` set, of
-    all the processes that share the directory.
+    A supervisor, or a process with ``PROMETHEUS_MULTIPROC_DIR``, includes all processes that share
+    its metrics.
     """
     registry = CollectorRegistry()
     if _DIRECTORY in os.environ and not _Sharing.is_on:
@@ -346,11 +326,11 @@ def exposition(*collectors: Collector, accept: str = "") -> tuple[bytes, str]:
 
 
 def forget_process(pid: int) -> None:
-    """Remove the gauges of a process that ended from the sums; its counters stay."""
+    """Remove the gauges of an ended process from the sums; its counters stay."""
     if _DIRECTORY in os.environ:
         mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 def forget_child(pid: int, process: int) -> None:
-    """Do the same of a supervisor's process, which has a number where metrics are shared."""
+    """Do the same for a process of a supervisor, numbered if metrics are shared."""
     forget_process(process if _Sharing.is_on else pid)

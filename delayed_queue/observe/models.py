@@ -9,15 +9,14 @@ from delayed_queue.fields import CountsField
 
 
 class Sample(models.Model):
-    """A minute of a queue: how full it was at the end, and what workers did with its messages.
+    """A minute of a queue: its depth at the end, and the counts of its workers.
 
-    The kind is empty in the row that says that the minute was sampled, and by which versions. The
-    counts of what was full are NULL where nobody measured, in ``late`` the seconds of the most
-    overdue. The table is partitioned by the day of the minute, and dropped by the day.
+    The row with an empty kind marks a sampled minute, with the workers' versions. Depths are NULL
+    if they were not measured; ``late`` is in seconds. The table is partitioned by day.
     """
 
     pk = models.CompositePrimaryKey("kind", "minute")
-    # Of the epoch. Narrow columns first: there are a hundred thousand rows a day.
+    # Minutes since the epoch. Narrow columns first: a day has a hundred thousand rows.
     minute = models.IntegerField()
     due = models.IntegerField(null=True)
     scheduled = models.IntegerField(null=True)

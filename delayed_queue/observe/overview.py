@@ -1,4 +1,4 @@
-"""The queues that there are and how full they are, at a bounded cost."""
+"""Queues and their depths, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from delayed_queue.queue.store.inspect import Caps, OverviewRow
 
 MAX_KINDS: Final = 100
 LEASE_CAP: Final = 10_000
-# Exact to so many where what is beyond is estimated; what is clearly more is not counted at all.
+# Counts are exact up to this number and estimated beyond it.
 EXACT: Final = 10_000
+# Nothing is counted where the estimate is at least this.
 _CLEARLY_MORE: Final = 15_000
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _CAPS: Final = (10_000, 5_000, 2_000, 1_000)
-# Of messages counted at once, over all queues: with many queues each is counted less far.
+# Maximum messages counted at once over all queues: with many queues, each has a lower cap.
 _BUDGET: Final = 60_000
 
 
@@ -66,12 +67,7 @@ class QueueDepth(NamedTuple):
 
     @property
     def counts(self) -> dict[str, Count]:
-        return {
-            "due": self.due,
-            "scheduled": self.scheduled,
-            "leased": self.leased,
-            "dead": self.dead,
-        }
+        return {name: getattr(self, name) for name in ("due", "scheduled", "leased", "dead")}
 
     @property
     def is_empty(self) -> bool:
@@ -94,7 +90,7 @@ def name_of(kind: str) -> KindName:
 def find_kinds(
     using: str = DEFAULT_DB_ALIAS, *, also: Sequence[str] = ()
 ) -> tuple[list[str], bool]:
-    """Return the kinds with messages, dead letters or a handler, and whether some are left out."""
+    """Return kinds with messages, dead letters or a handler, and whether some are left out."""
     found = [
         *Message.objects.kinds(MAX_KINDS + 1, using=using),
         *DeadLetter.objects.kinds(MAX_KINDS + 1, using=using),
@@ -108,16 +104,16 @@ def find_kinds(
 def measure(
     names: Sequence[str] = (), *, cap: int | None = None, using: str = DEFAULT_DB_ALIAS
 ) -> tuple[list[QueueDepth], bool]:
-    """Return the depths of the named queues, and whether some are left out.
+    """Return the depths of the named queues or kinds, and whether some are left out.
 
-    Without names, of all queues there are, at most a hundred. A name may be a kind, too.
+    The default is all queues, at most a hundred.
     """
     if not names:
         kinds, is_cut = find_kinds(using)
         return depths(kinds, cap=cap, using=using), is_cut
     candidates = [_kinds_named(name) for name in dict.fromkeys(names)]
     distinct = list(dict.fromkeys(chain.from_iterable(candidates)))
-    # Most of the candidates do not exist, so they are not what bounds the cost.
+    # The number of names bounds the cost: most of their candidate kinds do not exist.
     counted = depths(distinct, cap=cap or cap_for(len(candidates)), using=using)
     by_kind = {each.kind: each for each in counted}
     chosen = chain.from_iterable(_present(kinds, by_kind) for kinds in candidates)
@@ -125,10 +121,10 @@ def measure(
 
 
 def is_known(name: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Return whether anything is stored, handled, scheduled or paused under the queue's name.
+    """True if a message, dead letter, handler, schedule or limit has the queue's name.
 
-    A kind in full, as a service elsewhere may have it, is taken at its word: ``orders|avro``, or
-    the digest of a JVM service. When it is empty, nothing here knows of it.
+    A full kind such as ``orders|avro``, or the digest of a JVM service, is always known: another
+    service may use it while it is empty here.
     """
     kinds = _kinds_named(name)
     if "|" in name or _DIGEST.fullmatch(name) or any(map(handler_of, kinds)):
@@ -143,7 +139,7 @@ def is_known(name: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 
 
 def _kinds_named(name: str) -> list[str]:
-    """Return the kinds that a queue of that name may have, the likeliest first."""
+    """Return the possible kinds of a queue name, the likeliest first."""
     handled = [each.kind for each in registry if each.queue == name]
     usual = [kind_of(name, codec_named(codec)) for codec in ("json", "text", "bytes")]
     return list(
@@ -152,30 +148,30 @@ def _kinds_named(name: str) -> list[str]:
 
 
 def _present(kinds: list[str], by_kind: dict[str, QueueDepth]) -> list[QueueDepth]:
-    """Return those that have something or are handled here; the first when none is."""
+    """Return the kinds that are not empty or have a handler; else the first."""
     found = [by_kind[kind] for kind in kinds]
     present = [each for each in found if not each.is_empty or handler_of(each.kind)]
     return present or found[:1]
 
 
 def cap_for(queues: int) -> int:
-    """Return how far each count of so many queues goes."""
+    """Return the cap of each count for that many queues."""
     return next((cap for cap in _CAPS if cap * queues <= _BUDGET), _CAPS[-1])
 
 
 def depths(
     kinds: Sequence[str], *, cap: int | None = None, using: str = DEFAULT_DB_ALIAS
 ) -> list[QueueDepth]:
-    """Count the messages of each kind, no further than the cap; sorted by kind."""
+    """Count the messages of each kind up to the cap; sorted by kind."""
     chosen = cap_for(len(kinds)) if cap is None else cap
     rows = Message.objects.overview(kinds, chosen, lease_cap=LEASE_CAP, using=using)
     return sorted(_depth(row, chosen) for row in rows)
 
 
 def estimated_depths(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> list[QueueDepth]:
-    """Count the messages of each kind to 10,000, and estimate those beyond; sorted by kind.
+    """Count the messages of each kind up to 10,000 and estimate beyond; sorted by kind.
 
-    Of a large table a few hundred pages tell first of which there are so many that none is counted.
+    A sample of pages shows first which counts are so large that they are only estimated.
     """
     guesses = {each.kind: each for each in estimates(using=using)}
     of_kinds = [guesses.get(kind, EstimateRow(kind)) for kind in kinds]
@@ -200,13 +196,13 @@ def _estimated(row: OverviewRow, guess: EstimateRow) -> QueueDepth:
 
 
 def _doubted(row: OverviewRow, scheduled: Count) -> Count:
-    """Return it as an estimate where some of them may be leased, as not all leases were read."""
+    """Mark the count as an estimate if unread leases may be among it."""
     is_doubtful = row.held >= LEASE_CAP and row.scheduled > 0
     return scheduled._replace(is_cut=True, is_estimated=True) if is_doubtful else scheduled
 
 
 def _count(counted: int, guess: int, *, is_cut: bool | None = None) -> Count:
-    """Return what was counted, or the guess where counting stopped, or was not begun."""
+    """Return the count, or the guess where counting stopped or was left out."""
     if guess >= _CLEARLY_MORE and counted < EXACT:
         return Count(max(counted, guess), is_cut=True, is_estimated=True)
     if counted >= EXACT if is_cut is None else is_cut:

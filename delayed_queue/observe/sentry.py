@@ -14,12 +14,11 @@ from delayed_queue.observe import signals
 
 
 class SentryInstrument:
-    """Reports each attempt that failed, with queue, key and attempt, under a scope of its own.
+    """Reports each failed attempt with queue, key and attempt, in a scope of its own.
 
-    What else the handler reports or logs there has them too. ``Snooze``, ``Retry`` and ``Reject``
-    are answers, not errors. The project initialises the SDK; what is sent of local variables, which
-    may hold payloads, is for its ``include_local_variables`` to say. A worker that stops waits
-    until all is sent: the SDK itself waits only where it was initialised.
+    The scope also applies to what the handler itself reports. ``Snooze``, ``Retry`` and ``Reject``
+    are not errors. The project initialises the SDK; its ``include_local_variables`` decides about
+    local variables, which may hold payloads. A worker flushes the SDK when it stops.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Django signals of the worker, and the receivers that write them to its log.
+"""Django signals of the worker, and the receivers that write its log.
 
 Each is sent with ``send_robust``: a receiver that fails is logged and changes nothing.
 
@@ -10,7 +10,7 @@ database refuses a write about a message, once per attempt;
 ``worker_started(sender)``, ``worker_stopped(sender)``. The sender is the worker.
 
 ``process_died(sender, process, pid, exit_code, messages)`` is sent by the supervisor, after the
-messages of a dead process were given back: ``exit_code`` is negative for a signal, ``messages`` are
+messages of a dead process were released: ``exit_code`` is negative for a signal, ``messages`` are
 the (queue, key) of those in flight.
 """
 
@@ -42,7 +42,7 @@ _UID: Final = "delayed_queue.log"
 
 
 def announce(signal: Signal, sender: Any, **named: Any) -> None:
-    """Send to every receiver; log those that raise."""
+    """Send to every receiver; log the receivers that raise."""
     if not signal.has_listeners():
         return
     with using_projects_connection():
@@ -58,13 +58,13 @@ def _name_of(receiver: Any) -> str:
 
 
 def connect() -> None:
-    """Connect the receivers whose lines the level lets through, as it is now, and no others.
+    """Connect the receivers whose lines pass the present log level.
 
-    A worker does not even gather the envelopes of a signal that nobody hears.
+    A worker collects no envelopes for a signal without receivers.
     """
     for signal, receiver, level in (
         (leased, _log_leased, logging.DEBUG),
-        # Not at INFO: a busy worker acknowledges hundreds of times a second.
+        # DEBUG: a busy worker acknowledges hundreds of times a second.
         (acknowledged, _log_acknowledged, logging.DEBUG),
         (failed, _log_failed, logging.WARNING),
         (dead, _log_dead, logging.ERROR),

@@ -1,4 +1,4 @@
-"""Samples of queues, and who keeps deleted messages from being cleaned away."""
+"""Statements of samples, estimates, and the oldest snapshot."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def oldest_snapshot_row(using: str = db.DEFAULT_ALIAS) -> SnapshotRow | None:
     return SnapshotRow(*holder[0], *db.fetch(using, SNAPSHOT_COST, {"now": None})[0])
 
 
-# How many messages and dead letters there are of each kind, reckoned from a few hundred pages of
-# each table, always the same while it does not grow; of small tables nothing. The planner's own
-# statistics would tell neither: it takes kind and schedule for independent.
+# Estimate the messages and dead letters of each kind from a few hundred pages of each table, the
+# same pages while it does not grow; nothing for small tables. The planner's own statistics would
+# not do: they treat kind and schedule as independent.
 # Reads: that many pages of the tables.
 ESTIMATES: Final[LiteralString] = (
     CLOCK
@@ -162,12 +162,12 @@ GROUP BY kind
 )
 
 
-# The minute of a sample: what is told soon after its end is of it.
+# The minute of a sample: counts that arrive within 30 seconds of its end still belong to it.
 _MINUTE: Final[LiteralString] = "((SELECT now FROM clock) - 30000) / 60000"
 
-# Try to be the one who measures a minute: the row without a kind says that it is taken, and by
-# which versions the live workers are. Nobody waits for whoever is at it: it is tried under a lock.
-# Returns the clock and the minute, NULL when another has it.
+# Let one worker measure a minute. The row without a kind marks the minute as taken, with the
+# versions of the live workers. No worker waits: the advisory lock is only tried.
+# Returns the clock and the minute; NULL if another worker has it.
 # Reads: worker_heartbeat, the primary key of samples.
 TAKE_MINUTE: Final[LiteralString] = (
     CLOCK
@@ -195,9 +195,9 @@ FROM clock
 """
 )
 
-# Write how full queues are at the end of a minute; in one order, so that two who write the same
-# rows wait for each other and nothing worse. Reads: the primary key of samples.
-NOTE_DEPTHS: Final[LiteralString] = """
+# Write the depths of queues at the end of a minute. Sorted, so that two writers of the same rows
+# do not deadlock. Reads: the primary key of samples.
+SAVE_DEPTHS: Final[LiteralString] = """
 INSERT INTO delayed_queue_sample AS stored (
     "pKind", minute, due, scheduled, leased, dead, late
 )
@@ -215,8 +215,8 @@ SET due = EXCLUDED.due,
     late = EXCLUDED.late
 """
 
-# Add what a worker has counted since it last did; of the histograms, element by element: the upper
-# six bits of each are what is counted, the lower 25 how often. In one order, as above.
+# Add the counts of a worker since its last report. An element of a histogram has its bucket in the
+# upper six bits and the count in the lower 25. Sorted, as above.
 # Reads: the primary key of samples.
 ADD_COUNTS: Final[LiteralString] = (
     CLOCK
@@ -243,45 +243,37 @@ SET done = stored.done + EXCLUDED.done,
 """
 )
 
-# What was full of the latest minutes, for many queues. Reads: the primary key of samples.
-TRENDS: Final[LiteralString] = """
-SELECT "pKind", minute, due, late
+# The history of queues by steps of some minutes: maximum depths, the last number of stored
+# messages, and sums. Reads: the primary key of samples.
+HISTORY: Final[LiteralString] = """
+SELECT
+    "pKind", minute / %(step)s::integer * %(step)s::integer,
+    max(due), max(scheduled), max(leased), max(dead), max(late),
+    (array_agg(due + scheduled + leased ORDER BY minute DESC) FILTER (WHERE due IS NOT NULL))[1],
+    sum(done)::bigint, sum(failed)::bigint, sum(died)::bigint
 FROM delayed_queue_sample
 WHERE "pKind" = ANY (%(kinds)s::text[])
     AND minute >= %(since)s::integer
     AND minute < %(until)s::integer
+GROUP BY 1, 2
 """
 
-# A queue's history by steps of some minutes: the most that it was full, the last that was stored
-# in it, and sums. Reads: the primary key of samples.
-HISTORY: Final[LiteralString] = """
-SELECT
-    minute / %(step)s::integer, max(due), max(scheduled), max(leased), max(dead), max(late),
-    (array_agg(due + scheduled + leased ORDER BY minute DESC) FILTER (WHERE due IS NOT NULL))[1],
-    sum(done)::bigint, sum(failed)::bigint, sum(died)::bigint
-FROM delayed_queue_sample
-WHERE "pKind" = %(kind)s
-    AND minute >= %(since)s::integer
-    AND minute < %(until)s::integer
-GROUP BY 1
-ORDER BY 1
-"""
-
-# The same of its histograms. Reads: the primary key of samples.
+# The histograms of a queue by the same steps. Reads: the primary key of samples.
 HISTOGRAMS: Final[LiteralString] = """
-SELECT minute / %(step)s::integer, each >> 25, sum(each & 33554431)::bigint
+SELECT
+    minute / %(step)s::integer * %(step)s::integer, each >> 25, sum(each & 33554431)::bigint
 FROM delayed_queue_sample
 CROSS JOIN LATERAL unnest(times) AS each
 WHERE "pKind" = %(kind)s
     AND minute >= %(since)s::integer
     AND minute < %(until)s::integer
 GROUP BY 1, 2
-ORDER BY 1, 2
 """
 
-# In which steps any minute was sampled, and by which versions. Reads: the primary key of samples.
+# The steps in which any minute was sampled, with the versions of workers.
+# Reads: the primary key of samples.
 SAMPLED: Final[LiteralString] = """
-SELECT minute / %(step)s::integer, string_agg(versions, ', ')
+SELECT minute / %(step)s::integer * %(step)s::integer, string_agg(versions, ', ')
 FROM delayed_queue_sample
 WHERE "pKind" = ''
     AND minute >= %(since)s::integer
@@ -290,8 +282,8 @@ GROUP BY 1
 ORDER BY 1
 """
 
-# The last minute that was sampled, within a day. Not max(): for that PostgreSQL 15 reads all of the
-# day while it takes the table for empty. Reads: the primary key of samples, backwards.
+# The last minute that was sampled, within a day. Not max(): PostgreSQL 15 reads the whole day for
+# it until the table is analyzed. Reads: the primary key of samples, backwards.
 LAST_SAMPLED: Final[LiteralString] = (
     CLOCK
     + """
@@ -308,8 +300,8 @@ FROM clock
 """
 )
 
-# Delete from the rest what is over, at most so many at a time. Reads: the rest, from end to end; it
-# is small.
+# Delete expired samples outside the daily partitions, at most ``limit``.
+# Reads: all of that partition, which is small.
 PRUNE_SAMPLES: Final[LiteralString] = (
     CLOCK
     + """
@@ -328,15 +320,14 @@ SAMPLES_BY_DAY: Final = DailyTable(
     "delayed_queue_sample", "minute", lambda day: day * _MINUTES_A_DAY, PRUNE_SAMPLES
 )
 MAX_LIVE: Final = 10_000
-# Of tables of fewer pages all can be counted; of larger ones so many are looked at.
-# A table of fewer pages has no 10,000 rows: each has 60 bytes or more.
+# Tables of fewer pages are counted, not estimated: at 60 bytes a row they have under 10,000 rows.
 _SMALL_PAGES: Final = 75
-# At most 2.4 MB of each table: some 10 ms.
+# Pages read of a larger table: 2.4 MB, about 10 ms.
 _SAMPLED_PAGES: Final = 300
 
 
 class EstimateRow(NamedTuple):
-    """How many messages of a kind there may be."""
+    """The estimated messages of a kind."""
 
     kind: str
     due: int = 0
@@ -346,14 +337,14 @@ class EstimateRow(NamedTuple):
 
 
 class TakenRow(NamedTuple):
-    """The database's clock, and the minute that was taken, if it was."""
+    """The database's clock, and the minute if this worker took it."""
 
     now: int
     minute: int | None
 
 
 class DepthRow(NamedTuple):
-    """How full a queue was; ``late`` are seconds."""
+    """The depth of a queue; ``late`` is in seconds."""
 
     kind: str
     due: int
@@ -364,7 +355,7 @@ class DepthRow(NamedTuple):
 
 
 class CountsRow(NamedTuple):
-    """What a worker did with a queue's messages; ``times`` is an array as PostgreSQL reads it."""
+    """A worker's counts of a queue; ``times`` is an array literal of PostgreSQL."""
 
     kind: str
     done: int
@@ -373,19 +364,11 @@ class CountsRow(NamedTuple):
     times: str
 
 
-class TrendRow(NamedTuple):
-    """A minute of a queue; NULL where nobody measured."""
+class StepRow(NamedTuple):
+    """A step of a queue: maximum depths (None if not measured), last stored messages, and sums."""
 
     kind: str
     minute: int
-    due: int | None
-    late: int | None
-
-
-class StepRow(NamedTuple):
-    """Some minutes of a queue: the most that it was full, the last that was stored, and sums."""
-
-    step: int
     due: int | None
     scheduled: int | None
     leased: int | None
@@ -398,22 +381,22 @@ class StepRow(NamedTuple):
 
 
 class BucketRow(NamedTuple):
-    """How often a bucket of a histogram was counted in some minutes."""
+    """The count of a histogram's bucket in a step."""
 
-    step: int
+    minute: int
     bucket: int
     number: int
 
 
 class SampledRow(NamedTuple):
-    """Some minutes of which there are samples, and the versions of the workers."""
+    """A step with samples, and the versions of the workers."""
 
-    step: int
+    minute: int
     versions: str | None
 
 
 class Window(NamedTuple):
-    """The minutes from ``since`` to before ``until``, in steps of so many."""
+    """The minutes from ``since`` to before ``until``, in steps of ``step`` minutes."""
 
     since: int
     until: int
@@ -426,14 +409,14 @@ def estimates(*, using: str = db.DEFAULT_ALIAS) -> list[EstimateRow]:
 
 
 def take_minute(age: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> TakenRow:
-    """Try to be the one who measures the minute; ``age`` is how silent a live worker may be."""
+    """Try to take the minute for measuring; ``age`` is the maximum silence of a live worker."""
     params = {"age": age, "limit": MAX_LIVE, "now": now}
     return row_of(TakenRow, db.fetch(using, TAKE_MINUTE, params))
 
 
-def note_depths(minute: int, depths: Sequence[DepthRow], *, using: str = db.DEFAULT_ALIAS) -> None:
+def save_depths(minute: int, depths: Sequence[DepthRow], *, using: str = db.DEFAULT_ALIAS) -> None:
     names = ("kinds", "due", "scheduled", "leased", "dead", "late")
-    db.execute(using, NOTE_DEPTHS, _columns(names, depths) | {"minute": minute})
+    db.execute(using, SAVE_DEPTHS, _columns(names, depths) | {"minute": minute})
 
 
 def add_counts(
@@ -447,15 +430,10 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, A
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def trends(
+def history(
     kinds: Sequence[str], window: Window, *, using: str = db.DEFAULT_ALIAS
-) -> list[TrendRow]:
-    params = {"kinds": list(kinds), "since": window.since, "until": window.until}
-    return rows_of(TrendRow, db.fetch(using, TRENDS, params))
-
-
-def history(kind: str, window: Window, *, using: str = db.DEFAULT_ALIAS) -> list[StepRow]:
-    params = window._asdict() | {"kind": kind}
+) -> list[StepRow]:
+    params = window._asdict() | {"kinds": list(kinds)}
     return rows_of(StepRow, db.fetch(using, HISTORY, params))
 
 
@@ -471,6 +449,6 @@ def sampled(window: Window, *, using: str = db.DEFAULT_ALIAS) -> list[SampledRow
 def last_sampled(
     *, now: int | None = None, using: str = db.DEFAULT_ALIAS
 ) -> tuple[int, int | None]:
-    """Return the minute that it is, and the last of this day of which there are samples."""
+    """Return the current minute, and the last sampled one within a day."""
     ((minute, last),) = db.fetch(using, LAST_SAMPLED, {"now": now})
     return minute, last

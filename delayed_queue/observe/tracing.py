@@ -24,10 +24,9 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 class OpenTelemetryInstrument:
     """Writes the trace context of an offer into its headers, and traces handlers under it.
 
-    A handler's span is linked to the offer's, and its child. ``link=True`` starts a trace of
-    its own instead: for messages so much delayed that no trace stays open for them.
-    Spans have ids and never payloads. ``record_exceptions=False`` leaves out the texts of errors
-    too, and keeps their types.
+    A handler's span is linked to the offer's, and its child. ``link=True`` starts a separate
+    trace instead, for messages with long delays. Spans have ids and never payloads.
+    ``record_exceptions=False`` leaves out the texts of errors and keeps their types.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class OpenTelemetryInstrument:
             kind=SpanKind.PRODUCER,
             attributes={**_destination(queue), **_operation("create", "offer")},
         )
-        # Ended before the message is stored: what it stands for is the message, not the call.
+        # Ended before the message is stored: the span stands for the message, not for the call.
         span.end()
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
@@ -61,7 +60,7 @@ class OpenTelemetryInstrument:
             try:
                 yield
             except BaseException as error:
-                self._note(span, error)
+                self._record(span, error)
                 raise
             span.set_attribute("delayed_queue.outcome", ending(None))
 
@@ -78,8 +77,8 @@ class OpenTelemetryInstrument:
             set_status_on_exception=False,
         )
 
-    def _note(self, span: Span, error: BaseException) -> None:
-        """Note how the handler ended; Snooze and Reject are answers, not errors."""
+    def _record(self, span: Span, error: BaseException) -> None:
+        """Record the outcome of the handler; Snooze and Reject are not errors."""
         outcome = ending(error)
         span.set_attribute("delayed_queue.outcome", outcome)
         if outcome == "failed":
@@ -90,7 +89,7 @@ class OpenTelemetryInstrument:
 
 
 def _carrier(headers: Mapping[str, Any]) -> dict[str, str]:
-    # Headers are any JSON that any service wrote.
+    # Headers may be any JSON of another service.
     return {
         name: value
         for name in _PROPAGATOR.fields

@@ -139,19 +139,19 @@ def samples() -> list[Case]:
     counted["kinds"] = [f"kind-{each}" for each in range(100)]
     measured = {each: [1] * 100 for each in ("due", "scheduled", "leased", "dead", "late")}
     day = {"since": minute - 1440, "until": minute, "step": 15}
-    one = {"kind": "kind-7", **day}
     cost: dict[str, Any] = {"n": 1440, "rows": 2, "buffers": 1, "fixed": 300}
-    hour = {"kinds": ["kind-1", "kind-7"], "since": minute - 60, "until": minute}
+    hour = {"since": minute - 60, "until": minute, "step": 1}
     return [
         Case("TAKE_MINUTE", {"age": 1, "limit": 100, "now": NOW}, {HEARTBEATS, SAMPLES},
              n=100, or_reads={SAMPLES_TABLE}, buffers=20, fixed=100),
-        Case("NOTE_DEPTHS", {"kinds": counted["kinds"], "minute": minute, **measured},
+        Case("SAVE_DEPTHS", {"kinds": counted["kinds"], "minute": minute, **measured},
              {SAMPLES_TABLE}, n=100, buffers=20),
         Case("ADD_COUNTS", counted, {SAMPLES_TABLE}, n=100, rows=8, buffers=20),
-        Case("TRENDS", hour, {SAMPLES}, n=120, rows=3, buffers=1),
-        Case("HISTORY", one, {SAMPLES}, **cost),
+        Case("HISTORY", {"kinds": ["kind-7"], **day}, {SAMPLES}, **cost),
+        Case("HISTORY", {"kinds": ["kind-1", "kind-7"], **hour}, {SAMPLES}, n=120, rows=3,
+             buffers=1),
         # Two buckets a minute.
-        Case("HISTOGRAMS", one, {SAMPLES}, **cost | {"n": 2880}),
+        Case("HISTOGRAMS", {"kind": "kind-7", **day}, {SAMPLES}, **cost | {"n": 2880}),
         Case("SAMPLED", day, {SAMPLES}, **cost),
         Case("LAST_SAMPLED", {"now": NOW}, {SAMPLES}),
         # A hundred pages of fifty rows, which it may sort.
