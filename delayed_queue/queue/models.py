@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.fields import EpochMillisecondField, LongNamedIndex
 from delayed_queue.queue.store.bulk import BulkRunManager
-from delayed_queue.queue.store.claim import ClaimStore, ConsumeStore
+from delayed_queue.queue.store.claim import ClaimStore
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
 from delayed_queue.queue.store.groups import GroupStore
 from delayed_queue.queue.store.inspect import InspectStore
@@ -25,7 +25,6 @@ M = TypeVar("M", bound=models.Model)
 class MessageManager(
     OfferStore,
     ClaimStore,
-    ConsumeStore,
     GroupStore,
     SettleStore,
     InspectStore,

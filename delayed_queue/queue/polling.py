@@ -353,7 +353,7 @@ class Polling(Leasing):
         """Return how long a poller may sleep: to the next due time or the poll interval."""
         horizon = self.poll_interval // MILLISECOND
         next_due = self._repeat(
-            lambda: self._messages.next_due(self.kind, horizon, now=self._now(), using=self.using)
+            lambda: self._messages.next_due([self.kind], horizon, now=self._now(), using=self.using)
         )
         return self.poll_interval.total_seconds() if next_due is None else next_due / 1000
 

@@ -259,11 +259,16 @@ class InMemoryMessages(InMemoryGroups, _Messages):
         return len(self._remove(lambda: self._store.of_kind(kind)))
 
     def next_due(
-        self, kind: str, horizon: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+        self,
+        kinds: Sequence[str],
+        horizon: int,
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
     ) -> int | None:
         at = instant(now)
         with self._store.lock:
-            later = (row.scheduled_at for row in self._store.of_kind(kind))
+            later = (row.scheduled_at for kind in kinds for row in self._store.of_kind(kind))
             return min((due - at for due in later if at < due <= at + horizon), default=None)
 
     def stats(

@@ -34,7 +34,7 @@ from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import (
     LeasedRow,
     RankedRow,
-    claiming,
+    claim_step,
     earliest_first,
     most_urgent_first,
 )
@@ -317,7 +317,7 @@ class ClaimPlan:
         """Claim what a treatment keeps in another kind: nothing there has a group."""
         queue = self.consumer.queue
         lease = queue.lease_duration // MILLISECOND
-        step = claiming(kind, limit, self.lease_id, self.retaken_id, lease)
+        step = claim_step(kind, limit, self.lease_id, self.retaken_id, lease)
         return rows_of(LeasedRow, run(queue.using, [step])[0])
 
     def _claim_of_groups(self, walk: GroupWalk, limit: int) -> GroupClaim:

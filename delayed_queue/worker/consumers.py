@@ -17,13 +17,11 @@ from delayed_queue.observe.history import Tally
 from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.store.claim import (
     NO_FLOOR,
-    claiming,
-    claiming_ranked,
-    looking_ahead,
-    looking_ahead_ranked,
-    trying_alone,
+    claim_step,
+    next_due_step,
+    try_lock_step,
 )
-from delayed_queue.queue.store.limits import reading_rules
+from delayed_queue.queue.store.limits import rules_step
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.worker.store import NOT_SCANNED, SlowestScan
 
@@ -313,7 +311,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self.is_async = self.handler.is_async
-        self.rules = reading_rules(self.queue.kind)
+        self.rules = rules_step(self.queue.kind)
         self.tally = Tally(self.queue.kind)
         self.schedule = ScanSchedule(
             self.queue.poll_interval.total_seconds(), is_dynamic=self.is_dynamic
@@ -360,16 +358,14 @@ class Consumer:
         if not poll.asks_ahead:
             return {"claimed": claim}
         # Only before a sleep is it worth knowing why nothing was found.
-        turn = {"is_alone": trying_alone(self.queue.kind)} if self.is_strict else {}
+        turn = {"is_alone": try_lock_step(self.queue.kind)} if self.is_strict else {}
         return {**turn, "rules": self.rules, **self._ahead(poll), "claimed": claim}
 
     def _ahead(self, poll: Poll) -> dict[str, Step]:
         horizon = self.queue.poll_interval // MILLISECOND
         if not poll.asks_ahead:
             return {}
-        if poll.kinds:
-            return {"next_due_in": looking_ahead_ranked(poll.kinds, horizon)}
-        return {"next_due_in": looking_ahead(self.queue.kind, horizon)}
+        return {"next_due_in": next_due_step(poll.kinds or [self.queue.kind], horizon)}
 
     @property
     def ahead_share(self) -> float:
@@ -394,12 +390,8 @@ class Consumer:
 
     def _claim(self, poll: Poll, lease_id: str, retaken_id: str) -> Step:
         lease = self.queue.lease_duration // MILLISECOND
-        if poll.kinds:
-            return claiming_ranked(
-                self.queue.kind, poll.kinds, poll.limit, lease_id, retaken_id, lease
-            )  # fmt: skip
-        return claiming(
-            self.queue.kind, poll.limit, lease_id, retaken_id, lease,
+        return claim_step(
+            self.queue.kind, poll.limit, lease_id, retaken_id, lease, kinds=poll.kinds,
             floor=poll.position, floor_id=poll.first_id, strict=self.is_strict,
         )  # fmt: skip
 

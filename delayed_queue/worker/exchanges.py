@@ -22,7 +22,7 @@ from delayed_queue.db.sql import Row, Step
 from delayed_queue.db.statements import Sent, run
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import storable
-from delayed_queue.queue.store.claim import limiting_waits
+from delayed_queue.queue.store.claim import limit_waits_step
 from delayed_queue.queue.store.settle import returning_leases
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
@@ -120,7 +120,7 @@ class Exchange:
         steps = [returning_leases(*zip(*returned, strict=True))] if returned else []
         steps += [each.step for each in self.settlements]
         # Claims pass over what others hold, but these would wait for it.
-        waits = [limiting_waits(LOCK_WAIT_MS)] if steps else []
+        waits = [limit_waits_step(LOCK_WAIT_MS)] if steps else []
         self._unread = len(waits) + bool(returned)
         claim = [] if self.plan is None else self.plan.steps
         return [*waits, *steps, *claim], channels_of(self.settlements)

@@ -82,7 +82,7 @@ WHERE id = ANY (ARRAY(
 
 # For each queue name, the number of workers that serve it and have beaten within the age, and how
 # many messages per second they have handled of late. Of so many workers at most; the limit is one
-# that the planner cannot see, for the reason given at _EARLIEST_DUE. Reads: worker_heartbeat.
+# that the planner cannot see, as in select_due. Reads: worker_heartbeat.
 THROUGHPUT: Final[LiteralString] = (
     CLOCK
     + """,

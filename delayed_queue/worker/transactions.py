@@ -140,7 +140,7 @@ class TransactionalRun(Run):
         self._began_at = to_milliseconds(database_now(queue.using))
         if self.poll.asks_ahead:
             horizon = queue.poll_interval // MILLISECOND
-            self._next_due_in = Message.objects.next_due(queue.kind, horizon, using=queue.using)
+            self._next_due_in = Message.objects.next_due([queue.kind], horizon, using=queue.using)
         ends_at = time.monotonic() + GO_ON_SECONDS
         while True:
             self._take()

@@ -109,17 +109,6 @@ def dead_and_next_jobs() -> list[Case]:
             for after in (0, 1000)
             for limit in (10, 1000)
         ),
-        *(
-            Case(
-                "NEXT_JOB", {"kinds": kinds, "horizon": horizon, "now": now}, {DUE}, n=len(kinds),
-                rows=1,
-            )
-            for horizon in (3_000, LEASE)
-            for kinds, now in (
-                (["bulk|json", "bulk#1|json"], NOW - 60_001), (["scheduled|json"], NOW),
-                (["mixed|json", "leased|json"], NOW),
-            )
-        ),
         Case("READ_DEAD_JOB", {"id": 5}, {DEAD_PRIMARY}),
         *(
             # The rows of its two CTEs may be joined by nested loops, in memory.

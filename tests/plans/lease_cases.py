@@ -10,7 +10,7 @@ from tests.plans.conftest import NOW
 
 
 def claims() -> list[Case]:
-    return [*taken(), Case("TRY_ALONE", {"kind": "bulk|json"}, set(), rows=0), *next_due()]
+    return [*taken(), Case("TRY_LOCK", {"kind": "bulk|json"}, set(), rows=0), *next_due()]
 
 
 def taken() -> list[Case]:
@@ -48,13 +48,21 @@ def next_due() -> list[Case]:
             for floor, horizon in ((NO_FLOOR, 3_000), (NOW - 150_000, 10_000))
         ),
         *(
-            Case("NEXT_DUE", {"kind": kind, "now": now, "horizon": horizon}, {DUE}, rows=1)
+            Case(
+                "NEXT_DUE", {"kinds": kinds, "now": now, "horizon": horizon}, {DUE}, n=len(kinds),
+                rows=1,
+            )
             for horizon in (3_000, LEASE)
             # The bulk is 100,000 messages that are all next.
-            for kind, now in (
-                ("bulk|json", NOW - 60_001), ("scheduled|json", NOW), ("mixed|json", NOW),
-                ("leased|json", NOW),
+            for kinds, now in (
+                (["bulk|json"], NOW - 60_001), (["scheduled|json"], NOW), (["mixed|json"], NOW),
+                (["leased|json"], NOW), (["bulk|json", "bulk#1|json"], NOW - 60_001),
+                (["mixed|json", "leased|json"], NOW),
             )
+        ),
+        Case(
+            "NEXT_DUE", {"kinds": ["bulk!7|json", "due|json", "bulk|json"], "horizon": 3000,
+            "now": NOW}, {DUE}, n=3, rows=3,
         ),
     ]  # fmt: skip
 

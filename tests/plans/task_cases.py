@@ -68,5 +68,4 @@ def tasks() -> list[Case]:
             rows=2, scans={TABLE},
         ),
         Case("CLAIM_RANKED", ranked | {"limit": 100}, {DUE, PAUSES, PRIMARY}, n=100, **cost),
-        Case("NEXT_DUE_RANKED", {"kinds": kinds, "horizon": 3000, "now": NOW}, {DUE}, n=3, rows=3),
     ]  # fmt: skip

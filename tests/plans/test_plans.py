@@ -31,13 +31,13 @@ DEAR: Final = {"FIND_RESULT", "REDRIVE"}
 WALKS: Final = {
     "CLAIM", "CLAIM_STRICT", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS",
     "DEAD_LETTER_KINDS", "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS",
-    "PEEK_JOBS", "NEXT_JOB", "DEFERRED_JOBS", "NEXT_DUE_OF_KINDS", "LEASE_DUE",
+    "PEEK_JOBS", "DEFERRED_JOBS", "NEXT_DUE_OF_KINDS", "LEASE_DUE",
 }  # fmt: skip
 
 # These meet the dead versions that rolled-back claims leave behind everything else; the first walk
 # marks them, and the second one passes them by.
 WALKS_BEHIND: Final = {
-    "CLAIM", "NEXT_DUE", "NEXT_DUE_OF_KINDS", "NEXT_JOB", "STATS", "OVERVIEW", "KINDS",
+    "CLAIM", "NEXT_DUE", "NEXT_DUE_OF_KINDS", "STATS", "OVERVIEW", "KINDS",
     "PEEK_JOBS", "ID_RANGE",
 }  # fmt: skip
 

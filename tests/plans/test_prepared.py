@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.db.own import using_own_connection
 from delayed_queue.db.statements import run
-from delayed_queue.queue.store.claim import claiming
+from delayed_queue.queue.store.claim import claim_step
 from delayed_queue.queue.store.settle import (
     acknowledging_leases,
     acknowledging_members,
@@ -151,7 +151,7 @@ def turn(lease_id: str, ids: list[int]) -> list[int]:
             acknowledging_leases(["gone"]),
             acknowledging_members(["first"], ids[:50]),
             returning_leases(["unanswered"]),
-            claiming("orders|json", 100, lease_id, lease_id, 60_000),
+            claim_step("orders|json", 100, lease_id, lease_id, 60_000),
         ],
     )
     assert len(answers[1]) == len(ids[:50])

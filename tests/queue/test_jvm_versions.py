@@ -33,7 +33,7 @@ from delayed_queue.http.jobs.jobs import Answer, IfExists
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queue.store.claim import TRY_ALONE
+from delayed_queue.queue.store.claim import TRY_LOCK
 from delayed_queue.spark.store.streaming import LEASE_DUE, READ_LEASED, READ_RANGE
 from delayed_queue.testing import ManualClock, assert_dead, assert_offered
 from tests.queue.contract.support import HOUR, MILLISECOND, MINUTE, leased
@@ -171,7 +171,7 @@ class TestTheirNewVersion:
             "my-queue", codec="text", kind=KIND, clock=queue.clock, claim="strict"
         )
         with raw_connection() as admin, admin.transaction():
-            admin.execute(TRY_ALONE, {"kind": KIND})
+            admin.execute(TRY_LOCK, {"kind": KIND})
             with calling(strict.try_poll) as claim:
                 wait_until_blocked(jvm.session, claim)
                 assert jvm.offer("key-1", "new") == "Updated"

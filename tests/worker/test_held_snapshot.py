@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from delayed_queue.models import Worker
-from delayed_queue.queue.store.claim import NO_FLOOR, claiming
+from delayed_queue.queue.store.claim import NO_FLOOR, claim_step
 from delayed_queue.worker.heartbeat import Heartbeat
 from tests.plans.case import PRIMARY
 from tests.plans.explain import explain
@@ -90,7 +90,7 @@ def test_what_is_offered_after_a_vacuum_of_the_drained_table_is_leased_by_its_id
     generic: bool,
 ) -> None:
     """It counts as empty from then on, and a full index as one page."""
-    step = claiming("orders|json", FEW, "own", "taken", 60_000)
+    step = claim_step("orders|json", FEW, "own", "taken", 60_000)
     with raw_connection() as own:
         own.execute(_FILL, {"count": OF_BULK, "ago": 0, "apart": 0})
         own.execute("DELETE FROM delayed_queue")
@@ -128,5 +128,7 @@ def pages_of_a_claim(
     first_id: int = 0,
     limit: int = BATCH,
 ) -> int:
-    step = claiming("orders|json", limit, "own", "taken", 60_000, floor=position, floor_id=first_id)
+    step = claim_step(
+        "orders|json", limit, "own", "taken", 60_000, floor=position, floor_id=first_id
+    )
     return explain(connection, *step, generic=False).buffers

@@ -52,7 +52,6 @@ from delayed_queue.http.jobs.jobs import (
 )
 from delayed_queue.http.jobs.kinds import Way, check_topic, kinds_of_topic, topic_kind
 from delayed_queue.http.models import Topic
-from delayed_queue.http.store.consuming import PoppedRow
 from delayed_queue.http.store.finding import JobRow
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND, from_milliseconds
@@ -68,8 +67,6 @@ EXPIRED: Final = "the lease expired"
 EXHAUSTED: Final = "attempts exhausted"
 # How long a pop waits for another claim of a topic with limits, in milliseconds.
 _TURN_WAIT_MS: Final = 1_000
-
-AnyRow = PoppedRow | LeasedRow
 
 
 def pop_jobs(
@@ -124,7 +121,7 @@ def _kinds_to_pop(topic: str, shards: int, shard: int | None) -> list[str]:
 
 def _take(
     kinds: Sequence[str], limit: int, topic: TopicRow, ttr: timedelta | None, using: str
-) -> tuple[str, Sequence[AnyRow]]:
+) -> tuple[str, list[LeasedRow]]:
     token, rows = repeat(using, partial(_pop, kinds, limit, topic, ttr, using))
     limited = limited_topic(topic.name, using)
     if rows or limited.kind not in kinds or not limited.is_limited():
@@ -134,7 +131,7 @@ def _take(
 
 def _pop(
     kinds: Sequence[str], limit: int, topic: TopicRow, ttr: timedelta | None, using: str
-) -> tuple[str, list[PoppedRow]]:
+) -> tuple[str, list[LeasedRow]]:
     # A new lease for each try, as in a poll.
     token = str(uuid4())
     rows = Topic.objects.pop(
@@ -217,7 +214,7 @@ def limited_topic(topic: str, using: str) -> LimitedTopic:
     return LimitedTopic(topic, using)
 
 
-def _open(row: AnyRow, token: str, topic: TopicRow, using: str) -> PoppedJob | None:
+def _open(row: LeasedRow, token: str, topic: TopicRow, using: str) -> PoppedJob | None:
     """Return the job; None when it became a dead letter instead of another attempt."""
     headers = read_headers(row.headers)
     attempt = initial_retry(headers) + row.attempts
@@ -248,7 +245,7 @@ def seconds_to_next_job(
 ) -> float:
     """Return how long a consumer may sleep: to the next due time, permit or poll interval."""
     interval = get_settings().POLL_INTERVAL
-    next_due = partial(Topic.objects.next_due, kinds, interval // MILLISECOND, using=using)
+    next_due = partial(Message.objects.next_due, kinds, interval // MILLISECOND, using=using)
     wait = repeat(using, next_due)
     seconds = interval.total_seconds() if wait is None else wait / 1000
     return min(seconds, limited_topic(topic, using).permit_in())

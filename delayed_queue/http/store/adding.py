@@ -13,7 +13,7 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.db.sql import CLOCK, KEPT_BEHIND, Step, array_of, beside
 from delayed_queue.db.statements import fetch_all_and_notify
 from delayed_queue.http.store.topics import LOCK_JOBS, TopicRow
-from delayed_queue.queue.store.claim import limiting_waits
+from delayed_queue.queue.store.claim import limit_waits_step
 from delayed_queue.queue.store.fragments import REPLACE, TELL_HOLDER
 from delayed_queue.queue.store.offer import Offered
 
@@ -222,7 +222,7 @@ class AddStore:
             _adding(topic, jobs, places, can_update=can_update),
         ]
         if can_update:
-            settings = [] if timeout is None else [limiting_waits(timeout)]
+            settings = [] if timeout is None else [limit_waits_step(timeout)]
         else:
             settings = [keeping_plans(timeout)]
         *_, answer = fetch_all_and_notify(using, steps, channels, settings=settings)

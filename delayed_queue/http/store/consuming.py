@@ -7,26 +7,19 @@ from typing import Final, LiteralString, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.db.sql import CLOCK, column_of, rows_of, value_of
-from delayed_queue.db.statements import (
-    fetch,
-)
+from delayed_queue.db.sql import CLOCK, column_of, rows_of
+from delayed_queue.db.statements import fetch
 from delayed_queue.http.jobs.kinds import PLACES
-from delayed_queue.queue.store.fragments import (
-    DELIVERED,
+from delayed_queue.queue.store.claim import (
+    LeasedRow,
+    earliest_first,
+    lease_due,
+    select_due_of_kinds,
 )
+from delayed_queue.queue.store.fragments import LEASED_COLUMNS
 
-# Lease due jobs of several kinds, from the first kind that has some on. The loop over the kinds
-# stops as soon as the limit is reached, so rows of later kinds are neither read nor locked.
-# A job may carry its own ttr in seconds; %(ttr)s in milliseconds takes its place.
-# Reads: as CLAIM, one descent for each kind.
-POP_JOBS: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue
-SET "lockUuid" = %(lease_id)s::varchar,
-    "dueAt" = "scheduledAt",
-    "scheduledAt" = (SELECT now FROM clock) + COALESCE(
+# A job may carry its own ttr in seconds; %(ttr)s in milliseconds takes precedence.
+_TTR: Final[LiteralString] = """COALESCE(
         %(ttr)s::bigint,
         CASE
             WHEN "versionAt" <> "createdAt" THEN NULL
@@ -34,33 +27,15 @@ SET "lockUuid" = %(lease_id)s::varchar,
             THEN LEAST(GREATEST((headers ->> 'ttr')::numeric * 1000, 1), 86400000)::bigint
         END,
         %(default_ttr)s::bigint
-    ),
-    """
-    + DELIVERED
-    + """
-WHERE id = ANY (ARRAY(
-    SELECT due.id
-    FROM unnest(%(kinds)b::text[]) AS queue (kind)
-    CROSS JOIN LATERAL (
-        SELECT id
-        FROM (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKind" = queue.kind
-                AND "scheduledAt" <= (SELECT now FROM clock)
-                AND NOT EXISTS (
-                    SELECT 1 FROM delayed_queue_limit WHERE "pKind" = queue.kind
-                )
-            ORDER BY "scheduledAt", id
-            LIMIT (SELECT %(limit)s::integer)
-            FOR UPDATE SKIP LOCKED
-        ) AS earliest
-        LIMIT %(limit)s::integer
-    ) AS due
-    LIMIT %(limit)s::integer
-))
-RETURNING id, "pKey", payload, "dueAt", "scheduledAt", attempts, headers::text, "group"
-"""
+    )"""
+
+# Lease due jobs of several kinds, everything of the first kind before the next.
+# Reads: as CLAIM, one descent for each kind.
+POP_JOBS: Final[LiteralString] = CLOCK + lease_due(
+    select_due_of_kinds(limited="asked.kind"),
+    lease_id="%(lease_id)s::varchar",
+    lease=_TTR,
+    returning=f"""{LEASED_COLUMNS}, false, "group\"""",
 )
 
 # Have members of a lease held for as long as each says, from now on: longer or shorter.
@@ -74,25 +49,6 @@ SET "scheduledAt" = (SELECT now FROM clock)
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = ANY (ARRAY[%(lease_id)s::varchar])
 RETURNING id, "scheduledAt"
-"""
-)
-
-# NEXT_DUE for several kinds: the earliest, or NULL.
-# Reads: delayed_queue__KindPlusScheduledAtIndex, one descent for each kind.
-NEXT_JOB: Final[LiteralString] = (
-    CLOCK
-    + """
-SELECT min(next."scheduledAt") - (SELECT now FROM clock)
-FROM unnest(%(kinds)b::text[]) AS queue (kind)
-CROSS JOIN LATERAL (
-    SELECT "scheduledAt"
-    FROM delayed_queue
-    WHERE "pKind" = queue.kind
-        AND "scheduledAt" > (SELECT now FROM clock)
-        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
-    ORDER BY "scheduledAt", id
-    LIMIT 1
-) AS next
 """
 )
 
@@ -186,19 +142,6 @@ RETURNING id
 )
 
 
-class PoppedRow(NamedTuple):
-    """A job under a new lease."""
-
-    id: int
-    key: str
-    payload: bytes
-    due_at: int
-    leased_until: int
-    attempts: int
-    headers: str | None
-    group: str | None
-
-
 class DeferredRow(NamedTuple):
     """A message ahead; ``url`` is None for one that was not deferred."""
 
@@ -220,14 +163,13 @@ class ConsumeStore:
         default_ttr: int,
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
-    ) -> list[PoppedRow]:
+    ) -> list[LeasedRow]:
         """Lease due jobs of the kinds, from the first that has some on; earliest first."""
         params = {
             "kinds": list(kinds), "limit": limit, "lease_id": lease_id, "ttr": ttr,
             "default_ttr": default_ttr, "now": now,
         }  # fmt: skip
-        rows = map(PoppedRow._make, fetch(using, POP_JOBS, params))
-        return sorted(rows, key=lambda row: (row.due_at, row.id))
+        return earliest_first(rows_of(LeasedRow, fetch(using, POP_JOBS, params)))
 
     def hold_for(
         self, lease_id: str, ttrs: Mapping[int, int], *, using: str = DEFAULT_DB_ALIAS
@@ -237,14 +179,6 @@ class ConsumeStore:
             "lease_id": lease_id, "ids": list(ttrs), "ttrs": list(ttrs.values()), "now": None,
         }  # fmt: skip
         return dict(fetch(using, HOLD_FOR, params))
-
-    def next_due(
-        self, kinds: Sequence[str], horizon: int, *, using: str = DEFAULT_DB_ALIAS
-    ) -> int | None:
-        """Return the milliseconds until the next job, if one falls due within the horizon."""
-        params = {"kinds": list(kinds), "horizon": horizon, "now": None}
-        found: int | None = value_of(fetch(using, NEXT_JOB, params))
-        return found
 
     def finish(
         self,

@@ -28,9 +28,7 @@ _GROUP: Final[LiteralString] = """%(fingerprint)s::text, %(kind)s::text"""
 # Two that begin at the same moment over one group meet in the unique index; those over a queue and
 # a group of it may both begin, and each letter is then had by whichever locks it first.
 # Reads: bulk_run_in_progress.
-START_RUN: Final[LiteralString] = (
-    CLOCK
-    + """
+START_RUN: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_bulk_run (
     action, "pKind", fingerprint, reason, "keyFrom", "keyBefore", pace, most, canary,
     "canaryDeaths", "lastDiedAt", "diedUntil", "newestId", total, "isTotalCut", "startedBy", why,
@@ -52,14 +50,11 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING
 RETURNING id
 """
-)
 
 # Lock the run whose turn it is, to the end of the transaction; one that another worker has is
 # passed over. What it does commits with how far it is, so a kill loses nothing and repeats nothing.
 # Reads: bulk_run_next.
-LOCK_RUN: Final[LiteralString] = (
-    CLOCK
-    + """
+LOCK_RUN: Final[LiteralString] = f"""{CLOCK}
 SELECT
     id, action, "pKind", fingerprint, reason, "keyFrom", "keyBefore", pace, most, canary,
     "canaryDeaths", "isCanaryOver", "canaryKeys"::text, "diedUntil", "newestId", "lastDiedAt",
@@ -71,12 +66,9 @@ ORDER BY "nextAt", id
 LIMIT 1
 FOR UPDATE SKIP LOCKED
 """
-)
 
 # Milliseconds until a run has its turn; NULL when none is running. Reads: bulk_run_next.
-NEXT_RUN: Final[LiteralString] = (
-    CLOCK
-    + """
+NEXT_RUN: Final[LiteralString] = f"""{CLOCK}
 SELECT (
     SELECT "nextAt" - (SELECT now FROM clock)
     FROM delayed_queue_bulk_run
@@ -85,13 +77,10 @@ SELECT (
     LIMIT 1
 )
 """
-)
 
 # The next turn is counted from when this one was due, so that a pace is kept though turns take
 # time; a second is caught up at most. Reads: the primary key.
-ADVANCE_RUN: Final[LiteralString] = (
-    CLOCK
-    + """
+ADVANCE_RUN: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue_bulk_run
 SET "lastDiedAt" = %(last_died_at)s::bigint,
     "lastId" = %(last_id)s::bigint,
@@ -105,13 +94,10 @@ SET "lastDiedAt" = %(last_died_at)s::bigint,
     "endedAt" = CASE WHEN %(state)s::text <> 'running' THEN (SELECT now FROM clock) END
 WHERE id = %(id)s::bigint
 """
-)
 
 # Pause, resume or cancel; waits for the batch that a worker is at. No row: it is not in such a
 # state any more. Reads: the primary key.
-SWITCH_RUN: Final[LiteralString] = (
-    CLOCK
-    + """
+SWITCH_RUN: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue_bulk_run
 SET state = %(state)s::text,
     "nextAt" = (SELECT now FROM clock),
@@ -120,7 +106,6 @@ WHERE id = %(id)s::bigint
     AND state = ANY (%(states)b::text[])
 RETURNING id
 """
-)
 
 
 # What is meant among the letters of that place; a NULL leaves it open, for these are strict.
@@ -130,8 +115,7 @@ _MEANT: Final[LiteralString] = """COALESCE(starts_with(reason, %(reason)s::text)
 
 
 def _preview(columns: LiteralString, place: LiteralString) -> LiteralString:
-    return (
-        """
+    return f"""
 SELECT
     count(*), count(*) FILTER (WHERE is_meant),
     COALESCE((SELECT max(id) FROM delayed_queue_dead_letter), 0)
@@ -139,47 +123,27 @@ FROM (
     SELECT is_meant
     FROM (
         SELECT
-            """
-        + _MEANT
-        + """ AS is_meant
+            {_MEANT} AS is_meant
         FROM delayed_queue_dead_letter
-        WHERE """
-        + _between(columns, place, """%(since)s::bigint, 0""")
-        + """
-        ORDER BY """
-        + columns
-        + """
+        WHERE {_between(columns, place, '''%(since)s::bigint, 0''')}
+        ORDER BY {columns}
         LIMIT (SELECT %(cap)s::integer)
     ) AS all_there
     LIMIT %(cap)s::integer
 ) AS counted
 """
-    )
 
 
 def _between(columns: LiteralString, place: LiteralString, after: LiteralString) -> LiteralString:
-    return (
-        """("""
-        + columns
-        + """) > ("""
-        + place
-        + """, """
-        + after
-        + """)
-            AND ("""
-        + columns
-        + """) <= ("""
-        + place
-        + """, %(until)s::bigint, 9223372036854775807)"""
-    )
+    return f"""({columns}) > ({place}, {after})
+            AND ({columns}) <= ({place}, %(until)s::bigint, 9223372036854775807)"""
 
 
 # The next letters of a run, in the order of their deaths, also those that it passes over, so that a
 # page is bounded whatever the filter. Of each: NULL when it is not meant, else whether it is the
 # newest of its key among those that are. What died after the preview has a higher id.
 def _next(columns: LiteralString, place: LiteralString) -> LiteralString:
-    return (
-        """
+    return f"""
 SELECT
     id, "pKey", "diedAt", fingerprint,
     CASE WHEN is_meant
@@ -198,23 +162,16 @@ FROM (
         SELECT
             id, "pKey", "diedAt", fingerprint,
             id <= %(newest)s::bigint
-            AND """
-        + _MEANT
-        + """ AS is_meant
+            AND {_MEANT} AS is_meant
         FROM delayed_queue_dead_letter
-        WHERE """
-        + _between(columns, place, """%(after_at)s::bigint, %(after)s::bigint""")
-        + """
-        ORDER BY """
-        + columns
-        + """
+        WHERE {_between(columns, place, '''%(after_at)s::bigint, %(after)s::bigint''')}
+        ORDER BY {columns}
         LIMIT (SELECT %(limit)s::integer)
     ) AS next
     LIMIT %(limit)s::integer
 ) AS page
 ORDER BY "diedAt", id
 """
-    )
 
 
 # How many letters a run would take, counted so far, and the newest id.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple, TypeVar
 
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, rows_of, value_of
@@ -14,121 +14,131 @@ from delayed_queue.queue.store.fragments import (
     HEADERS,
     KIND_LOCK,
     LAST_ERROR,
-    LEASED,
-    LEASING,
+    LEASED_COLUMNS,
+    TAKEN_OVER,
 )
 
 if TYPE_CHECKING:
     from delayed_queue.db.sql import Step
 
 
-# Lock the earliest due messages, passing rows that others hold (Q17), and return their ids.
-# Two equal limits, against two mistakes of the planner. One it cannot see, (SELECT …), it takes
-# for a tenth of the rows: on a table never analyzed it expects so few that it would rather sort
-# all that are due than walk the index. One it can see tells it how few are wanted of a table
-# larger than the cache, where a tenth would be worth a sort. The inner one locks the rows.
-# "floor" and "floor_id" let a caller who knows that nothing earlier is left skip deleted entries:
-# while any session holds an old snapshot, the index keeps an entry for each, and a claim from the
-# start would read them all again. The id is for those of one instant, as a bulk import has them.
-# Whether the queue is paused does not depend on the row: it is asked once, before the first.
-# Reads: delayed_queue__KindPlusScheduledAtIndex in order, so no sort and no more rows than n;
-# limit_kind_group, or the one page of that table.
-_SELECTED: Final[LiteralString] = """
+def select_due(
+    *,
+    kind: LiteralString = "%(kind)s",
+    limited: LiteralString = "%(kind)s",
+    until: LiteralString = "now",
+    where: LiteralString = "",
+) -> LiteralString:
+    """Return a SELECT that locks the earliest due messages of a kind and returns their ids.
+
+    It skips rows that others hold (Q17), and finds nothing while ``limited`` is paused or limited.
+    Each of the two equal limits prevents a sort of all that is due. The hidden one, ``(SELECT …)``,
+    is for a table that was never analyzed, the visible one for a table larger than the cache.
+    Reads: delayed_queue__KindPlusScheduledAtIndex in order; limit_kind_group once.
+    """
+    return f"""
+    SELECT id
+    FROM (
         SELECT id
-        FROM (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND ("scheduledAt", id) >= (%(floor)s::bigint, %(floor_id)s::bigint)
-                AND "scheduledAt" <= (SELECT now FROM clock)
-                AND NOT EXISTS (SELECT 1 FROM delayed_queue_limit WHERE "pKind" = %(kind)s)"""
-_IN_ORDER: Final[LiteralString] = """
-            ORDER BY "scheduledAt", id
-            LIMIT (SELECT %(limit)s::integer)
-            FOR UPDATE SKIP LOCKED
-        ) AS due
-        LIMIT %(limit)s::integer"""
-_EARLIEST_DUE: Final[LiteralString] = _SELECTED + _IN_ORDER
+        FROM delayed_queue
+        WHERE "pKind" = {kind}{where}
+            AND "scheduledAt" <= (SELECT {until} FROM clock)
+            AND NOT EXISTS (SELECT 1 FROM delayed_queue_limit WHERE "pKind" = {limited})
+        ORDER BY "scheduledAt", id
+        LIMIT (SELECT %(limit)s::integer)
+        FOR UPDATE SKIP LOCKED
+    ) AS due
+    LIMIT %(limit)s::integer"""
 
-# Only once nobody else is claiming: waited for, or else no row is found. An InitPlan that is run
-# before the first row is read. The snapshot is older than the lock, which does no harm: a row
-# that the holder before us leased meanwhile is looked at again in its newest version when it is
-# locked, and is not due any more; it does not count for the limit.
-_ALONE: Final[LiteralString] = (
+
+def select_due_of_kinds(*, limited: LiteralString) -> LiteralString:
+    """Return a SELECT as ``select_due`` for several kinds, everything of one before the next.
+
+    The loop over the kinds stops at the limit, so rows of later kinds are neither read nor locked.
     """
-                AND (
-                    SELECT CASE
-                        WHEN %(waits)s::boolean THEN pg_advisory_xact_lock("""
-    + KIND_LOCK
-    + """) IS NOT NULL
-                        ELSE pg_try_advisory_xact_lock("""
-    + KIND_LOCK
-    + """)
-                    END
-                )"""
-)
+    return f"""
+    SELECT due.id
+    FROM unnest(%(kinds)b::text[]) AS asked (kind)
+    CROSS JOIN LATERAL ({select_due(kind="asked.kind", limited=limited)}
+    ) AS due
+    LIMIT %(limit)s::integer"""
 
-# Lease the earliest due messages. The inner select is an ARRAY(...) InitPlan, so it runs once
-# and its LIMIT holds under every plan; as `id IN (SELECT …)` a nested loop may run it again and
-# lease more than the limit (Q18). "dueAt" keeps the time the lease overwrites, for the order of
-# the answer and for lateness. A message whose last lease ran out unsettled may have killed its
-# worker: it gets a lease id of its own, by which a worker keeps it apart.
-# The rows come in no order: sorting them is cheaper for the caller than a CTE is here.
-# Reads: as _EARLIEST_DUE, then the primary key.
-CLAIM: Final[LiteralString] = LEASING + _EARLIEST_DUE + LEASED
 
-# The same, and no two at a time: of two claims of two that meet two messages, CLAIM may give
-# each one, because each passes over what the other has just locked; here one gets both and the
-# other none (N6). Still one statement. Reads: as CLAIM.
-CLAIM_STRICT: Final[LiteralString] = LEASING + _SELECTED + _ALONE + _IN_ORDER + LEASED
+_RETAKEN: Final[LiteralString] = """"lockUuid" = %(retaken_id)s::varchar"""
 
-# The same for several kinds by rank: what is due in one is taken before anything
-# of the next. One descent for each kind, and no more rows than the limit. A pause of the
-# first kind holds for all of them.
-# Reads: as CLAIM, for each kind.
-CLAIM_RANKED: Final[LiteralString] = (
-    LEASING
-    + """
-        SELECT due.id
-        FROM unnest(%(kinds)b::text[]) WITH ORDINALITY AS asked (kind, rank)
-        CROSS JOIN LATERAL (
-            SELECT id
-            FROM (
-                SELECT id
-                FROM delayed_queue
-                WHERE "pKind" = asked.kind
-                    AND "scheduledAt" <= (SELECT now FROM clock)
-                    AND NOT EXISTS (SELECT 1 FROM delayed_queue_limit WHERE "pKind" = %(kind)s)"""
-    + _IN_ORDER
-    + """
-        ) AS due
-        LIMIT %(limit)s::integer"""
-    + """
+
+def lease_due(
+    due: LiteralString,
+    *,
+    lease_id: LiteralString = """CASE
+        WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
+    END""",
+    lease: LiteralString = "%(lease)s::bigint",
+    returning: LiteralString = f"""{LEASED_COLUMNS}, {_RETAKEN}, "group\"""",
+) -> LiteralString:
+    """Return an UPDATE that leases the messages whose ids ``due`` selects, in no order.
+
+    The ids are an ARRAY(…) InitPlan, which runs once, so the limit holds under every plan; as
+    ``id IN (SELECT …)`` a nested loop may run it again and lease more (Q18). "dueAt" keeps the time
+    that the lease overwrites. A message whose last lease ran out unsettled may have killed its
+    worker: its lease gets an id of its own.
+    Reads: as ``due``, then the primary key.
+    """
+    return f"""
+UPDATE delayed_queue
+SET "lockUuid" = {lease_id},
+    "dueAt" = "scheduledAt",
+    "scheduledAt" = (SELECT now FROM clock) + {lease},
+    attempts = {ATTEMPTS} + 1,
+    {TAKEN_OVER}
+WHERE id = ANY (ARRAY({due}
 ))
-RETURNING
-    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
-    headers::text, "lockUuid" = %(retaken_id)s::varchar,
-    array_position(%(kinds)b::text[], "pKind"::text), "group"
+RETURNING {returning}
 """
+
+
+# With a floor a claim skips index entries of deleted messages: the caller knows that nothing
+# earlier is left, and an old snapshot keeps every entry.
+_FLOOR: Final[LiteralString] = """
+            AND ("scheduledAt", id) >= (%(floor)s::bigint, %(floor_id)s::bigint)"""
+
+# The claim waits for the lock of the kind, or finds nothing while another claim holds it. The lock
+# is taken before the first row is read. A row that the holder before has leased is checked again
+# when it is locked, so an older snapshot does no harm.
+_ALONE: Final[LiteralString] = f"""
+            AND (
+                SELECT CASE
+                    WHEN %(waits)s::boolean THEN pg_advisory_xact_lock({KIND_LOCK}) IS NOT NULL
+                    ELSE pg_try_advisory_xact_lock({KIND_LOCK})
+                END
+            )"""
+
+# Lease the earliest due messages from the floor on. Reads: as select_due and lease_due.
+CLAIM: Final[LiteralString] = CLOCK + lease_due(select_due(where=_FLOOR))
+
+# As CLAIM, one claim of a kind at a time. Two of CLAIM that meet two messages may get one each
+# (N6).
+# Reads: as CLAIM.
+CLAIM_STRICT: Final[LiteralString] = CLOCK + lease_due(select_due(where=_FLOOR + _ALONE))
+
+# As CLAIM for several kinds by rank. A pause of %(kind)s holds for all of them.
+# Reads: as CLAIM, for each kind.
+CLAIM_RANKED: Final[LiteralString] = CLOCK + lease_due(
+    select_due_of_kinds(limited="%(kind)s"),
+    returning=f"""{LEASED_COLUMNS}, {_RETAKEN}, "group",
+    array_position(%(kinds)b::text[], "pKind"::text)""",
 )
 
-# Whether a strict claim may be made now; then the lock is ours until the transaction ends, and
-# CLAIM_STRICT takes it again. For callers that must tell "nothing is due" from "not my turn".
-TRY_ALONE: Final[LiteralString] = (
-    """
-SELECT pg_try_advisory_xact_lock("""
-    + KIND_LOCK
-    + """)
+# Take the lock of CLAIM_STRICT until the end of the transaction, if it is free. A caller learns by
+# it whether nothing is due or another claim is under way. Reads: nothing.
+TRY_LOCK: Final[LiteralString] = f"""
+SELECT pg_try_advisory_xact_lock({KIND_LOCK})
 """
-)
 
-# For each of the kinds that has a message within the horizon, from its floor on: the milliseconds
-# until the earliest is due, none or fewer when it is. One descent for each kind, for workers that
-# watch many queues of which most have nothing.
+# For each kind with a message within the horizon, from its floor on: the milliseconds until the
+# earliest is due, at most 0 when it is. One descent of the index for each kind.
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
-NEXT_DUE_OF_KINDS: Final[LiteralString] = (
-    CLOCK
-    + """
+NEXT_DUE_OF_KINDS: Final[LiteralString] = f"""{CLOCK}
 SELECT asked.kind, earliest.due_at - (SELECT now FROM clock)
 FROM unnest(%(kinds)b::text[], %(floors)b::bigint[]) AS asked (kind, floor)
 CROSS JOIN LATERAL (
@@ -141,30 +151,12 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) AS earliest
 """
-)
 
-# Milliseconds until the next message that is not yet due; no row when none is within the
-# horizon, beyond which nobody asks: leases of handled messages leave entries there that are
-# dead, and under an old snapshot every look would read them. Due messages are left out on
-# purpose: one that another transaction holds would make its waiters spin.
-# Reads: delayed_queue__KindPlusScheduledAtIndex.
-NEXT_DUE: Final[LiteralString] = (
-    CLOCK
-    + """
-SELECT "scheduledAt" - (SELECT now FROM clock)
-FROM delayed_queue
-WHERE "pKind" = %(kind)s
-    AND "scheduledAt" > (SELECT now FROM clock)
-    AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
-ORDER BY "scheduledAt", id
-LIMIT 1
-"""
-)
-
-# NEXT_DUE of several kinds, the earliest of them. Reads: delayed_queue__KindPlusScheduledAtIndex.
-NEXT_DUE_RANKED: Final[LiteralString] = (
-    CLOCK
-    + """
+# Milliseconds until the next message of the kinds that is not yet due; no row when none is within
+# the horizon. Beyond it are dead index entries of handled leases, which an old snapshot keeps. Due
+# messages are left out: one that another transaction holds would make its waiters spin.
+# Reads: delayed_queue__KindPlusScheduledAtIndex, one descent for each kind.
+NEXT_DUE: Final[LiteralString] = f"""{CLOCK}
 SELECT min(earliest.due_at) - (SELECT now FROM clock)
 FROM unnest(%(kinds)b::text[]) AS asked (kind)
 CROSS JOIN LATERAL (
@@ -178,12 +170,38 @@ CROSS JOIN LATERAL (
 ) AS earliest
 HAVING count(*) > 0
 """
-)
 
-# Give up waiting for another transaction's lock after so many milliseconds, until the end of
-# this transaction: an operator's page must not hang behind a handler that holds a message.
+# Limit the wait for each lock until the transaction ends. Reads: nothing.
 LIMIT_WAITS: Final[LiteralString] = """
 SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true)
+"""
+
+# Take out the earliest due messages in the transaction that handles them, without a lease: a
+# rollback puts them back (Q30). Returns everything that RESTORE needs, in no order.
+# Reads: as CLAIM.
+CONSUME: Final[LiteralString] = f"""{CLOCK}
+DELETE FROM delayed_queue
+WHERE id = ANY (ARRAY({select_due(where=_FLOOR)}
+))
+RETURNING
+    id, "pKey", payload, "scheduledAtInitially", "scheduledAt", "scheduledAt", {ATTEMPTS} + 1,
+    ({HEADERS})::text, "lockUuid" IS NOT NULL, "createdAt", {FIRST_ERROR}, {LAST_ERROR}, "group"
+"""
+
+# Put a consumed message back under a lease, in the transaction that took it, so that RELEASE or
+# DEAD_LETTER can count the failure. Its key is free: other offers of it wait for the deletion.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+RESTORE: Final[LiteralString] = """
+INSERT INTO delayed_queue (
+    id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "lockUuid",
+    "createdAt", attempts, headers, "dueAt", "firstError", "lastError", "versionAt",
+    "group"
+)
+VALUES (
+    %(id)s, %(key)s, %(kind)s, %(payload)s::bytea, %(due_at)s, %(scheduled_at)s, %(lease_id)s,
+    %(created_at)s, %(attempts)s, %(headers)s::jsonb, %(due_at)s, %(first_error)s, %(last_error)s,
+    %(created_at)s, %(group)s
+)
 """
 
 
@@ -203,7 +221,7 @@ class LeasedRow(NamedTuple):
 
 
 class RankedRow(NamedTuple):
-    """As LeasedRow, and the place of the row's kind among those that were asked."""
+    """As LeasedRow, and the position of the row's kind among those that were asked."""
 
     id: int
     key: str
@@ -214,186 +232,8 @@ class RankedRow(NamedTuple):
     attempts: int
     headers: str | None
     is_retaken: bool
-    rank: int
     group: str | None
-
-
-# Below any time: a claim from the start of the queue.
-NO_FLOOR: Final = -(2**63 - 1)
-
-# The order of a claim.
-_ORDER: Final = attrgetter("due_at", "id")
-# Of several kinds, the place of its own first.
-_RANKED: Final = attrgetter("rank", "due_at", "id")
-
-Taken = TypeVar("Taken", "LeasedRow", "ConsumedRow")
-
-
-def claiming(
-    kind: str,
-    limit: int,
-    lease_id: str,
-    retaken_id: str,
-    lease: int,
-    *,
-    floor: int = NO_FLOOR,
-    floor_id: int = 0,
-    now: int | None = None,
-    strict: bool = False,
-    waits: bool = False,
-) -> Step:
-    """Lease up to ``limit`` of the earliest due messages from the floor on.
-
-    Those whose last lease ran out unsettled come under ``retaken_id``, the others under
-    ``lease_id``. Answered by rows as of ``LeasedRow``, in no order. A strict one is the only one
-    at a time: it waits for its turn, or finds nothing when it is not.
-    """
-    params = {
-        "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
-        "lease": lease, "floor": floor, "floor_id": floor_id, "now": now,
-    }  # fmt: skip
-    return (CLAIM_STRICT, params | {"waits": waits}) if strict else (CLAIM, params)
-
-
-def claiming_ranked(
-    kind: str, kinds: Sequence[str], limit: int, lease_id: str, retaken_id: str, lease: int
-) -> Step:
-    """Lease as ``claiming`` does from several kinds, the first before the next.
-
-    Whether they are paused is asked of ``kind``. Each row is a ``RankedRow``.
-    """
-    params = {
-        "kind": kind, "kinds": list(kinds), "limit": limit, "lease_id": lease_id,
-        "retaken_id": retaken_id, "lease": lease, "now": None,
-    }  # fmt: skip
-    return CLAIM_RANKED, params
-
-
-def trying_alone(kind: str) -> Step:
-    """Answered by whether a strict claim behind it, in the same transaction, has its turn."""
-    return TRY_ALONE, {"kind": kind}
-
-
-def earliest_first(rows: list[Taken]) -> list[Taken]:
-    """Put the rows of a claim in order, in place."""
-    rows.sort(key=_ORDER)
-    return rows
-
-
-def most_urgent_first(rows: list[RankedRow]) -> list[RankedRow]:
-    """Put the rows of a claim from several kinds in order, in place: by kind, then as above."""
-    rows.sort(key=_RANKED)
-    return rows
-
-
-def limiting_waits(milliseconds: int) -> Step:
-    """Have waits for locks of the steps that follow fail after so long."""
-    return LIMIT_WAITS, {"milliseconds": milliseconds}
-
-
-def looking_ahead(kind: str, horizon: int) -> Step:
-    """Answered by the milliseconds until the next message due within the horizon, if any."""
-    return NEXT_DUE, {"kind": kind, "horizon": horizon, "now": None}
-
-
-def looking_ahead_ranked(kinds: Sequence[str], horizon: int) -> Step:
-    """Answered as ``looking_ahead``, about several kinds."""
-    return NEXT_DUE_RANKED, {"kinds": list(kinds), "horizon": horizon, "now": None}
-
-
-class ClaimStore:
-    """The statements that lease messages."""
-
-    def claim(
-        self,
-        kind: str,
-        limit: int,
-        lease_id: str,
-        lease: int,
-        *,
-        strict: bool = False,
-        now: int | None = None,
-        using: str = db.DEFAULT_ALIAS,
-    ) -> list[LeasedRow]:
-        """Lease up to ``limit`` of the earliest due messages, earliest first.
-
-        A strict claim waits until no other of the kind is being made.
-        """
-        statement, params = claiming(
-            kind, limit, lease_id, lease_id, lease, now=now, strict=strict, waits=True
-        )
-        return earliest_first(rows_of(LeasedRow, db.fetch(using, statement, params)))
-
-    def next_due_of_kinds(
-        self,
-        kinds: Sequence[str],
-        floors: Sequence[int],
-        horizon: int,
-        *,
-        now: int | None = None,
-        using: str = db.DEFAULT_ALIAS,
-    ) -> dict[str, int]:
-        """Return the milliseconds until each of the kinds has something due, where it has."""
-        params = {"kinds": list(kinds), "floors": list(floors), "horizon": horizon, "now": now}
-        return dict(db.fetch(using, NEXT_DUE_OF_KINDS, params))
-
-    def next_due(
-        self, kind: str, horizon: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
-    ) -> int | None:
-        """Return the milliseconds until the next message, if it falls due within the horizon."""
-        params = {"kind": kind, "horizon": horizon, "now": now}
-        found: int | None = value_of(db.fetch(using, NEXT_DUE, params))
-        return found
-
-    def limit_waits(self, milliseconds: int, *, using: str = db.DEFAULT_ALIAS) -> None:
-        """Have waits for locks fail after so long, until the open transaction ends."""
-        db.fetch(using, LIMIT_WAITS, {"milliseconds": milliseconds})
-
-
-# Take the earliest due messages out, inside the transaction that handles them: no lease is
-# written, and a rollback puts them back (Q30). Everything needed by RESTORE is returned; the
-# rows come in no order, as of CLAIM.
-# Reads: as _EARLIEST_DUE, then the primary key.
-CONSUME: Final[LiteralString] = (
-    CLOCK
-    + """
-DELETE FROM delayed_queue
-WHERE id = ANY (ARRAY("""
-    + _EARLIEST_DUE
-    + """
-))
-RETURNING
-    id, "pKey", payload, "scheduledAtInitially", "scheduledAt", "scheduledAt", """
-    + ATTEMPTS
-    + """ + 1,
-    ("""
-    + HEADERS
-    + """)::text, "lockUuid" IS NOT NULL, "createdAt", """
-    + FIRST_ERROR
-    + ", "
-    + LAST_ERROR
-    + """, "group"
-"""
-)
-
-# The savepoint before what the handler of a consumed message writes.
-HANDLER: Final = "delayed_queue_handler"
-
-# Put one consumed message back under a lease, in the transaction that took it and whose
-# handler failed, so that RELEASE or DEAD_LETTER can count the failure like any other.
-# Its key is free: the deletion is ours and uncommitted, so any other offer of it waits.
-RESTORE: Final[LiteralString] = """
-INSERT INTO delayed_queue (
-    id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "lockUuid",
-    "createdAt", attempts, headers, "dueAt", "firstError", "lastError", "versionAt",
-    "group"
-)
-VALUES (
-    %(id)s, %(key)s, %(kind)s, %(payload)s::bytea, %(due_at)s, %(scheduled_at)s, %(lease_id)s,
-    %(created_at)s, %(attempts)s, %(headers)s::jsonb, %(due_at)s, %(first_error)s, %(last_error)s,
-    %(created_at)s, %(group)s
-)
-"""
+    rank: int
 
 
 class ConsumedRow(NamedTuple):
@@ -414,18 +254,136 @@ class ConsumedRow(NamedTuple):
     group: str | None
 
 
-class ConsumeStore:
-    """The statements that take messages out of a queue in the transaction that handles them."""
+# Below any time: a claim from the start of the queue.
+NO_FLOOR: Final = -(2**63 - 1)
+# The savepoint before what the handler of a consumed message writes.
+HANDLER: Final = "delayed_queue_handler"
+
+_ORDER: Final = attrgetter("due_at", "id")
+_RANKED: Final = attrgetter("rank", "due_at", "id")
+
+Taken = TypeVar("Taken", "LeasedRow", "ConsumedRow")
+
+
+def claim_step(
+    kind: str,
+    limit: int,
+    lease_id: str,
+    retaken_id: str,
+    lease: int,
+    *,
+    kinds: Sequence[str] = (),
+    floor: int = NO_FLOOR,
+    floor_id: int = 0,
+    now: int | None = None,
+    strict: bool = False,
+    waits: bool = False,
+) -> Step:
+    """Lease up to ``limit`` of the earliest due messages from the floor on, for ``lease`` ms.
+
+    Messages whose last lease ran out unsettled get ``retaken_id``, the others ``lease_id``. Returns
+    rows of ``LeasedRow``, in no order. A strict claim waits for another one of the kind, or finds
+    nothing. With ``kinds`` it claims from these, by rank and from the start of each; the limits of
+    ``kind`` apply, and the rows are of ``RankedRow``.
+    """
+    params: dict[str, Any] = {
+        "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
+        "lease": lease, "now": now,
+    }  # fmt: skip
+    if kinds:
+        return CLAIM_RANKED, params | {"kinds": list(kinds)}
+    params |= {"floor": floor, "floor_id": floor_id}
+    return (CLAIM_STRICT, params | {"waits": waits}) if strict else (CLAIM, params)
+
+
+def try_lock_step(kind: str) -> Step:
+    """Return whether a strict claim that follows in the same transaction can be made now."""
+    return TRY_LOCK, {"kind": kind}
+
+
+def limit_waits_step(milliseconds: int) -> Step:
+    """Let the steps that follow fail when they wait longer for a lock."""
+    return LIMIT_WAITS, {"milliseconds": milliseconds}
+
+
+def next_due_step(kinds: Sequence[str], horizon: int, now: int | None = None) -> Step:
+    """Return the milliseconds until the next message due within the horizon, if any."""
+    return NEXT_DUE, {"kinds": list(kinds), "horizon": horizon, "now": now}
+
+
+def earliest_first(rows: list[Taken]) -> list[Taken]:
+    """Sort the rows of a claim in place."""
+    rows.sort(key=_ORDER)
+    return rows
+
+
+def most_urgent_first(rows: list[RankedRow]) -> list[RankedRow]:
+    """Sort the rows of a claim from several kinds in place: by rank, then the earliest first."""
+    rows.sort(key=_RANKED)
+    return rows
+
+
+class ClaimStore:
+    """The statements that lease messages or take them out in the handler's transaction."""
+
+    def claim(
+        self,
+        kind: str,
+        limit: int,
+        lease_id: str,
+        lease: int,
+        *,
+        strict: bool = False,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> list[LeasedRow]:
+        """Lease up to ``limit`` of the earliest due messages, earliest first.
+
+        A strict claim waits until no other of the kind is being made.
+        """
+        step = claim_step(
+            kind, limit, lease_id, lease_id, lease, now=now, strict=strict, waits=True
+        )
+        return earliest_first(rows_of(LeasedRow, db.fetch(using, *step)))
+
+    def next_due_of_kinds(
+        self,
+        kinds: Sequence[str],
+        floors: Sequence[int],
+        horizon: int,
+        *,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> dict[str, int]:
+        """Return the milliseconds until each kind has something due, by kind."""
+        params = {"kinds": list(kinds), "floors": list(floors), "horizon": horizon, "now": now}
+        return dict(db.fetch(using, NEXT_DUE_OF_KINDS, params))
+
+    def next_due(
+        self,
+        kinds: Sequence[str],
+        horizon: int,
+        *,
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
+    ) -> int | None:
+        """Return the milliseconds until the next message, if it falls due within the horizon."""
+        found: int | None = value_of(db.fetch(using, *next_due_step(kinds, horizon, now)))
+        return found
+
+    def limit_waits(self, milliseconds: int, *, using: str = db.DEFAULT_ALIAS) -> None:
+        """Limit the wait for each lock until the open transaction ends."""
+        db.fetch(using, *limit_waits_step(milliseconds))
 
     def consume(
         self, kind: str, limit: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> list[ConsumedRow]:
         """Delete and return up to ``limit`` of the earliest due messages.
 
-        The savepoint HANDLER is set behind it: what comes after can be undone, the deletion kept.
+        Sets the savepoint HANDLER behind the deletion, so that a handler's writes can be undone.
         """
-        params = {"kind": kind, "limit": limit, "floor": NO_FLOOR, "floor_id": 0, "now": now}
-        rows, _ = db.fetch_all_at_once(using, [(CONSUME, params), (f"SAVEPOINT {HANDLER}", {})])
+        consume = _consume_step(kind, limit, (NO_FLOOR, 0), now)
+        rows, _ = db.fetch_all_at_once(using, [consume, (f"SAVEPOINT {HANDLER}", {})])
         return earliest_first(rows_of(ConsumedRow, rows))
 
     def take(
@@ -436,13 +394,17 @@ class ConsumeStore:
         floor: tuple[int, int] = (NO_FLOOR, 0),
         using: str = db.DEFAULT_ALIAS,
     ) -> list[ConsumedRow]:
-        """Delete and return as consume() does, without its savepoint: all is undone or nothing."""
-        at, floor_id = floor
-        params = {"kind": kind, "limit": limit, "floor": at, "floor_id": floor_id, "now": None}
-        return earliest_first(rows_of(ConsumedRow, db.fetch(using, CONSUME, params)))
+        """Delete and return messages as ``consume``, from the floor on, without its savepoint."""
+        rows = db.fetch(using, *_consume_step(kind, limit, floor, None))
+        return earliest_first(rows_of(ConsumedRow, rows))
 
     def restore(
         self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = db.DEFAULT_ALIAS
     ) -> None:
         """Put a consumed message back under a lease, in the transaction that took it."""
         db.execute(using, RESTORE, {**row._asdict(), "kind": kind, "lease_id": lease_id})
+
+
+def _consume_step(kind: str, limit: int, floor: tuple[int, int], now: int | None) -> Step:
+    at, floor_id = floor
+    return CONSUME, {"kind": kind, "limit": limit, "floor": at, "floor_id": floor_id, "now": now}

@@ -33,9 +33,7 @@ _FIRST_SCHEDULE: Final[LiteralString] = (
 # What went back is deleted by a list of its ids: in a join, the letters would be read from end to
 # end for each of them while their table counts as empty.
 # Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
-REDRIVE: Final[LiteralString] = (
-    CLOCK
-    + """,
+REDRIVE: Final[LiteralString] = f"""{CLOCK},
 locked AS MATERIALIZED (
     SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group"
     FROM delayed_queue_dead_letter
@@ -45,9 +43,7 @@ locked AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ),
 families AS MATERIALIZED (
-    SELECT "pKind", """
-    + _FAMILY
-    + """ AS family, "pKind" ~ %(keeping)s::text AS keeps_schedule
+    SELECT "pKind", {_FAMILY} AS family, "pKind" ~ %(keeping)s::text AS keeps_schedule
     FROM (SELECT DISTINCT "pKind" FROM locked) AS kinds
 ),
 newest AS MATERIALIZED (
@@ -57,9 +53,7 @@ newest AS MATERIALIZED (
     FROM locked
     JOIN families USING ("pKind")
     ORDER BY "pKey", family, id DESC
-),"""
-    + offering_again(_FIRST_SCHEDULE)
-    + """
+),{offering_again(_FIRST_SCHEDULE)}
     WHERE family = "pKind"
         OR COALESCE(
             (
@@ -67,17 +61,13 @@ newest AS MATERIALIZED (
                 FROM delayed_queue AS active
                 WHERE active."pKey" = newest."pKey"
                     AND active."pKind" <> newest."pKind"
-                    AND """
-    + _FAMILY
-    + """ = newest.family
+                    AND {_FAMILY} = newest.family
                 LIMIT 1
             ),
             true
         )
     ORDER BY "pKey" COLLATE "C", "pKind"
-"""
-    + REPLACE
-    + """
+{REPLACE}
     WHERE %(overwrite)s::boolean
     RETURNING "pKey", "pKind", xmax = 0 AS created
 ),
@@ -94,7 +84,6 @@ SELECT locked.id, redriven.created, locked."pKind"
 FROM locked
 LEFT JOIN redriven ON redriven.id = locked.id
 """
-)
 
 # The next dead letters to redrive, in id order after the last seen one; a NULL reason stands for
 # any, because starts_with is strict. Inside COALESCE the planner expects it to keep half of the
@@ -137,11 +126,9 @@ ORDER BY id
 
 # Delete dead letters that died longer ago than the age, one bounded batch at a time, without
 # waiting for rows that a redrive holds. Letters that block their group stay: only an operator may
-# let the group pass. Two limits as in _EARLIEST_DUE.
+# let the group pass. Two limits as in select_due.
 # Reads: dead_letter_kind_died, limit_kind_group.
-PRUNE_DEAD_LETTERS: Final[LiteralString] = (
-    CLOCK
-    + """,
+PRUNE_DEAD_LETTERS: Final[LiteralString] = f"""{CLOCK},
 rule AS MATERIALIZED (
     SELECT "blocksOnDead" AS blocks
     FROM delayed_queue_limit
@@ -173,7 +160,6 @@ WHERE id = ANY (ARRAY(
     LIMIT %(limit)s::integer
 ))
 """
-)
 
 # Delete dead letters by id, from the admin. Reads: the primary key.
 DROP_DEAD_LETTERS: Final[LiteralString] = """

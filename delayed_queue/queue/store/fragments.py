@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-from delayed_queue.db.sql import CLOCK
-
 # Our columns belong to the version of the message that "versionAt" names by its "createdAt". A
 # service of another language that writes a new version names none of them; what they say of the
 # version before is then read as absent (Q4, Q36). NULL: nothing was written there yet.
@@ -21,38 +19,25 @@ LAST_ERROR: Final[LiteralString] = (
 )
 
 # From here on the other columns are right as they are, until a new version is written.
-TAKEN_OVER: Final[LiteralString] = (
-    """headers = """
-    + HEADERS
-    + """,
-    "firstError" = """
-    + FIRST_ERROR
-    + """,
-    "lastError" = """
-    + LAST_ERROR
-    + """,
+TAKEN_OVER: Final[LiteralString] = f"""headers = {HEADERS},
+    "firstError" = {FIRST_ERROR},
+    "lastError" = {LAST_ERROR},
     "versionAt" = "createdAt\""""
-)
 
 
 def crash_error(last_error: LiteralString) -> LiteralString:
     """Return the last error after one more crash: numbered, above those of earlier crashes."""
-    return (
-        """concat(
+    return f"""concat(
             'Crash ', 1 + COALESCE(
-                substring("""
-        + last_error
-        + """ FROM '^Crash ([0-9]{1,6}): ')::integer, 0
+                substring({last_error} FROM '^Crash ([0-9]{{1,6}}): ')::integer, 0
             ), ': ', %(error)s::text,
-            E'\\n' || left(substring("""
-        + last_error
-        + """ FROM '^Crash [0-9].*'), 2000)
+            E'\\n' || left(substring({last_error} FROM '^Crash [0-9].*'), 2000)
         )"""
-    )
 
 
-# What a claim sets beside the lease: one more delivery.
-DELIVERED: Final[LiteralString] = """attempts = """ + ATTEMPTS + """ + 1, """ + TAKEN_OVER
+# The columns of LeasedRow but its last two.
+LEASED_COLUMNS: Final[LiteralString] = """id, "pKey", payload, "scheduledAtInitially", "dueAt",
+    "scheduledAt", attempts, headers::text"""
 
 # True of every message: without a word on due times, PostgreSQL does not see that the index of due
 # times, which is partial, has them all.
@@ -63,28 +48,6 @@ ALL_TIMES: Final[LiteralString] = """"scheduledAt" >= '-9223372036854775808'::bi
 # application's own advisory locks; kinds with one hash would wait for each other, and nothing
 # worse.
 KIND_LOCK: Final[LiteralString] = "hashtextextended(%(kind)s::text, 7310600482201519)"
-
-# Lease the rows whose ids stand between the two.
-LEASING: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue
-SET "lockUuid" = CASE
-        WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
-    END,
-    "dueAt" = "scheduledAt",
-    "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
-    """
-    + DELIVERED
-    + """
-WHERE id = ANY (ARRAY("""
-)
-LEASED: Final[LiteralString] = """
-))
-RETURNING
-    id, "pKey", payload, "scheduledAtInitially", "dueAt", "scheduledAt", attempts,
-    headers::text, "lockUuid" = %(retaken_id)s::varchar, "group"
-"""
 
 # Tell who holds the lease of a row that it ends: all workers listen, and the one that holds it
 # asks what is left of it. Sent at the commit, once for a lease, and only where there is one:
@@ -97,8 +60,7 @@ TELL_HOLDER: Final[LiteralString] = """CASE
 
 # A new life under the old key: the lease ends, attempts and errors start anew (Q4). What tells its
 # holder is empty or NULL.
-REPLACE: Final[LiteralString] = (
-    """
+REPLACE: Final[LiteralString] = f"""
 ON CONFLICT ("pKey", "pKind") DO UPDATE
 SET payload = EXCLUDED.payload,
     "scheduledAt" = EXCLUDED."scheduledAt",
@@ -106,15 +68,12 @@ SET payload = EXCLUDED.payload,
     "createdAt" = EXCLUDED."createdAt",
     headers = EXCLUDED.headers,
     "group" = EXCLUDED."group",
-    "lockUuid" = NULLIF("""
-    + TELL_HOLDER
-    + """, ''),
+    "lockUuid" = NULLIF({TELL_HOLDER}, ''),
     "dueAt" = NULL,
     attempts = 0,
     "firstError" = NULL,
     "lastError" = NULL,
     "versionAt" = EXCLUDED."createdAt\""""
-)
 
 # Q3: a repeated offer is recognised by payload bytes and first schedule alone.
 IF_CHANGED: Final[LiteralString] = """
@@ -123,31 +82,22 @@ WHERE stored.payload <> EXCLUDED.payload
 """
 
 
-# One of a group goes before what came later, which it may have held up: as one that was begun, for
-# which it is due behind its first schedule, and those in their old order.
-_OLD_PLACE: Final[LiteralString] = """
-        CASE WHEN "group" IS NULL THEN now ELSE LEAST(now, "scheduledAtInitially" + 1) END"""
-
-
 def offering_again(first_schedule: LiteralString) -> LiteralString:
-    """Return the CTE of messages made of the newest letters, due now, as first attempts.
+    """Return a CTE that offers the newest letters as first attempts, due now; add conditions.
 
-    Behind it stands which letters are left out. ``first_schedule``: when they are said to have
-    been due first.
+    A letter of a group keeps its old position, before messages that it may have held up. It is due
+    after its first schedule, like a message that was begun.
     """
-    return (
-        """
+    return f"""
 offered AS (
     INSERT INTO delayed_queue AS stored (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
         "versionAt", "group"
     )
-    SELECT "pKey", "pKind", payload, """
-        + _OLD_PLACE
-        + """,
-        CASE WHEN "group" IS NULL THEN """
-        + first_schedule
-        + """ ELSE "scheduledAtInitially" END, now, headers, now, "group"
+    SELECT
+        "pKey", "pKind", payload,
+        CASE WHEN "group" IS NULL THEN now ELSE LEAST(now, "scheduledAtInitially" + 1) END,
+        CASE WHEN "group" IS NULL THEN {first_schedule} ELSE "scheduledAtInitially" END,
+        now, headers, now, "group"
     FROM newest
     CROSS JOIN clock"""
-    )

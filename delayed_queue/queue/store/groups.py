@@ -10,68 +10,51 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, first_row, row_of, rows_of, value_of
-from delayed_queue.queue.store.claim import LeasedRow, earliest_first, limiting_waits
-from delayed_queue.queue.store.fragments import KIND_LOCK, LEASED, LEASING
-from delayed_queue.queue.store.limits import RulesRow, reading_rules
+from delayed_queue.queue.store.claim import LeasedRow, earliest_first, lease_due, limit_waits_step
+from delayed_queue.queue.store.fragments import KIND_LOCK
+from delayed_queue.queue.store.limits import RulesRow, rules_step
 
 # Lock the claims by group of a kind, until the end of the transaction. In a statement of its own:
 # those that follow have later snapshots, so they see every lease that the holder before committed.
 # That is so at READ COMMITTED alone, which the caller checks. PostgreSQL ends the session if the
 # client sends nothing for "idle" milliseconds: a suspended process must not keep the lock.
 # Reads: nothing.
-TAKE_TURN: Final[LiteralString] = (
-    """
+TAKE_TURN: Final[LiteralString] = f"""
 SELECT
     current_setting('transaction_isolation'),
     CASE WHEN %(idle)s::integer IS NOT NULL
         THEN set_config('idle_in_transaction_session_timeout', %(idle)s::integer::text, true)
     END
-WHERE pg_advisory_xact_lock("""
-    + KIND_LOCK
-    + """) IS NOT NULL
+WHERE pg_advisory_xact_lock({KIND_LOCK}) IS NOT NULL
 """
-)
 
 
 def _lap(name: LiteralString, first: LiteralString, rest: LiteralString) -> LiteralString:
     """Return the CTE that steps from group to group, within these conditions."""
-    return (
-        name
-        + """ (name, due_at, id, place) AS (
+    return f"""{name} (name, due_at, id, place) AS (
     (
         SELECT "group", "scheduledAt", id, 1
         FROM delayed_queue
         WHERE "pKind" = %(kind)s
             AND "lockUuid" IS NULL
-            AND """
-        + first
-        + """
+            AND {first}
         ORDER BY "group", "scheduledAt", id
         LIMIT 1
     )
     UNION ALL
-    SELECT next."group", next."scheduledAt", next.id, """
-        + name
-        + """.place + 1
-    FROM """
-        + name
-        + """
+    SELECT next."group", next."scheduledAt", next.id, {name}.place + 1
+    FROM {name}
     CROSS JOIN LATERAL (
         SELECT "group", "scheduledAt", id
         FROM delayed_queue
         WHERE "pKind" = %(kind)s
             AND "lockUuid" IS NULL
-            AND "group" > """
-        + name
-        + """.name
+            AND "group" > {name}.name
         ORDER BY "group", "scheduledAt", id
         LIMIT 1
     ) AS next
-    WHERE """
-        + rest
-        + """
+    WHERE {rest}
 )"""
-    )
 
 
 _LEASES: Final[LiteralString] = """
@@ -88,9 +71,7 @@ _LEASES: Final[LiteralString] = """
 # again in it, so a late extension finds it free.
 # They are put together by their names, not joined: two CTEs, of which the planner knows nothing,
 # it would join row by row.
-_FOUND: Final[LiteralString] = (
-    CLOCK.replace("WITH", "WITH RECURSIVE", 1)
-    + """,
+_FOUND: Final[LiteralString] = f"""{CLOCK.replace("WITH", "WITH RECURSIVE", 1)},
 rule AS MATERIALIZED (
     SELECT
         "isOrdered" AS is_ordered, "blocksOnDead" AS blocks,
@@ -110,22 +91,20 @@ own AS MATERIALIZED (
             AND "group" > ''
     ) AS are_there
 ),
-"""
-    + _lap("ahead", """"group" >= %(since)s::varchar""", "ahead.place < %(groups)s::integer")
-    + """,
+{_lap("ahead", '''"group" >= %(since)s::varchar''', "ahead.place < %(groups)s::integer")},
 lap AS MATERIALIZED (
     SELECT count(*) AS groups
     FROM ahead
 ),
-"""
-    + _lap(
+{
+    _lap(
         "behind",
-        """"group" < %(since)s::varchar
-            AND (SELECT groups FROM lap) < %(groups)s::integer""",
-        """next."group" < %(since)s::varchar
-        AND behind.place + (SELECT groups FROM lap) < %(groups)s::integer""",
+        '''"group" < %(since)s::varchar
+            AND (SELECT groups FROM lap) < %(groups)s::integer''',
+        '''next."group" < %(since)s::varchar
+        AND behind.place + (SELECT groups FROM lap) < %(groups)s::integer''',
     )
-    + """,
+},
 found AS (
     SELECT
         name, max(due_at) AS due_at, max(id) AS id, sum(lease) AS held,
@@ -137,9 +116,7 @@ found AS (
         UNION ALL
         SELECT name, due_at, id, 0, NULL
         FROM behind
-        UNION ALL"""
-    + _LEASES
-    + """"group" >= %(since)s::varchar
+        UNION ALL{_LEASES}"group" >= %(since)s::varchar
             AND "group" <= COALESCE(
                 (SELECT name FROM ahead WHERE place = %(groups)s::integer),
                 (
@@ -152,9 +129,7 @@ found AS (
                     LIMIT 1
                 )
             )
-        UNION ALL"""
-    + _LEASES
-    + """"group" < %(since)s::varchar
+        UNION ALL{_LEASES}"group" < %(since)s::varchar
             AND "group" <= COALESCE(
                 (
                     SELECT name
@@ -167,7 +142,6 @@ found AS (
     ) AS each
     GROUP BY name
 )"""
-)
 
 # The limits of each of these groups, and which of its messages may be leased. "due" counts the due
 # messages without a lease, up to two, or up to one if only one may be leased. In a queue in order,
@@ -175,9 +149,7 @@ found AS (
 # time of the last message that was begun and waits for a retry.
 # Reads: delayed_queue__GroupPlusScheduledAtIndex, delayed_queue__GroupPlusLeasedUntilIndex,
 # delayed_queue__GroupPlusLockUuidIndex, limit_kind_group, dead_letter_of_group.
-GROUPS_AHEAD: Final[LiteralString] = (
-    _FOUND
-    + """
+GROUPS_AHEAD: Final[LiteralString] = f"""{_FOUND}
 SELECT
     found.name, LEAST(found.due_at, found.leased_until),
     LEAST(found.due_at, found.leased_until) <= (SELECT now FROM clock),
@@ -255,17 +227,14 @@ LEFT JOIN LATERAL (
 ) AS retry ON true
 ORDER BY found.name < %(since)s::varchar, found.name
 """
-)
 
 # The messages without a group among the next that are due, behind a position; how many were read,
 # and the last of them. There may be any number of messages of groups in between, so the number
 # that is read is bounded, and the caller goes on from there.
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
-UNGROUPED_AHEAD: Final[LiteralString] = (
-    CLOCK
-    + """
+UNGROUPED_AHEAD: Final[LiteralString] = f"""{CLOCK}
 SELECT
-    COALESCE(array_agg(id ORDER BY "scheduledAt", id) FILTER (WHERE "group" IS NULL), '{}'),
+    COALESCE(array_agg(id ORDER BY "scheduledAt", id) FILTER (WHERE "group" IS NULL), '{{}}'),
     count(*),
     COALESCE((array_agg("scheduledAt" ORDER BY "scheduledAt", id))[count(*)], %(at)s::bigint),
     COALESCE((array_agg(id ORDER BY "scheduledAt", id))[count(*)], %(id)s::bigint)
@@ -283,7 +252,6 @@ FROM (
     LIMIT %(rows)s::integer
 ) AS read
 """
-)
 
 _OF_GROUP: Final[LiteralString] = """
                     SELECT id
@@ -302,9 +270,8 @@ _OF_GROUP: Final[LiteralString] = """
 # Only under the lock of TAKE_TURN: no other claim leases in between.
 # Reads: the primary key, delayed_queue__GroupPlusLeasedUntilIndex,
 # delayed_queue__GroupPlusScheduledAtIndex.
-LEASE_GROUPS: Final[LiteralString] = (
-    LEASING
-    + """
+LEASE_GROUPS: Final[LiteralString] = CLOCK + lease_due(
+    f"""
         (
             SELECT plain.id
             FROM unnest(%(ungrouped)b::bigint[]) AS asked (id)
@@ -339,18 +306,14 @@ LEASE_GROUPS: Final[LiteralString] = (
             SELECT id
             FROM (
                 SELECT id
-                FROM ("""
-    + _OF_GROUP
-    + """IS NOT NULL
+                FROM ({_OF_GROUP}IS NOT NULL
                     ORDER BY "group", "scheduledAt", id
                     LIMIT asked.retaken
                     FOR UPDATE SKIP LOCKED
                 ) AS expired
                 UNION ALL
                 SELECT id
-                FROM ("""
-    + _OF_GROUP
-    + """IS NULL
+                FROM ({_OF_GROUP}IS NULL
                     ORDER BY "group", "scheduledAt", id
                     LIMIT asked.fresh
                     FOR UPDATE SKIP LOCKED
@@ -359,7 +322,6 @@ LEASE_GROUPS: Final[LiteralString] = (
             LIMIT asked.number
         ) AS taken
         LIMIT %(limit)s::integer"""
-    + LEASED
 )
 
 # Save until when permits are spent, by group; the empty name is the queue. In the transaction of
@@ -467,11 +429,11 @@ class GroupStore:
     def look(self, ahead: Ahead, *, using: str = db.DEFAULT_ALIAS) -> Look:
         """Lock claims of the kind, and return what the claim may lease."""
         params = ahead._asdict()
-        waits = [] if ahead.wait is None else [limiting_waits(ahead.wait)]
+        waits = [] if ahead.wait is None else [limit_waits_step(ahead.wait)]
         steps = [
             *waits,
             (TAKE_TURN, params),
-            reading_rules(ahead.kind, ahead.now),
+            rules_step(ahead.kind, ahead.now),
             (GROUPS_AHEAD, params),
             (UNGROUPED_AHEAD, params),
         ]

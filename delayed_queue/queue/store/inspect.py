@@ -17,23 +17,15 @@ from delayed_queue.queue.store.fragments import (
 
 # Report one message without leasing it, with the instant that its state is judged by.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-READ: Final[LiteralString] = (
-    CLOCK
-    + """
+READ: Final[LiteralString] = f"""{CLOCK}
 SELECT
-    "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid", """
-    + ATTEMPTS
-    + """, ("""
-    + HEADERS
-    + """)::text, """
-    + LAST_ERROR
-    + """, payload, now, "group"
+    "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid", {ATTEMPTS},
+    ({HEADERS})::text, {LAST_ERROR}, payload, now, "group"
 FROM delayed_queue
 CROSS JOIN clock
 WHERE "pKey" = %(key)s
     AND "pKind" = %(kind)s
 """
-)
 
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 CONTAINS: Final[LiteralString] = """
@@ -47,44 +39,33 @@ SELECT EXISTS (
 
 # Delete by key whatever its state; the holder of a leased one is told, and can settle nothing.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-DROP: Final[LiteralString] = (
-    """
+DROP: Final[LiteralString] = f"""
 DELETE FROM delayed_queue AS stored
 WHERE "pKey" = %(key)s
     AND "pKind" = %(kind)s
-RETURNING """
-    + TELL_HOLDER
-    + "\n"
-)
+RETURNING {TELL_HOLDER}
+"""
 
 # Reads: delayed_queue__KindPlusScheduledAtIndex, or the table when the kind fills most of it.
-DROP_ALL: Final[LiteralString] = (
-    """
+DROP_ALL: Final[LiteralString] = f"""
 WITH dropped AS (
     DELETE FROM delayed_queue AS stored
     WHERE "pKind" = %(kind)s
-        AND """
-    + ALL_TIMES
-    + """
-    RETURNING """
-    + TELL_HOLDER
-    + """
+        AND {ALL_TIMES}
+    RETURNING {TELL_HOLDER}
 )
 SELECT count(*)
 FROM dropped
 """
-)
 
 
 # Counts that each stop at the cap, so that they cost no more however full the queue is (Q32). Their
-# limits are doubled for the reason given at EARLIEST_DUE. Leases are counted among the first
+# limits are doubled as in select_due. Leases are counted among the first
 # messages that are not due, and in the lock index, which holds the rows in flight of all queues:
 # the larger count is right or, like "scheduled" plus "leased", has reached the cap.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
 # dead_letter_kind_died.
-STATS: Final[LiteralString] = (
-    CLOCK
-    + """,
+STATS: Final[LiteralString] = f"""{CLOCK},
 due (number, oldest_at) AS MATERIALIZED (
     SELECT count(*), min("scheduledAt")
     FROM (
@@ -154,7 +135,6 @@ CROSS JOIN later
 CROSS JOIN held
 CROSS JOIN dead
 """
-)
 
 
 _WALK: Final[LiteralString] = """
@@ -214,9 +194,7 @@ KINDS: Final[LiteralString] = walking(
 # what is due the oldest is read whatever the cap, since its age is told.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
 # dead_letter_kind_died.
-OVERVIEW: Final[LiteralString] = (
-    CLOCK
-    + """,
+OVERVIEW: Final[LiteralString] = f"""{CLOCK},
 held AS MATERIALIZED (
     SELECT
         kind,
@@ -293,7 +271,6 @@ CROSS JOIN LATERAL (
     ) AS capped
 ) AS dead
 """
-)
 
 
 class StoredRow(NamedTuple):

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 # What holds for a queue, and now; no row where nothing holds it back, so that plain claims serve.
 # The row of the queue is its first, if it has one; those of groups say nothing of it.
 # Reads: limit_kind_group.
-RULES: Final[LiteralString] = (
-    CLOCK
-    + """
+RULES: Final[LiteralString] = f"""{CLOCK}
 SELECT
     (SELECT now FROM clock), "pausedAt" IS NOT NULL AND "group" = '', "isOrdered", "isFair",
     "queueInterval", COALESCE("queueBurst", 1), CASE WHEN "group" = '' THEN "spentUntil" END
@@ -25,13 +23,10 @@ WHERE "pKind" = %(kind)s
 ORDER BY "group"
 LIMIT 1
 """
-)
 
 
 # The first pause stands, with its reason. Reads: limit_kind_group.
-PAUSE: Final[LiteralString] = (
-    CLOCK
-    + """
+PAUSE: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "pausedAt", "pausedBy", reason)
 SELECT %(kind)s, %(group)s, now, %(by)s, %(reason)s
 FROM clock
@@ -39,7 +34,6 @@ ON CONFLICT ("pKind", "group") DO UPDATE
 SET "pausedAt" = EXCLUDED."pausedAt", "pausedBy" = EXCLUDED."pausedBy", reason = EXCLUDED.reason
 WHERE stored."pausedAt" IS NULL
 """
-)
 
 # Reads: limit_kind_group.
 RESUME: Final[LiteralString] = """
@@ -75,8 +69,7 @@ _MOST_SPENT: Final[LiteralString] = """(
 # Lower what an earlier rule let be spent to what the rule in force allows. A claim does the same
 # with the groups it reads; but none may come before the permits of the new rule are free.
 # Reads: limit_kind_group.
-LOWER_SPENT: Final[LiteralString] = (
-    """
+LOWER_SPENT: Final[LiteralString] = f"""
 WITH rule AS MATERIALIZED (
     SELECT interval, burst
     FROM delayed_queue_limit
@@ -84,22 +77,15 @@ WITH rule AS MATERIALIZED (
         AND "group" = ''
 )
 UPDATE delayed_queue_limit
-SET "spentUntil" = """
-    + _MOST_SPENT
-    + """
+SET "spentUntil" = {_MOST_SPENT}
 WHERE "pKind" = %(kind)s
-    AND "spentUntil" > """
-    + _MOST_SPENT
-    + """
+    AND "spentUntil" > {_MOST_SPENT}
 """
-)
 
 # Delete the rows of a queue that hold nothing back: no pause, no limit, no permits
 # spent that are not back by now, and no dead letters from before that an operator passed over.
 # Reads: limit_kind_group; dead_letter_of_group.
-TIDY: Final[LiteralString] = (
-    CLOCK
-    + """
+TIDY: Final[LiteralString] = f"""{CLOCK}
 DELETE FROM delayed_queue_limit AS stored
 WHERE "pKind" = %(kind)s
     AND "pausedAt" IS NULL
@@ -119,7 +105,6 @@ WHERE "pKind" = %(kind)s
         )
     )
 """
-)
 
 
 # What a handler declares, where it differs from what was declared last: what an operator has
@@ -176,9 +161,7 @@ SET concurrency = EXCLUDED.concurrency,
 """
 
 # Have what died in a group until now hold it no longer. Reads: limit_kind_group.
-PASS_DEAD: Final[LiteralString] = (
-    CLOCK
-    + """
+PASS_DEAD: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "resumedAt")
 SELECT %(kind)s::varchar, %(group)s::varchar, now
 FROM clock
@@ -200,7 +183,6 @@ WHERE EXISTS (
 ON CONFLICT ("pKind", "group") DO UPDATE
 SET "resumedAt" = EXCLUDED."resumedAt"
 """
-)
 
 
 # Have queues held back as this one is, and groups in them, where nothing holds them back yet.
@@ -232,7 +214,7 @@ class RulesRow(NamedTuple):
     spent_until: float | None
 
 
-def reading_rules(kind: str, now: int | None = None) -> Step:
+def rules_step(kind: str, now: int | None = None) -> Step:
     """Answered by a row as of ``RulesRow``, or by none where plain claims serve."""
     return RULES, {"kind": kind, "now": now}
 
@@ -278,7 +260,7 @@ class LimitStore:
         self, kind: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> RulesRow | None:
         """Return what holds for the queue; None where plain claims serve."""
-        return first_row(RulesRow, db.fetch(using, *reading_rules(kind, now)))
+        return first_row(RulesRow, db.fetch(using, *rules_step(kind, now)))
 
     def declare(
         self, kind: str, rules: Mapping[str, Any], *, using: str = db.DEFAULT_ALIAS

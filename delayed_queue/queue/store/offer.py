@@ -9,9 +9,7 @@ from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, ONE_PLAN, array_of, rows_of
 from delayed_queue.queue.store.fragments import HEADERS, IF_CHANGED, REPLACE
 
-_SOURCE: Final[LiteralString] = (
-    CLOCK
-    + """
+_SOURCE: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue AS stored (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
     "versionAt", "group"
@@ -27,32 +25,23 @@ SELECT
     now,
     %(group)s::varchar
 FROM clock"""
-)
 
 # Put or update one message. CREATED is a row whose xmax is 0, UPDATED one with an xmax (ON
 # CONFLICT locks the old version first, and its successor carries that lock); no row is IGNORED:
 # same payload bytes and same first schedule (Q2, Q3). One statement, so a re-offer that races
 # an acknowledgement is either before it or after it, and never loops (Q7).
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-OFFER_OR_UPDATE: Final[LiteralString] = (
-    _SOURCE
-    + REPLACE
-    + IF_CHANGED
-    + """
+OFFER_OR_UPDATE: Final[LiteralString] = f"""{_SOURCE}{REPLACE}{IF_CHANGED}
 RETURNING xmax = 0 AS created
 """
-)
 
 # Put one message unless its key exists; a returned row is CREATED, none is IGNORED (Q1).
 # DO NOTHING waits for a transaction that is deleting the key, so after it there is room (Q7).
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-OFFER_IF_NOT_EXISTS: Final[LiteralString] = (
-    _SOURCE
-    + """
+OFFER_IF_NOT_EXISTS: Final[LiteralString] = f"""{_SOURCE}
 ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING true AS created
 """
-)
 
 # Ids are drawn in input order (inner query), rows are inserted, and so locked, in key order
 # (outer query): equal schedules are delivered as they were offered (Q15), and two batches with
@@ -83,33 +72,22 @@ ORDER BY key COLLATE "C"
 # OFFER_OR_UPDATE for a chunk; keys without a returned row are IGNORED. A key that another
 # transaction inserts meanwhile is waited for and costs only itself (Q13).
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-OFFER_BATCH_OR_UPDATE: Final[LiteralString] = (
-    CLOCK
-    + _BATCH_SOURCE
-    + REPLACE
-    + IF_CHANGED
-    + """
+OFFER_BATCH_OR_UPDATE: Final[LiteralString] = f"""{CLOCK}{_BATCH_SOURCE}{REPLACE}{IF_CHANGED}
 RETURNING "pKey", xmax = 0 AS created
 """
-)
 
 # OFFER_IF_NOT_EXISTS for a chunk.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-OFFER_BATCH_IF_NOT_EXISTS: Final[LiteralString] = (
-    CLOCK
-    + _BATCH_SOURCE
-    + """
+OFFER_BATCH_IF_NOT_EXISTS: Final[LiteralString] = f"""{CLOCK}{_BATCH_SOURCE}
 ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING "pKey", true AS created
 """
-)
 
 # What is stored under the keys of offers, a row for each in their order: whether it has just their
 # content, its first schedule, its creation (NULL where nothing is), and the clock. The clock is
 # read behind the snapshot: what is not there, and not due by that clock, nobody has handled.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-STORED_OFFERS: Final[LiteralString] = (
-    """
+STORED_OFFERS: Final[LiteralString] = f"""
 SELECT
     offered.key,
     COALESCE(
@@ -126,9 +104,7 @@ FROM unnest(
     %(groups)s::text[]
 ) WITH ORDINALITY AS offered (key, kind, payload, headers, grouped, place)
 LEFT JOIN LATERAL (
-    SELECT payload, """
-    + HEADERS
-    + """ AS headers, "scheduledAtInitially", "createdAt", "group"
+    SELECT payload, {HEADERS} AS headers, "scheduledAtInitially", "createdAt", "group"
     FROM delayed_queue
     WHERE "pKey" = offered.key
         AND "pKind" = offered.kind
@@ -136,7 +112,6 @@ LEFT JOIN LATERAL (
 ) AS stored ON true
 ORDER BY place
 """
-)
 
 ONE_PLAN.update(
     (OFFER_OR_UPDATE, OFFER_IF_NOT_EXISTS, OFFER_BATCH_OR_UPDATE, OFFER_BATCH_IF_NOT_EXISTS)

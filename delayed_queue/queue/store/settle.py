@@ -58,9 +58,7 @@ WHERE "lockUuid" = %(lease_id)s
 # the lease, so that what was not begun does not go behind a long backlog. With a NULL lease it
 # moves rows that are not leased: "deliver now".
 # Reads: the primary key.
-RELEASE: Final[LiteralString] = (
-    CLOCK
-    + """
+RELEASE: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
 SET "scheduledAt" = COALESCE(
         (SELECT now FROM clock) + %(delay)s::bigint, "dueAt", (SELECT now FROM clock)
@@ -73,14 +71,11 @@ WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
 RETURNING id
 """
-)
 
 # Give back all that is under leases whose messages nobody has seen, but the named ones: the
 # delivery is taken off the count.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
-RELEASE_LEASES: Final[LiteralString] = (
-    CLOCK
-    + """
+RELEASE_LEASES: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
 SET "scheduledAt" = (SELECT now FROM clock),
     "lockUuid" = NULL,
@@ -89,7 +84,6 @@ WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
     AND id <> ALL (%(ids)b::bigint[])
 RETURNING id
 """
-)
 
 # Tell who holds these leases that somebody else has ended something under them. Reads: nothing.
 TELL_HOLDERS: Final[LiteralString] = """
@@ -103,9 +97,7 @@ FROM unnest(%(lease_ids)s::text[]) AS lease_id
 # is, which is 0 where one was alone in flight and so is known to have killed the process. So no
 # message loses an attempt to a crash beside it. Those begun record the crash as their last error.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
-GIVE_BACK: Final[LiteralString] = (
-    CLOCK
-    + """
+GIVE_BACK: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
 SET "scheduledAt" = (SELECT now FROM clock),
     "lockUuid" = CASE
@@ -116,36 +108,23 @@ SET "scheduledAt" = (SELECT now FROM clock),
         attempts - CASE WHEN id = ANY (%(begun)b::bigint[]) THEN %(refund)s::integer ELSE 1 END, 0
     ),
     "lastError" = CASE
-        WHEN id = ANY (%(begun)b::bigint[]) THEN """
-    + crash_error('"lastError"')
-    + """
+        WHEN id = ANY (%(begun)b::bigint[]) THEN {crash_error('"lastError"')}
         ELSE "lastError"
     END
 WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
 RETURNING id
 """
-)
 
 # Mark messages that a dead process had begun in a transaction, which its death rolled back. Count
 # that delivery only if the message was alone in flight, as above. Such a message was due; one that
 # is not is left alone: somebody has leased it by now, or updated it to another time.
 # Reads: the primary key.
-COUNT_CRASH: Final[LiteralString] = (
-    CLOCK
-    + """
+COUNT_CRASH: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
-SET attempts = """
-    + ATTEMPTS
-    + """ + %(count)s::integer,
-    headers = """
-    + HEADERS
-    + """,
-    "firstError" = """
-    + FIRST_ERROR
-    + """,
-    "lastError" = """
-    + crash_error(LAST_ERROR)
-    + """,
+SET attempts = {ATTEMPTS} + %(count)s::integer,
+    headers = {HEADERS},
+    "firstError" = {FIRST_ERROR},
+    "lastError" = {crash_error(LAST_ERROR)},
     "versionAt" = "createdAt",
     "lockUuid" = %(lease_id)s,
     "dueAt" = "scheduledAt",
@@ -154,7 +133,6 @@ WHERE id = ANY (%(ids)b::bigint[])
     AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
 RETURNING id
 """
-)
 
 # Those of the messages that another transaction holds at this moment: a write would wait for it.
 # The locks taken on the others end with the statement.
@@ -176,36 +154,24 @@ WHERE id = ANY (%(ids)b::bigint[])
 # holds in one statement (W3): a row matches only if it is one of the named messages *and* is
 # under one of the named leases, both of which belong to the caller.
 # Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
-EXTEND: Final[LiteralString] = (
-    CLOCK
-    + """
+EXTEND: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
 SET "scheduledAt" = GREATEST("scheduledAt", (SELECT now FROM clock) + %(lease)s::bigint)
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = ANY (%(lease_ids)b::text[])
 RETURNING id, "lockUuid", "scheduledAt"
 """
-)
 
 # Move messages to the dead letters in one statement: in the queue or there, never both, never
 # neither (Q28). Reads: the primary key.
-DEAD_LETTER: Final[LiteralString] = (
-    CLOCK
-    + """,
+DEAD_LETTER: Final[LiteralString] = f"""{CLOCK},
 dead_lettered AS (
     DELETE FROM delayed_queue
     WHERE id = ANY (%(ids)b::bigint[])
         AND "lockUuid" IS NOT DISTINCT FROM %(lease_id)s
     RETURNING
-        id, "pKind", "pKey", payload, """
-    + HEADERS
-    + """ AS headers, """
-    + ATTEMPTS
-    + """ AS attempts, """
-    + FIRST_ERROR
-    + """ AS "firstError", """
-    + LAST_ERROR
-    + """ AS "lastError",
+        id, "pKind", "pKey", payload, {HEADERS} AS headers, {ATTEMPTS} AS attempts,
+        {FIRST_ERROR} AS "firstError", {LAST_ERROR} AS "lastError",
         "scheduledAtInitially", "createdAt", "group"
 ),
 kept AS (
@@ -223,7 +189,6 @@ kept AS (
 SELECT id
 FROM dead_lettered
 """
-)
 
 # Members of a lease as they are now, of one kind, in the order in which they fell due: those that
 # were settled, updated or leased again meanwhile are not among them. The kind is compared as an

@@ -180,7 +180,7 @@ FROM unnest(%(channels)s::text[]) AS channel
 
 
 def _forgetting(table: LiteralString) -> LiteralString:
-    # One bounded batch at a time; two limits as in _EARLIEST_DUE.
+    # One bounded batch at a time; two limits as in select_due.
     return (
         CLOCK
         + f"""

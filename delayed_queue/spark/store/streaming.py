@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue.db.sql import CLOCK
-from delayed_queue.queue.store.fragments import ALL_TIMES, ATTEMPTS, DELIVERED, HEADERS
+from delayed_queue.queue.store.claim import lease_due, select_due
+from delayed_queue.queue.store.fragments import ALL_TIMES, ATTEMPTS, HEADERS
 
 # Read what a job needs before it starts: the database's clock, which it uses from here on; how
 # many connections are left to its role and how many there are; whether the tables are there.
@@ -113,45 +114,24 @@ WHERE "lockUuid" = %(lease_id)s
 """
 )
 
-# Lease the earliest due messages for one batch of a stream, as CLAIM does, but return only how
-# many they are, and how many were delivered before: a task reads them where it runs, not through
-# the driver. "cutoff" is when a query that takes what is there began, so that it ends although
-# more arrives, and NULL for one that goes on. Two limits as in _EARLIEST_DUE.
-# Reads: delayed_queue__KindPlusScheduledAtIndex in order, then the primary key; limit_kind_group.
-LEASE_DUE: Final[LiteralString] = (
-    CLOCK
-    + """,
-leased AS (
-    UPDATE delayed_queue
-    SET "lockUuid" = %(lease_id)s::varchar,
-        "dueAt" = "scheduledAt",
-        "scheduledAt" = (SELECT now FROM clock) + %(lease)s::bigint,
-        """
-    + DELIVERED
-    + """
-    WHERE id = ANY (ARRAY(
-        SELECT id
-        FROM (
-            SELECT id
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND "scheduledAt" <= (SELECT LEAST(now, %(cutoff)s::bigint) FROM clock)
-                AND NOT EXISTS (SELECT 1 FROM delayed_queue_limit WHERE "pKind" = %(kind)s)
-            ORDER BY "scheduledAt", id
-            LIMIT (SELECT %(limit)s::integer)
-            FOR UPDATE SKIP LOCKED
-        ) AS due
-        LIMIT %(limit)s::integer
-    ))
-    RETURNING attempts
-)
+# Lease the earliest due messages for one batch of a stream. Returns how many there are, and how
+# many were delivered before: tasks read them, not the driver. "cutoff" is the start of a query that
+# takes what is there, so that it ends although more arrives; NULL for one that goes on.
+# Reads: as CLAIM.
+LEASE_DUE: Final[LiteralString] = f"""{CLOCK},
+leased AS ({
+    lease_due(
+        select_due(until="LEAST(now, %(cutoff)s::bigint)"),
+        lease_id="%(lease_id)s::varchar",
+        returning="attempts",
+    )
+})
 SELECT count(*), count(*) FILTER (WHERE attempts > 1)
 FROM leased
 """
-)
 
 # What a stream has not leased yet: how many are due, up to a cap, and for how long the earliest is,
-# in milliseconds; NULL when none is. Two limits as in _EARLIEST_DUE.
+# in milliseconds; NULL when none is. Two limits as in select_due.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, its beginning.
 BACKLOG: Final[LiteralString] = (
     CLOCK

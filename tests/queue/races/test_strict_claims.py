@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
-from delayed_queue.queue.store.claim import CLAIM, CLAIM_STRICT, NO_FLOOR, TRY_ALONE
+from delayed_queue.queue.store.claim import CLAIM, CLAIM_STRICT, NO_FLOOR, TRY_LOCK
 from delayed_queue.worker.worker import Worker
 from tests.support.concurrency import TIMEOUT, calling, raw_connection, together, wait_until_blocked
 from tests.support.processes import wait_until
@@ -45,7 +45,7 @@ def claim(
 
 
 def take_turn(connection: psycopg.Connection[Any]) -> bool:
-    row = connection.execute(TRY_ALONE, {"kind": KIND}).fetchone()
+    row = connection.execute(TRY_LOCK, {"kind": KIND}).fetchone()
     return row is not None and row[0]
 
 

@@ -14,7 +14,7 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.db.statements import run
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
-from delayed_queue.queue.store.claim import claiming
+from delayed_queue.queue.store.claim import claim_step
 from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS, OFFER_OR_UPDATE
 from delayed_queue.worker.claims import ClaimPlan
 from delayed_queue.worker.consumers import Consumer, PollResult
@@ -65,7 +65,7 @@ def hold_it(connection: psycopg.Connection[Any], queue: DelayedQueue, due_at: in
 def lease_it(connection: psycopg.Connection[Any], queue: DelayedQueue, due_at: int) -> None:
     """As another worker, whose connection breaks before the commit."""
     hold_it(connection, queue, due_at)
-    statement, params = claiming(queue.kind, 1, "theirs", "theirs", 60_000)
+    statement, params = claim_step(queue.kind, 1, "theirs", "theirs", 60_000)
     assert len(connection.execute(statement, params).fetchall()) == 1
 
 
