@@ -384,7 +384,7 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
 @register(Tags.database)
 def check_rights(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """W014: a right that a worker needs, and the role of the database lacks."""
-    from delayed_queue.worker.database import missing_rights
+    from delayed_queue.worker.engine.database import missing_rights
 
     postgresql = [each for each in databases or () if connections[each].vendor == "postgresql"]
     return [

@@ -23,8 +23,8 @@ from delayed_queue.tasks._api import signals, task_backends
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.options import id_at
 from delayed_queue.tasks.testing import ImmediateBackend  # noqa: F401 - for the suites
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 
 DatabaseBackend = DelayedQueueBackend
 

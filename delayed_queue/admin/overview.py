@@ -32,7 +32,7 @@ from delayed_queue.observe.overview import (
     handler_of,
 )
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
-from delayed_queue.worker.heartbeat import ALIVE
+from delayed_queue.worker.engine.heartbeat import ALIVE
 from delayed_queue.worker.store import ThroughputRow
 
 _LATE: Final = timedelta(minutes=1)

@@ -22,7 +22,7 @@ from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.rows import DatabaseClock, RowState, as_read, state_of
 from delayed_queue.models import Message, Worker
-from delayed_queue.worker.heartbeat import ALIVE, MAX_LEASES
+from delayed_queue.worker.engine.heartbeat import ALIVE, MAX_LEASES
 
 _MAX_HELD: Final = 50
 _ZERO: Final = SafeString('<span class="dq-quiet">0</span>')

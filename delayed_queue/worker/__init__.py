@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from delayed_queue.worker.engine.settling import Counts as Counts
+    from delayed_queue.worker.engine.worker import Worker as Worker
     from delayed_queue.worker.options import WorkerOptions as WorkerOptions
-    from delayed_queue.worker.settling import Counts as Counts
-    from delayed_queue.worker.worker import Worker as Worker
 
-# On first use: the models need the store of this room, and not its worker.
-_HOMES = {"Counts": "settling", "Worker": "worker", "WorkerOptions": "options"}
+# Loaded on first use: the models need the store of this package, but not the engine.
+_HOMES = {"Counts": "engine.settling", "Worker": "engine.worker", "WorkerOptions": "options"}
 
 __all__ = ["Counts", "Worker", "WorkerOptions"]
 

@@ -17,7 +17,7 @@ from django.core.management import BaseCommand, CommandError, call_command, load
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from delayed_queue.worker.health import HealthFile, HealthReport
+from delayed_queue.worker.process.health import HealthFile, HealthReport
 from tests.support import documents
 from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.support.processes import manage

@@ -10,7 +10,7 @@ from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.handlers import QUEUES
 from delayed_queue.notifications.models import FINAL_STATUSES, Notification, Status
-from delayed_queue.worker.worker import Worker
+from delayed_queue.worker.engine.worker import Worker
 from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with

@@ -17,9 +17,9 @@ from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.models import Worker as WorkerRow
 from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
 from delayed_queue.spark.pipeline.console import metrics
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.store import SlowestScan, WorkerCounts
-from delayed_queue.worker.worker import Worker
 from tests.support import documents
 from tests.support.concurrency import raw_connection
 from tests.support.instruments import registry_of

@@ -16,9 +16,9 @@ from delayed_queue.codecs import codec_named
 from delayed_queue.handlers import Handler
 from delayed_queue.instruments import headers_for, wrap
 from delayed_queue.testing import InMemoryQueue
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
 from tests.support.instruments import Recorder, registry_of
 
 SOON = timedelta(milliseconds=50)

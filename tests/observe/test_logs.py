@@ -15,8 +15,8 @@ from django.dispatch import Signal
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.logs import quoted
 from delayed_queue.observe import signals
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 
 SECRET = "4111-1111-1111-1111"
 

@@ -32,10 +32,10 @@ from delayed_queue.observe.metrics import (
     exposition,
 )
 from delayed_queue.observe.overview import MAX_KINDS
-from delayed_queue.worker.health import HealthReport, HealthServer
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
+from delayed_queue.worker.process.health import HealthReport, HealthServer
 from delayed_queue.worker.store import SlowestScan, WorkerCounts
-from delayed_queue.worker.worker import Worker
 from tests.support import documents
 from tests.support.concurrency import raw_connection
 from tests.support.factories import DeadLetterFactory, MessageFactory, from_now

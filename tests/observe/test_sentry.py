@@ -17,8 +17,8 @@ from sentry_sdk.transport import Transport
 from delayed_queue import DelayedQueue, Envelope, Reject, Retry, Snooze
 from delayed_queue.handlers import HandlerFunction
 from delayed_queue.observe.sentry import SentryInstrument
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.support.instruments import registry_of
 
 pytestmark = pytest.mark.django_db(transaction=True)

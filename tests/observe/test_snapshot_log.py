@@ -11,7 +11,7 @@ import pytest
 
 from delayed_queue.models import Worker
 from delayed_queue.observe.snapshots import SnapshotWatch
-from delayed_queue.worker.heartbeat import Heartbeat, Snapshot
+from delayed_queue.worker.engine.heartbeat import Heartbeat, Snapshot
 from tests.support.concurrency import raw_connection
 from tests.support.processes import wait_until
 

@@ -27,8 +27,8 @@ from delayed_queue import (
 )
 from delayed_queue.observe.tracing import OpenTelemetryInstrument
 from delayed_queue.testing import InMemoryQueue
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.support.factories import from_now
 from tests.support.instruments import registry_of
 

@@ -27,8 +27,8 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry
 from delayed_queue.notifications.conf import CONSOLES
 from delayed_queue.tasks.apps import check_backends
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.cron.test_without_zones import NO_ZONES
 from tests.support import documents
 from tests.support.missing import not_installed

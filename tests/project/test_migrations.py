@@ -24,7 +24,7 @@ from django.test import override_settings
 from psycopg import sql as composed
 
 from delayed_queue import DelayedQueue, DeliveryType
-from delayed_queue.worker.database import compatibility, our_labels
+from delayed_queue.worker.engine.database import compatibility, our_labels
 from tests.rolling.settings import MIGRATION_MODULES
 from tests.support.answers import only_row, polled, present, sqlstate_of
 from tests.support.concurrency import TIMEOUT, raw_connection

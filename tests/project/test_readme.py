@@ -13,8 +13,8 @@ import pytest
 from delayed_queue import models
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.notifications.models import Notification
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.project.test_docs_code import README, forget_registrations, run
 from tests.support import documents
 

@@ -25,7 +25,7 @@ from delayed_queue.models import BulkRun, DeadLetter, Message, Sample
 from delayed_queue.notifications.models import Delivery
 from delayed_queue.tasks._api import TaskResultStatus, task_backends
 from delayed_queue.tasks.keeping import keep_days
-from delayed_queue.worker.database import missing_rights
+from delayed_queue.worker.engine.database import missing_rights
 from tests.admin.support import LETTERS, tokens, told
 from tests.admin.support import post as act
 from tests.http.api.calls import JOB, post

@@ -14,8 +14,8 @@ from django.test.utils import override_settings  # noqa: E402 # needs the apps
 
 from delayed_queue import Envelope  # noqa: E402
 from delayed_queue.observe.metrics import exposition  # noqa: E402
+from delayed_queue.worker.engine.worker import Worker  # noqa: E402
 from delayed_queue.worker.options import WorkerOptions  # noqa: E402
-from delayed_queue.worker.worker import Worker  # noqa: E402
 from tests.support.instruments import registry_of  # noqa: E402
 
 

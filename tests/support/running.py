@@ -11,8 +11,8 @@ from typing import Any
 from delayed_queue import Envelope
 from delayed_queue.codecs import codec_named, kind_of
 from delayed_queue.handlers import Handler, Registry
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 
 SOON = timedelta(milliseconds=100)
 

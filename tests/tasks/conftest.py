@@ -9,8 +9,8 @@ import pytest
 
 from delayed_queue.handlers import registry
 from delayed_queue.tasks._api import task_backends
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.support.running import SOON
 
 BACKEND = "delayed_queue.tasks.DelayedQueueBackend"

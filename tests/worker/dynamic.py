@@ -11,8 +11,8 @@ from delayed_queue.db.statements import notify
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.handlers import Handler, Registry, Source
 from delayed_queue.models import Message
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.support.running import SOON, handler_of
 
 WAKE_CHANNEL: Final = "changes|wake"

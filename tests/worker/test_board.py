@@ -8,7 +8,7 @@ import time
 import pytest
 
 from delayed_queue.worker.board import COUNTERS, LEASE_BYTES, MAX_LEASES, Board, InFlight
-from delayed_queue.worker.crashes import CrashReport
+from delayed_queue.worker.process.crashes import CrashReport
 
 SLOTS = 5
 

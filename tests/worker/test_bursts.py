@@ -14,7 +14,7 @@ from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
-from delayed_queue.worker.worker import Worker
+from delayed_queue.worker.engine.worker import Worker
 from tests.support.concurrency import raw_connection
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with

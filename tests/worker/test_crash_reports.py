@@ -11,7 +11,7 @@ from django.utils import timezone
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.worker.board import InFlight
-from delayed_queue.worker.crashes import CrashReport, give_back
+from delayed_queue.worker.process.crashes import CrashReport, give_back
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 

@@ -17,10 +17,10 @@ from delayed_queue.handlers import Registry, Source
 from delayed_queue.http.apps import _source as callbacks
 from delayed_queue.models import Message
 from delayed_queue.models import Worker as WorkerRow
-from delayed_queue.worker.heartbeat import Heartbeat
+from delayed_queue.worker.engine.heartbeat import Heartbeat
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
 from tests.support.concurrency import raw_connection
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running
@@ -78,7 +78,7 @@ class TestComingAndGoing:
     def test_without_an_announcement_it_is_found_at_the_next_question(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("delayed_queue.worker.serving.ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.engine.serving.ASK_SECONDS", 0.05)
         offer("new", 3)
         source = Changing()
         with running(source.worker()):
@@ -86,7 +86,7 @@ class TestComingAndGoing:
             wait_until(is_empty)
 
     def test_a_queue_that_is_gone_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("delayed_queue.worker.serving.ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.engine.serving.ASK_SECONDS", 0.05)
         source = Changing("gone", "kept")
         worker = source.worker()
         with running(worker):
@@ -102,7 +102,7 @@ class TestComingAndGoing:
     def test_what_is_in_hand_when_its_queue_goes_is_finished(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("delayed_queue.worker.serving.ASK_SECONDS", 0.05)
+        monkeypatch.setattr("delayed_queue.worker.engine.serving.ASK_SECONDS", 0.05)
         begun, may_end = threading.Event(), threading.Event()
 
         def wait(envelope: Envelope) -> None:

@@ -14,7 +14,7 @@ from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.engine.settling import Counts
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 from tests.workerapp.models import Effect

@@ -20,7 +20,7 @@ import pytest
 from prometheus_client import REGISTRY, Metric
 from prometheus_client.registry import Collector
 
-from delayed_queue.worker.health import (
+from delayed_queue.worker.process.health import (
     HealthFile,
     HealthReport,
     HealthServer,

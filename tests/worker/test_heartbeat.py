@@ -18,7 +18,7 @@ from django.db import connections
 
 import delayed_queue
 from delayed_queue.models import Worker
-from delayed_queue.worker.heartbeat import BEAT, MAX_LEASES, Heartbeat, Snapshot
+from delayed_queue.worker.engine.heartbeat import BEAT, MAX_LEASES, Heartbeat, Snapshot
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]

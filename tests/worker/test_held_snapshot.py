@@ -10,7 +10,7 @@ import pytest
 
 from delayed_queue.models import Worker
 from delayed_queue.queue.store.claim import NO_FLOOR, claim_step
-from delayed_queue.worker.heartbeat import Heartbeat
+from delayed_queue.worker.engine.heartbeat import Heartbeat
 from tests.plans.case import PRIMARY
 from tests.plans.explain import explain
 from tests.support.concurrency import raw_connection

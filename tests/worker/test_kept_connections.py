@@ -13,8 +13,8 @@ from django.db import connection
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy
 from delayed_queue.handlers import HandlerFunction
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.support.ledger import effects
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, registry_with, running

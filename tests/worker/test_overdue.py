@@ -10,8 +10,8 @@ import pytest
 from django.utils import timezone
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.support.running import handler_of, registry_with
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]

@@ -10,9 +10,9 @@ import pytest
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.messages import MessageState
 from delayed_queue.models import Message
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import registry_of, running
 from tests.worker.test_worker import burst

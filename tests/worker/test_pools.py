@@ -8,7 +8,7 @@ import pytest
 
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.executor import AHEAD_SECONDS, Executor, Pool
+from delayed_queue.worker.engine.executor import AHEAD_SECONDS, Executor, Pool
 
 
 class Clock:

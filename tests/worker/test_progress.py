@@ -14,7 +14,7 @@ from typing import TextIO
 
 import pytest
 
-from delayed_queue.worker.heartbeat import ProgressLine, Totals
+from delayed_queue.worker.engine.heartbeat import ProgressLine, Totals
 from tests.support.processes import wait_until
 
 SOON = 0.02
@@ -70,7 +70,7 @@ def test_the_rate_is_that_of_the_time_since_the_last_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("delayed_queue.worker.heartbeat.time.monotonic", lambda: now)
+    monkeypatch.setattr("delayed_queue.worker.engine.heartbeat.time.monotonic", lambda: now)
     totals = Totals(0, 0, 0, 0)
     line = ProgressLine(lambda: totals, StringIO())
     now, totals = 102.0, Totals(2000, 30, 10, 4)

@@ -10,8 +10,8 @@ import pytest
 
 from delayed_queue import DelayedQueue
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.worker.consumers import REWIND_MS, Consumer
-from delayed_queue.worker.worker import Worker
+from delayed_queue.worker.engine.consumers import REWIND_MS, Consumer
+from delayed_queue.worker.engine.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 

@@ -9,7 +9,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, Snooze
 from delayed_queue.messages import Envelope
-from delayed_queue.worker.consumers import (
+from delayed_queue.worker.engine.consumers import (
     DEEP_POLL_SHARE,
     FULL_SCAN_INTERVALS,
     MARGIN_MS,
@@ -21,8 +21,8 @@ from delayed_queue.worker.consumers import (
     PollResult,
     slowest_scan,
 )
+from delayed_queue.worker.engine.serving import consumers_of
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.serving import consumers_of
 from delayed_queue.worker.store import SlowestScan
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, registry_with, running, worker_with

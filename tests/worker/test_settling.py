@@ -6,8 +6,8 @@ import pytest
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
-from delayed_queue.worker.claims import Claim
-from delayed_queue.worker.settling import Counts, Settler
+from delayed_queue.worker.engine.claims import Claim
+from delayed_queue.worker.engine.settling import Counts, Settler
 from tests.support.operations import PAST
 from tests.support.running import handler_of, worker_with
 

@@ -14,9 +14,9 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.handlers import Handler
 from delayed_queue.models import Message
 from delayed_queue.worker.board import Board
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import SOON, handler_of, registry_with, running
 

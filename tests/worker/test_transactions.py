@@ -16,7 +16,7 @@ from django.db import connection
 from delayed_queue import DelayedQueue, Envelope, Reject, RetryPolicy, ScheduledMessage, Snooze
 from delayed_queue.handlers import Handler
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.engine.settling import Counts
 from tests.support.running import handler_of, worker_with
 from tests.workerapp.models import Effect
 

@@ -12,10 +12,10 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, Snooze
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Registry
 from delayed_queue.models import Message
-from delayed_queue.worker import eventloop, executor
+from delayed_queue.worker.engine import eventloop, executor
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import SOON, handler_of, running
 from tests.worker.dynamic import HOUR, Changing, is_empty, offer

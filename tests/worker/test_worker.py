@@ -16,10 +16,10 @@ from delayed_queue.handlers import Registry
 from delayed_queue.messages import MessageState
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe import signals
-from delayed_queue.worker import executor
+from delayed_queue.worker.engine import executor
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import SOON, handler_of, registry_of, registry_with, running
 from tests.workerapp.models import Effect

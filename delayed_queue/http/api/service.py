@@ -19,8 +19,8 @@ from delayed_queue.http.api.auth import check, grant_of
 from delayed_queue.http.api.endpoints import Api
 from delayed_queue.http.api.problems import Problem, not_allowed, respond, unavailable
 from delayed_queue.http.conf import api_settings
-from delayed_queue.worker.database import check_schema
 from delayed_queue.worker.deadlines import SharedProbe
+from delayed_queue.worker.engine.database import check_schema
 
 Probe = Callable[[HttpRequest], HttpResponse]
 

@@ -25,15 +25,15 @@ from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
 from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
 from delayed_queue.observe.snapshots import oldest_snapshot
-from delayed_queue.worker.database import (
+from delayed_queue.worker.deadlines import in_daemon
+from delayed_queue.worker.engine.database import (
     is_needed,
     missing_rights,
     name_of_migration,
     our_labels,
 )
-from delayed_queue.worker.deadlines import in_daemon
-from delayed_queue.worker.health import problems_of_file
-from delayed_queue.worker.heartbeat import ALIVE
+from delayed_queue.worker.engine.heartbeat import ALIVE
+from delayed_queue.worker.process.health import problems_of_file
 
 MAX_COUNT: Final = 999_999
 _APP: Final = "delayed_queue"

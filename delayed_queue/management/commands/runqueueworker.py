@@ -39,7 +39,9 @@ from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.worker.board import Board, Watchdog
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, SUPERVISOR_EXIT_SECONDS, last_exit
-from delayed_queue.worker.health import (
+from delayed_queue.worker.engine.worker import Worker
+from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
+from delayed_queue.worker.process.health import (
     HealthReporter,
     measure_if_served,
     own_place,
@@ -47,9 +49,8 @@ from delayed_queue.worker.health import (
     sharing_metrics,
     totals_of,
 )
-from delayed_queue.worker.inheritance import Connection, disown, open_connections
-from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
-from delayed_queue.worker.supervisor import (
+from delayed_queue.worker.process.inheritance import Connection, disown, open_connections
+from delayed_queue.worker.process.supervisor import (
     EXIT_RECYCLE,
     EXIT_REFUSED,
     EXIT_UNAVAILABLE,
@@ -59,7 +60,6 @@ from delayed_queue.worker.supervisor import (
     SupervisorOptions,
     stop_when_orphaned,
 )
-from delayed_queue.worker.worker import Worker
 
 # Allocations between two collections, of which a claim of 500 messages makes some 2,000.
 COLLECT_AFTER: Final = 20_000

@@ -16,8 +16,8 @@ from delayed_queue.http.jobs.adding import add_job, add_jobs
 from delayed_queue.http.jobs.kinds import WAKE_CHANNEL
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.http.callbacks.sending import reaching
 from tests.http.callbacks.servers import Receiver
 from tests.support.running import SOON

@@ -16,7 +16,7 @@ from delayed_queue.http.jobs.catalogue import configure_topic
 from delayed_queue.http.jobs.dead import kick_job
 from delayed_queue.http.models import CallbackAttempt, Endpoint
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.engine.settling import Counts
 from tests.http.callbacks.delivering import (
     TOPIC,
     add,

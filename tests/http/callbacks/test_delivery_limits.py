@@ -16,7 +16,7 @@ from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
 from delayed_queue.http.jobs.kinds import OWN_SHARDS, host_of, shard_of_host
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Topic
 from delayed_queue.models import Message
-from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.engine.settling import Counts
 from tests.http.callbacks.delivering import (
     add,
     add_many,

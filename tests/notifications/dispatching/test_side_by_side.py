@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from delayed_queue.notifications.models import Notification, Priority
-from delayed_queue.worker.worker import Worker
+from delayed_queue.worker.engine.worker import Worker
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, ended, statuses
 from tests.notifications.factories import enqueue
 from tests.notifications.fakes import FakeSms

@@ -14,7 +14,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.queue.store.claim import CLAIM, CLAIM_STRICT, NO_FLOOR, TRY_LOCK
-from delayed_queue.worker.worker import Worker
+from delayed_queue.worker.engine.worker import Worker
 from tests.support.concurrency import TIMEOUT, calling, raw_connection, together, wait_until_blocked
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with

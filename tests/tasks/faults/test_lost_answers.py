@@ -12,7 +12,7 @@ from pytest_django import Settings
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.engine.settling import Counts
 from tests.support.aiming import COMMIT, EFFECT, Stage
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy

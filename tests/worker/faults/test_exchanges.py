@@ -10,8 +10,8 @@ from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from tests.support.operations import PAST
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy

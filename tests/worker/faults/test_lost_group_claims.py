@@ -11,7 +11,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.engine.settling import Counts
 from tests.support.aiming import COMMIT, GROUP_CUTS, LEASE_GROUPS, Stage
 from tests.support.operations import PAST
 from tests.support.processes import wait_until

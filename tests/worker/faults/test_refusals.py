@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
 
-from delayed_queue.worker.supervisor import EXIT_REFUSED, EXIT_UNAVAILABLE
+from delayed_queue.worker.process.supervisor import EXIT_REFUSED, EXIT_UNAVAILABLE
 from tests.support.processes import database_url, worker
 from tests.support.sampling import sample
 

@@ -21,8 +21,8 @@ from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.handlers import QUEUES
 from delayed_queue.tasks.priorities import kind_of_priority
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.worker import Worker
 from tests.http.callbacks.delivering import add_many, permitted, send_due
 from tests.http.callbacks.servers import Receiver, answering
 from tests.notifications.factories import enqueue

@@ -19,7 +19,7 @@ from django.test import override_settings
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.supervisor import EXIT_CONFIGURATION
+from delayed_queue.worker.process.supervisor import EXIT_CONFIGURATION
 from tests.rolling.settings import MIGRATION_MODULES
 from tests.support.processes import children_of, wait_until, worker
 from tests.support.sampling import sample

@@ -6,7 +6,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.engine.settling import Counts
 from tests.support.operations import PAST
 from tests.support.proxy import Proxy
 from tests.support.running import handler_of, worker_with

@@ -25,7 +25,7 @@ from pytest_django import Settings
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message, Worker
 from delayed_queue.worker.board import START_SECONDS
-from delayed_queue.worker.supervisor import (
+from delayed_queue.worker.process.supervisor import (
     EXIT_CONFIGURATION,
     Child,
     Supervisor,

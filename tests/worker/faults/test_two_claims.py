@@ -12,10 +12,10 @@ from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.models import Message
+from delayed_queue.worker.engine.serving import declare_groups
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.serving import declare_groups
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
 from tests.support.aiming import ACKNOWLEDGE, CLAIM, Aim, Stage
 from tests.support.concurrency import raw_connection
 from tests.support.operations import PAST

@@ -22,8 +22,8 @@ from delayed_queue.db.wakeups import LEASES_CHANNEL
 from delayed_queue.facade import DROP_ALL_CONFIRMATION
 from delayed_queue.models import Message
 from delayed_queue.queue.store.inspect import DROP
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from tests.admin.support import MESSAGES, page, post, tokens
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with

@@ -11,8 +11,8 @@ import psycopg
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
-from delayed_queue.worker.settling import Counts
-from delayed_queue.worker.worker import Worker
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.engine.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 

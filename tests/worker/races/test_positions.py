@@ -16,8 +16,8 @@ from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import claim_step
 from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS, OFFER_OR_UPDATE
-from delayed_queue.worker.claims import ClaimPlan
-from delayed_queue.worker.consumers import Consumer, PollResult
+from delayed_queue.worker.engine.claims import ClaimPlan
+from delayed_queue.worker.engine.consumers import Consumer, PollResult
 from tests.support.running import handler_of, worker_with
 
 LIMIT: Final = 2

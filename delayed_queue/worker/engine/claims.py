@@ -40,7 +40,7 @@ from delayed_queue.queue.store.claim import (
 )
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.queue.store.settle import ExtendedRow
-from delayed_queue.worker.consumers import Consumer
+from delayed_queue.worker.engine.consumers import Consumer
 
 # For how long a claim by group waits for another one of its queue, which takes milliseconds; but a
 # poll in somebody's transaction lasts to the end of that.

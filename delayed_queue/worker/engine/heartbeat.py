@@ -31,8 +31,8 @@ from delayed_queue.observe.snapshots import SnapshotWatch
 from delayed_queue.observe.store import SAMPLES_BY_DAY
 from delayed_queue.queue.bulk import RUNS, step
 from delayed_queue.queue.models import BulkRun, DeadLetter, Limit
+from delayed_queue.worker.engine.refusals import state_of
 from delayed_queue.worker.models import Worker
-from delayed_queue.worker.refusals import state_of
 from delayed_queue.worker.store import NOT_SCANNED, SlowestScan, WorkerCounts
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from delayed_queue.messages import MILLISECOND
 from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.worker.consumers import FIRST_WINDOW, IDLE, Consumer, full_scan_pause
+from delayed_queue.worker.engine.consumers import FIRST_WINDOW, IDLE, Consumer, full_scan_pause
 from delayed_queue.worker.options import WorkerOptions
 
 # How often sources are asked where no NOTIFY says that they have changed.

@@ -25,9 +25,9 @@ from delayed_queue.queue.store.settle import (
     dead_lettering,
     releasing,
 )
-from delayed_queue.worker.claims import Claim, LeaseKeeper, NotBegun
-from delayed_queue.worker.consumers import Consumer
-from delayed_queue.worker.refusals import wait_after
+from delayed_queue.worker.engine.claims import Claim, LeaseKeeper, NotBegun
+from delayed_queue.worker.engine.consumers import Consumer
+from delayed_queue.worker.engine.refusals import wait_after
 
 # Failures are written one statement each, or for those deferred alike, so many in a round trip.
 MOST_FAILURES: Final = 100

@@ -28,11 +28,17 @@ from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.logs import log
 from delayed_queue.observe import signals
 from delayed_queue.worker.board import COUNTERS, Board, Standing, limit_of
-from delayed_queue.worker.crashes import CrashReport, cause_of_death, give_back, listed
 from delayed_queue.worker.deadlines import EXIT_STUCK, in_daemon
-from delayed_queue.worker.health import SCRAPING, Place, forget_metrics, number_metrics, totals_of
-from delayed_queue.worker.heartbeat import TELLING, Totals
-from delayed_queue.worker.settling import Counts
+from delayed_queue.worker.engine.heartbeat import TELLING, Totals
+from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.process.crashes import CrashReport, cause_of_death, give_back, listed
+from delayed_queue.worker.process.health import (
+    SCRAPING,
+    Place,
+    forget_metrics,
+    number_metrics,
+    totals_of,
+)
 
 # Restart delay in seconds after a crash: doubled each time, reset after a run of LONG_LIFE seconds.
 FIRST_PAUSE: Final = 0.5

@@ -20,14 +20,14 @@ from delayed_queue.observe import signals
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR, LeasedRow, RankedRow
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
-from delayed_queue.worker.consumers import IDLE, Consumer, Poll, PollResult
-from delayed_queue.worker.eventloop import EventLoop
-from delayed_queue.worker.executor import Executor, Pool, Work
+from delayed_queue.worker.engine.claims import Claim, ClaimPlan, LeaseKeeper
+from delayed_queue.worker.engine.consumers import IDLE, Consumer, Poll, PollResult
+from delayed_queue.worker.engine.eventloop import EventLoop
+from delayed_queue.worker.engine.executor import Executor, Pool, Work
+from delayed_queue.worker.engine.refusals import CLAIM_PAUSE, Refusals, put_aside
+from delayed_queue.worker.engine.serving import DynamicQueues
+from delayed_queue.worker.engine.transactions import TransactionalRun
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.refusals import CLAIM_PAUSE, Refusals, put_aside
-from delayed_queue.worker.serving import DynamicQueues
-from delayed_queue.worker.transactions import TransactionalRun
 
 
 class Dispatcher:

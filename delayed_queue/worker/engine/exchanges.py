@@ -25,19 +25,19 @@ from delayed_queue.handlers import storable
 from delayed_queue.queue.store.claim import limit_waits_step
 from delayed_queue.queue.store.settle import returning_leases
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
-from delayed_queue.worker.database import Outage
-from delayed_queue.worker.dispatcher import Dispatcher
-from delayed_queue.worker.executor import GATHER_SECONDS
-from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.refusals import Refusals, WriteRefused
-from delayed_queue.worker.settling import (
+from delayed_queue.worker.engine.claims import Claim, ClaimPlan, LeaseKeeper
+from delayed_queue.worker.engine.database import Outage
+from delayed_queue.worker.engine.dispatcher import Dispatcher
+from delayed_queue.worker.engine.executor import GATHER_SECONDS
+from delayed_queue.worker.engine.refusals import Refusals, WriteRefused
+from delayed_queue.worker.engine.settling import (
     LOCK_WAIT_MS,
     LockDeferral,
     Settlement,
     Settler,
     channels_of,
 )
+from delayed_queue.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

@@ -20,9 +20,9 @@ from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.claims import Claim
-from delayed_queue.worker.consumers import FIRST_WINDOW, Consumer
-from delayed_queue.worker.executor import (
+from delayed_queue.worker.engine.claims import Claim
+from delayed_queue.worker.engine.consumers import FIRST_WINDOW, Consumer
+from delayed_queue.worker.engine.executor import (
     FAIR_FACTOR,
     SLOW_WINDOW,
     SOON_SECONDS,

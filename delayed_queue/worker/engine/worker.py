@@ -24,23 +24,23 @@ from delayed_queue.logs import described, log
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.claims import Claim, ClaimPlan, LeaseKeeper
-from delayed_queue.worker.consumers import Consumer, slowest_scan
-from delayed_queue.worker.database import Outage, check_schema
-from delayed_queue.worker.dispatcher import Dispatcher
-from delayed_queue.worker.exchanges import Exchanges
-from delayed_queue.worker.executor import GATHER_SECONDS
-from delayed_queue.worker.heartbeat import Heartbeat, Snapshot
-from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.refusals import Refusals
-from delayed_queue.worker.serving import (
+from delayed_queue.worker.engine.claims import Claim, ClaimPlan, LeaseKeeper
+from delayed_queue.worker.engine.consumers import Consumer, slowest_scan
+from delayed_queue.worker.engine.database import Outage, check_schema
+from delayed_queue.worker.engine.dispatcher import Dispatcher
+from delayed_queue.worker.engine.exchanges import Exchanges
+from delayed_queue.worker.engine.executor import GATHER_SECONDS
+from delayed_queue.worker.engine.heartbeat import Heartbeat, Snapshot
+from delayed_queue.worker.engine.refusals import Refusals
+from delayed_queue.worker.engine.serving import (
     DynamicQueues,
     consumers_of,
     declare_groups,
     shortest_lease,
 )
-from delayed_queue.worker.settling import Counts, Settler
-from delayed_queue.worker.transactions import TransactionalRun
+from delayed_queue.worker.engine.settling import Counts, Settler
+from delayed_queue.worker.engine.transactions import TransactionalRun
+from delayed_queue.worker.options import WorkerOptions
 
 # How often a worker that never sleeps asks for notifications, which are for its other queues.
 HEARING_SECONDS: Final = 0.05

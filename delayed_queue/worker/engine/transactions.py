@@ -24,9 +24,9 @@ from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.consumers import Consumer, Poll, PollResult
-from delayed_queue.worker.executor import Run
-from delayed_queue.worker.refusals import WriteRefused, wait_after
+from delayed_queue.worker.engine.consumers import Consumer, Poll, PollResult
+from delayed_queue.worker.engine.executor import Run
+from delayed_queue.worker.engine.refusals import WriteRefused, wait_after
 
 # How long a run goes on taking batches before the worker may give its thread to another consumer.
 GO_ON_SECONDS: Final = 0.05

@@ -30,7 +30,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.instruments import add_instrument
 from delayed_queue.logs import described, log
 from delayed_queue.worker.board import Board, limit_of
-from delayed_queue.worker.heartbeat import TELLING, ProgressLine, Totals
+from delayed_queue.worker.engine.heartbeat import TELLING, ProgressLine, Totals
 
 Exposition = Callable[..., tuple[bytes, str]]
 _JSON: Final = "application/json"

@@ -21,7 +21,7 @@ from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.claims import Claim
+from delayed_queue.worker.engine.claims import Claim
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

@@ -1,0 +1,1 @@
+"""The engine of a worker process: its claim loop, pools, leases and heartbeat."""

@@ -1,0 +1,1 @@
+"""Processes of a worker: the supervisor, crash recovery, health."""
