@@ -171,48 +171,42 @@ def size_of(slots: int) -> int:
 
 
 def limit_of(board: Board) -> float:
-    """Return for how many seconds a claim loop may stand: longer before it has first turned."""
+    """Return the maximum age of a loop's last iteration, in seconds: longer before the first."""
     limit = get_settings().WATCHDOG.total_seconds()
     return limit if board.turned_at else max(limit, START_SECONDS)
 
 
-class Standing:
-    """For how long a claim loop has stood while whoever asks was awake.
-
-    Of a container or machine that was paused the processes go on in any order: then the loop has
-    its time anew. To be asked at least every quarter of that, or it would have it anew each time.
-    """
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._asked_at, self._awake_since = time.monotonic(), 0.0
-
-    def seconds(self, started_at: float) -> float:
-        now = time.monotonic()
-        if now - self._asked_at > get_settings().WATCHDOG.total_seconds() / 4:
-            self._awake_since = now
-        self._asked_at = now
-        return now - max(self._board.turned_at, started_at, self._awake_since)
-
-
 class Watchdog:
-    """Ends the process when its claim loop has not turned for so long that it never will.
+    """Detects a claim loop that is stuck.
 
-    Whoever started it starts it again. The leases run out, so others take the messages.
+    After a pause of the container or machine, its processes continue in any order: then the loop
+    has its time anew. Call it at least every quarter of that time.
     """
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._checked_at, self._awake_since = time.monotonic(), 0.0
 
-    def start(self) -> None:
-        self._thread.start()
+    def stuck_seconds(self, started_at: float) -> float | None:
+        """Return for how long the loop has been stuck, None if it is not."""
+        now = time.monotonic()
+        if now - self._checked_at > get_settings().WATCHDOG.total_seconds() / 4:
+            self._awake_since = now
+        self._checked_at = now
+        seconds = now - max(self._board.turned_at, started_at, self._awake_since)
+        return seconds if seconds > limit_of(self._board) else None
+
+    def exit_when_stuck(self) -> None:
+        """Start a thread that ends this process when its loop is stuck.
+
+        The process manager restarts it. The leases expire, so other workers take the messages.
+        """
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def _watch(self) -> None:
-        started_at, standing = time.monotonic(), Standing(self._board)
+        started_at = time.monotonic()
         pause = threading.Event()
         while not pause.wait(get_settings().WATCHDOG.total_seconds() / 10):
-            stood = standing.seconds(started_at)
-            if stood > limit_of(self._board):
-                log(logging.CRITICAL, "loop_stands", seconds=f"{stood:.0f}")
+            if (seconds := self.stuck_seconds(started_at)) is not None:
+                log(logging.CRITICAL, "loop_stands", seconds=f"{seconds:.0f}")
                 os._exit(EXIT_STUCK)

@@ -17,7 +17,7 @@ from django.core.management import BaseCommand, CommandError, call_command, load
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from delayed_queue.worker.process.health import HealthFile, HealthReport
+from delayed_queue.worker.process.health import HealthReport, write_health_file
 from tests.support import documents
 from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
 from tests.support.processes import manage
@@ -138,13 +138,13 @@ def changed(name: str, value: str) -> Iterator[None]:
 
 class TestFile:
     def test_a_fresh_one_is_healthy_whatever_the_database_says(self, tmp_path: Path) -> None:
-        HealthFile(tmp_path / "health").write(HEALTHY)
+        write_health_file(tmp_path / "health", HEALTHY)
         with changed("PORT", "1"):
             assert reasons("--file", str(tmp_path / "health")) == []
 
     def test_an_old_one_is_not(self, tmp_path: Path) -> None:
         path = tmp_path / "health"
-        HealthFile(path).write(HEALTHY)
+        write_health_file(path, HEALTHY)
         old = time.time() - 30
         os.utime(path, (old, old))
         assert reasons("--file", str(path)) == []

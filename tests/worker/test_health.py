@@ -20,12 +20,14 @@ import pytest
 from prometheus_client import REGISTRY, Metric
 from prometheus_client.registry import Collector
 
+from delayed_queue.worker import Counts
 from delayed_queue.worker.process.health import (
-    HealthFile,
     HealthReport,
+    HealthReporter,
     HealthServer,
     ProcessHealth,
     problems_of_file,
+    write_health_file,
 )
 from tests.support.processes import wait_until
 
@@ -50,30 +52,16 @@ def test_the_report_as_json() -> None:
 class TestFile:
     def test_it_has_the_report_and_may_be_read_by_others(self, tmp_path: Path) -> None:
         path = tmp_path / "health"
-        HealthFile(path).write(HEALTHY)
+        write_health_file(path, HEALTHY)
         assert path.read_text() == HEALTHY.as_json()
         assert path.stat().st_mode & 0o777 == 0o644
         assert list(tmp_path.iterdir()) == [path]
 
-    def test_it_is_written_once_an_interval_and_at_each_change(self, tmp_path: Path) -> None:
-        path = tmp_path / "health"
-        file = HealthFile(path, interval=3600)
-        file.write(HEALTHY)
-        file.write(replace(HEALTHY, worker="later"))
-        assert path.read_text() == HEALTHY.as_json()
-        file.write(SICK)
-        assert path.read_text() == SICK.as_json()
-        often = HealthFile(path, interval=0)
-        often.write(SICK)
-        often.write(replace(SICK, worker="later"))
-        assert json.loads(path.read_text())["worker"] == "later"
-
     def test_a_reader_never_sees_half_of_it(self, tmp_path: Path) -> None:
         path = tmp_path / "health"
-        file = HealthFile(path, interval=0)
         large = replace(HEALTHY, processes=HEALTHY.processes * 500)
         texts = {HEALTHY.as_json(), large.as_json()}
-        file.write(HEALTHY)
+        write_health_file(path, HEALTHY)
         stop, seen = threading.Event(), set()
 
         def read() -> None:
@@ -83,36 +71,36 @@ class TestFile:
         reader = threading.Thread(target=read)
         reader.start()
         for _ in range(50):
-            file.write(large)
-            file.write(HEALTHY)
+            write_health_file(path, large)
+            write_health_file(path, HEALTHY)
         stop.set()
         reader.join()
         assert seen <= texts
 
     def test_it_goes_with_its_worker(self, tmp_path: Path) -> None:
         path = tmp_path / "health"
-        file = HealthFile(path)
-        file.write(HEALTHY)
-        file.remove()
-        file.remove()
-        assert not path.exists()
+        reports = iter([HEALTHY, SICK])
+        with HealthReporter(lambda: next(reports, SICK), Counts, file=path):
+            assert path.read_text() == HEALTHY.as_json()
+            wait_until(lambda: path.read_text() == SICK.as_json())
+        assert list(tmp_path.iterdir()) == []
 
     def test_what_cannot_be_written_is_raised_and_leaves_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "health"
         path.mkdir()
         with pytest.raises(IsADirectoryError):
-            HealthFile(path).write(HEALTHY)
+            write_health_file(path, HEALTHY)
         assert list(tmp_path.iterdir()) == [path]
 
 
 class TestReadingIt:
     def test_a_fresh_and_healthy_one_has_no_problems(self, tmp_path: Path) -> None:
-        HealthFile(tmp_path / "health").write(HEALTHY)
+        write_health_file(tmp_path / "health", HEALTHY)
         assert problems_of_file(tmp_path / "health", MINUTE) == []
 
     def test_each_problem_is_said(self, tmp_path: Path) -> None:
         path = tmp_path / "health"
-        HealthFile(path).write(SICK)
+        write_health_file(path, SICK)
         old = time.time() - 90
         os.utime(path, (old, old))
         unhealthy, stale = problems_of_file(path, MINUTE)

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable
 from functools import partial
@@ -43,19 +44,18 @@ from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
 from delayed_queue.worker.process.health import (
     HealthReporter,
+    Place,
     measure_if_served,
-    own_place,
     report_on,
     sharing_metrics,
-    totals_of,
 )
 from delayed_queue.worker.process.inheritance import Connection, disown, open_connections
+from delayed_queue.worker.process.reloading import Reloader
 from delayed_queue.worker.process.supervisor import (
     EXIT_RECYCLE,
     EXIT_REFUSED,
     EXIT_UNAVAILABLE,
     Child,
-    Reloader,
     Supervisor,
     SupervisorOptions,
     stop_when_orphaned,
@@ -161,14 +161,13 @@ class Command(QueueCommand):
         limit_silence(chosen.using)
         board = Board.new(chosen.slots)
         worker = Worker(chosen, board=board)
-        place = own_place(board)
+        place = Place(0, board, os.getpid(), time.monotonic())
         with HealthReporter(
-            lambda: report_on(worker, [place()]),
-            lambda: totals_of([board.counters()]),
+            lambda: report_on(worker, [place]), lambda: worker.counts,
             file=options["health_file"], address=options["health_address"],
         ), last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm:  # fmt: skip
             _stop_on_signals(worker, arm)
-            Watchdog(board).start()
+            Watchdog(board).exit_when_stuck()
             self._greet(options, worker)
             worker.run()
         self._say(options, f"Worker {worker} stopped: {worker.counts}.")
@@ -201,15 +200,15 @@ class Command(QueueCommand):
         inherited = open_connections()
         self._spare_the_collector()
         supervisor = Supervisor(_supervision(chosen), partial(self._work, chosen, inherited))
-        reporter = partial(
-            HealthReporter, lambda: report_on(supervisor, supervisor.places()), supervisor.totals
-        )
         address = options["health_address"]
         with (
             sharing_metrics(address),
-            reporter(file=options["health_file"], address=address),
+            HealthReporter(
+                lambda: report_on(supervisor, supervisor.children), lambda: supervisor.counts,
+                file=options["health_file"], address=address,
+            ),
             last_exit(_longest(chosen, SUPERVISOR_EXIT_SECONDS)) as arm,
-        ):
+        ):  # fmt: skip
             supervisor.listen_to_signals(arm)
             if options["reloaded"]:
                 stop_when_orphaned(supervisor.stop, sys.stdin.fileno())

@@ -1,4 +1,4 @@
-"""Background work of a worker: its row, progress line, bulk runs, pruning."""
+"""Background work of a worker: its row, bulk runs, pruning."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import os
 import random
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from django.db import Error, connections
 
@@ -50,10 +48,6 @@ _BEATS_PER_PRUNE: Final = 360
 _MAX_PRUNED: Final = 100
 # A worker that stops waits at most N seconds for the removal of its row.
 _RETIRE_TIMEOUT: Final = 1.0
-
-
-# Erases to the end of the line; a carriage return follows, so that a log line overwrites this one.
-_ERASE: Final = "\x1b[K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,89 +239,6 @@ class Heartbeat:
     def _retire(self) -> None:
         if self._id is not None:
             Worker.objects.retire(self._id, using=self._using)
-
-
-class Totals(NamedTuple):
-    """A worker's counts since its start, and its messages in flight."""
-
-    done: int
-    failed: int
-    dead: int
-    in_flight: int
-
-    @property
-    def ended(self) -> int:
-        return self.done + self.failed + self.dead
-
-
-# Held by the supervisor's reporting threads, so that it does not fork meanwhile. A process forked
-# while such a thread holds a lock would wait for that lock forever.
-TELLING: Final = threading.Lock()
-
-
-class ProgressLine:
-    """A thread that writes the totals to a terminal every second."""
-
-    def __init__(
-        self, totals: Callable[[], Totals], stream: TextIO | None = None, interval: float = 1.0
-    ) -> None:
-        self._totals = totals
-        self._stream = sys.stderr if stream is None else stream
-        self._interval = interval
-        self._before = (time.monotonic(), 0)
-        self._stopped = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="progress", daemon=True)
-
-    def start(self) -> None:
-        if self._stream.isatty():
-            self._before = (time.monotonic(), self._totals().ended)
-            self.thread.start()
-
-    def stop(self) -> None:
-        """Leave the last totals on a line of their own."""
-        self._stopped.set()
-        if self.thread.is_alive():
-            self.thread.join(timeout=5)
-
-    def __enter__(self) -> ProgressLine:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.wait(self._interval):
-                self._write("\r")
-            self._write("\n")
-        except OSError as error:
-            # The terminal was closed; the worker continues.
-            log(logging.DEBUG, "progress_ended", error=type(error).__name__)
-
-    def _write(self, end: str) -> None:
-        with TELLING:
-            line = self.text()[: self._columns() - 1]
-            self._stream.write(f"\r{line}{_ERASE}{end}")
-            self._stream.flush()
-
-    def text(self) -> str:
-        now, totals = time.monotonic(), self._totals()
-        then, ended = self._before
-        self._before = (now, totals.ended)
-        rate = (totals.ended - ended) / max(now - then, 1e-3)
-        return (
-            f"{totals.done:,} done · {totals.failed:,} failed · {totals.dead:,} dead · "
-            f"{totals.in_flight:,} in flight · {rate:,.0f}/s"
-        )
-
-    def _columns(self) -> int:
-        return os.get_terminal_size(self._stream.fileno()).columns or 80
 
 
 _LONGEST_WAIT: Final = 5.0

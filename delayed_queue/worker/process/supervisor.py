@@ -6,12 +6,11 @@ import logging
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,22 +21,20 @@ from typing import Any, Final, NoReturn
 
 from django.core.cache import close_caches
 from django.db import connections
-from django.utils.autoreload import iter_all_python_module_files
 
 from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.logs import log
 from delayed_queue.observe import signals
-from delayed_queue.worker.board import COUNTERS, Board, Standing, limit_of
+from delayed_queue.worker.board import COUNTERS, Board, Watchdog
 from delayed_queue.worker.deadlines import EXIT_STUCK, in_daemon
-from delayed_queue.worker.engine.heartbeat import TELLING, Totals
 from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.process.crashes import CrashReport, cause_of_death, give_back, listed
 from delayed_queue.worker.process.health import (
     SCRAPING,
+    TELLING,
     Place,
     forget_metrics,
     number_metrics,
-    totals_of,
 )
 
 # Restart delay in seconds after a crash: doubled each time, reset after a run of LONG_LIFE seconds.
@@ -53,17 +50,13 @@ QUIET_SECONDS: Final = 2.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
-class Child:
+class Child(Place):
     """A worker process and its replacements, watched through its board."""
 
     def __init__(self, index: int, slots: int) -> None:
-        self.index = index
-        self.board = Board.new(slots)
-        self.standing = Standing(self.board)
-        self.pid = 0
-        self.started_at = 0.0
+        super().__init__(index, Board.new(slots))
+        self.watchdog = Watchdog(self.board)
         self.start_at = 0.0
-        self.is_finished = False
         self.early_deaths = 0
         self._pause = FIRST_PAUSE
         self._past = dict.fromkeys(COUNTERS, 0)
@@ -203,10 +196,7 @@ EXIT_RECYCLE: Final = 75
 # The database refuses the worker. And: it stayed unavailable to a worker that ends by itself.
 EXIT_REFUSED: Final = 77
 EXIT_UNAVAILABLE: Final = 69
-_FINAL: Final = frozenset({EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNAVAILABLE})
-
-
-LOOK_SECONDS: Final = 1.0
+FINAL_EXITS: Final = frozenset({EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNAVAILABLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +245,6 @@ class Supervisor:
     def counts(self) -> Counts:
         sums = [child.counters() for child in self.children]
         return Counts(**{name: sum(each[name] for each in sums) for name in COUNTERS[:-1]})
-
-    def places(self) -> list[Place]:
-        """Return the processes for a health report; callable from any thread."""
-        return [
-            Place(each.index, each.pid, each.board, each.started_at, each.is_finished)
-            for each in self.children
-        ]
-
-    def totals(self) -> Totals:
-        return totals_of([child.counters() for child in self.children])
 
     def run(self) -> int:
         """Run until stopped, or until every process is done."""
@@ -356,9 +336,8 @@ class Supervisor:
 
     def watch_over(self, child: Child) -> None:
         """Kill a process whose claim loop is stuck, so that it is replaced."""
-        stood = child.standing.seconds(child.started_at)
-        if stood > limit_of(child.board):
-            fields = {"process": child.index, "pid": child.pid, "seconds": f"{stood:.0f}"}
+        if (seconds := child.watchdog.stuck_seconds(child.started_at)) is not None:
+            fields = {"process": child.index, "pid": child.pid, "seconds": f"{seconds:.0f}"}
             log(logging.ERROR, "loop_stands", worker=self, **fields)
             child.signal(signal.SIGKILL)
 
@@ -384,7 +363,7 @@ class Supervisor:
         _in_background(partial(self._recover, child.index, pid, code, report))
         self._second_looks.append((time.monotonic() + SECOND_LOOK_SECONDS, report))
         is_hopeless = child.early_deaths >= MOST_EARLY_DEATHS
-        if (code in _FINAL or is_hopeless) and not self._stop.is_set():
+        if (code in FINAL_EXITS or is_hopeless) and not self._stop.is_set():
             self._exit_code = code if code > 0 else 1
             self.stop()
 
@@ -431,85 +410,3 @@ def _in_background(call: Callable[[], None]) -> None:
 
     with suppress(TimeoutError):
         in_daemon(recover).result(RECOVERY_SECONDS)
-
-
-class Reloader:
-    """Runs a command, and restarts it after each change of a source file.
-
-    A command that fails is restarted after the next change, unless its exit code is final.
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
-        self._stop = StopSignal()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self) -> int:
-        """Run until stopped or until a final exit code; return the code."""
-        watch = SourceWatch()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, self._pass_on)
-        signal.signal(signal.SIGCHLD, lambda number, frame: self._stop.wake())
-        while True:
-            code = self._run_until(watch.has_changed)
-            if code in (0, *_FINAL):
-                return code
-            while code is not None and not self._stop.is_set() and not watch.has_changed():
-                self._sleep()
-            if self._stop.is_set():
-                return max(code or 0, 0)  # a negative code: stopped before it handled signals
-            log(logging.INFO, "reload")
-
-    def _run_until(self, has_changed: Callable[[], bool]) -> int | None:
-        """Return the exit code, or None if a change stopped the command."""
-        self._process = process = subprocess.Popen(  # noqa: S603 # our own command line
-            self._command,
-            stdin=subprocess.PIPE,  # closes when this process ends
-            process_group=0,  # this process forwards Ctrl-C
-        )
-        with process:
-            if self._stop.is_set():  # the signal came during the start
-                process.terminate()
-            while process.poll() is None:
-                if has_changed():
-                    process.terminate()
-                    process.wait()
-                    return process.returncode if self._stop.is_set() else None
-                self._sleep()
-        return process.returncode
-
-    def _sleep(self) -> None:
-        select.select([self._stop], [], [], TICK_SECONDS)
-        self._stop.clear()
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._stop.set()
-        if self._process is not None:
-            self._process.send_signal(number)
-
-
-class SourceWatch:
-    """Compares modification times, as Django's development server does."""
-
-    def __init__(self) -> None:
-        self._looked_at = time.monotonic()
-        self._times = _modification_times()
-
-    def has_changed(self) -> bool:
-        """Return whether a file has changed since the last time this was true."""
-        now = time.monotonic()
-        if now - self._looked_at < LOOK_SECONDS:
-            return False
-        self._looked_at = now
-        before, self._times = self._times, _modification_times()
-        return any(self._times.get(path) != at for path, at in before.items())
-
-
-def _modification_times() -> dict[Path, float]:
-    found = {}
-    for path in iter_all_python_module_files():
-        try:
-            found[path] = path.stat().st_mtime
-        except OSError:  # removed, which counts as a change
-            continue
-    return found
