@@ -178,12 +178,13 @@ class Circuit:
         self._seconds = {State.OPEN: pause.total_seconds(), State.PROBING: timeout.total_seconds()}
         self._clock = clock
         self._state = State.CLOSED
-        self._until = 0.0
+        # When the state ends by itself.
+        self._until = math.inf
 
     @property
     def state(self) -> State:
-        if self._state in self._seconds and self._clock() >= self._until:
-            self._state = TRANSITIONS[self._state, Event.EXPIRE]
+        if self._clock() >= self._until:
+            self._state, self._until = TRANSITIONS[self._state, Event.EXPIRE], math.inf
         return self._state
 
     @property
@@ -202,8 +203,9 @@ class Circuit:
         """Enter a state, for the given time where its own is not meant."""
         if state is not self._state:
             self.results.clear()
+        own = self._seconds.get(state, math.inf)
         self._state = state
-        self._until = self._clock() + (self._seconds.get(state, 0) if seconds is None else seconds)
+        self._until = self._clock() + (own if seconds is None else seconds)
 
     def left(self) -> timedelta:
         """Return how long no call can begin; zero also where one may."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostCall, quietly
@@ -35,11 +35,9 @@ class Admission:
         """Yield the call that may be made; the caller stores its result there."""
         if endpoint.is_disabled:
             raise Deferred(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
-        async with AsyncExitStack() as held:
-            call = await held.enter_async_context(self._breaker.admit(host))
-            limit = endpoint.row.concurrency
-            if limit is not None:
-                await held.enter_async_context(self._slots.one(endpoint.id, limit))
+        limit = endpoint.row.concurrency
+        slot = nullcontext() if limit is None else self._slots.one(endpoint.id, limit)
+        async with self._breaker.admit(host) as call, slot:
             if endpoint.rate is not None and (wait := await endpoint.rate.atake()):
                 # Spread over the time that the waiting messages need.
                 raise Deferred(wait.total_seconds() * random.uniform(1, 3) + 0.05)  # noqa: S311

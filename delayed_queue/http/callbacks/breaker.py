@@ -89,14 +89,17 @@ class HostState:
     @property
     def takes_nothing(self) -> bool:
         """True while it is open, a probe decides about it, or it leaves calls without an answer."""
-        return self.circuit.state in {State.OPEN, State.PROBING} or self._is_silent
+        state = self.circuit.state
+        return state is State.OPEN or state is State.PROBING or self._is_silent
 
     @property
     def _is_silent(self) -> bool:
+        if self.on_wire < FIRST_WINDOW:
+            return False
         longest = ROOM_SECONDS
         if self.circuit.results.has_success:
             longest = max(SLOW_SECONDS, 4 * self.seconds_per_answer)
-        return self.on_wire >= FIRST_WINDOW and time.monotonic() - self.heard_at >= longest
+        return time.monotonic() - self.heard_at >= longest
 
     @property
     def has_room(self) -> bool:
@@ -196,9 +199,11 @@ class Breaker:
             await host.leave()
 
     async def _refresh(self, host: HostState) -> None:
+        if time.monotonic() < host.read_at:
+            return
         async with host.reading:
             asked_at = time.monotonic()
-            if asked_at < host.read_at:
+            if asked_at < host.read_at:  # another call has read it meanwhile
                 return
             row = await sync_to_async(Host.objects.read)(host.name, using=self._using)
             host.read_at = asked_at + TRUST_SECONDS
