@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from tests.support import prose
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "delayed_queue"
 # What stands at the top of the package as single files.
@@ -185,6 +187,7 @@ def figures() -> dict[str, int]:
         f"runs of {REPEATED} equal lines written twice": repeats(),
         "handlers of every `Exception`": broad_excepts(),
         "classes that change more than eight attributes": len(crowded_classes()),
+        **{f"odd phrases in `{folder}`": prose.count(folder) for folder in prose.FOLDERS},
     }
 
 
