@@ -10,13 +10,14 @@ from django.test import Client
 
 from delayed_queue.http.jobs.adding import add_jobs, find_job
 from delayed_queue.http.jobs.catalogue import configure_topic, is_paused, pause_topic, read_topic
-from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.http.jobs.jobs import JobState
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import ApiToken, Topic
 from delayed_queue.http.tokens import create_token, find_grant
 from delayed_queue.models import DeadLetter
 from tests.admin.support import LETTERS, operator, page, post, tokens, told
+from tests.http.jobs.support import pop_jobs
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -27,7 +27,7 @@ from delayed_queue.codecs import codec_named, jvm_kind
 from delayed_queue.db.statements import fetch
 from delayed_queue.handlers import Handler
 from delayed_queue.http.jobs.adding import add_job
-from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.http.jobs.dead import kick_job
 from delayed_queue.http.jobs.jobs import Answer, IfExists
 from delayed_queue.http.jobs.requests import job_from
@@ -36,6 +36,7 @@ from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.claim import TRY_LOCK
 from delayed_queue.spark.store.streaming import LEASE_DUE, READ_LEASED, READ_RANGE
 from delayed_queue.testing import ManualClock, assert_dead, assert_offered
+from tests.http.jobs.support import pop_jobs
 from tests.queue.contract.support import HOUR, MILLISECOND, MINUTE, leased
 from tests.queue.jvm import KIND, JvmService
 from tests.support.concurrency import calling, raw_connection, wait_until_blocked

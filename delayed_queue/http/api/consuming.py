@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -12,21 +11,10 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest
 from delayed_queue.http.api.endpoints import Endpoints
 from delayed_queue.http.api.parameters import Body, JobId, Time, shown
-from delayed_queue.http.api.pool import in_thread
 from delayed_queue.http.api.problems import Problem, invalid, missing
-from delayed_queue.http.api.waiting import Wish, waiting_pops
+from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
-from delayed_queue.http.jobs.consuming import (
-    bury_job,
-    finish_job,
-    give_back,
-    kinds_at_hand,
-    kinds_to_pop,
-    pop_jobs,
-    release_job,
-    seconds_to_next_job,
-    touch_job,
-)
+from delayed_queue.http.jobs.consuming import Pop, bury_job, finish_job, release_job, touch_job
 from delayed_queue.http.jobs.jobs import MAX_DELAY, MAX_TTR, Answer
 from delayed_queue.http.jobs.kinds import MAX_SHARDS
 from delayed_queue.http.jobs.requests import TopicName
@@ -77,29 +65,14 @@ async def pop(request: ApiRequest, topic: TopicName, query: PopQuery) -> list[Po
     settings = api_settings()
     _check_limit("count", query.count, settings.POP_COUNT)
     _check_limit("timeout", query.timeout, settings.POP_TIMEOUT.total_seconds())
-    using, shard = settings.DATABASE, None if query.shard is UNSET else query.shard
-    kinds = await _kinds(topic, shard, using)
-    lease = timedelta(seconds=query.ttr) if query.ttr else None
-    wish = Wish(
-        topic if shard is None else f"{topic}#{shard}",
-        kinds,
-        partial(pop_jobs, topic, query.count, ttr=lease, shard=shard, using=using),
-        partial(seconds_to_next_job, topic, kinds, using=using),
-        partial(give_back, topic, using=using),
-        using,
-    )
-    jobs = await waiting_pops.wait_for(request, wish, query.timeout)
-    return [shown(each, PoppedReply) for each in jobs] or None
-
-
-async def _kinds(topic: str, shard: int | None, using: str) -> list[str]:
+    ttr = timedelta(seconds=query.ttr) if query.ttr else None
+    shard = None if query.shard is UNSET else query.shard
+    wanted = Pop(topic, query.count, ttr, shard, settings.DATABASE)
     try:
-        kinds = kinds_at_hand(topic, shard=shard, using=using)
-        if kinds is None:
-            kinds = await in_thread(kinds_to_pop, topic, shard=shard, using=using)
+        jobs = await waiting_pops.wait_for(request, wanted, query.timeout)
     except InvalidMessage as error:
         raise invalid("query", [("shard", str(error))]) from None
-    return kinds
+    return [shown(each, PoppedReply) for each in jobs] or None
 
 
 def _check_limit(name: str, value: float, most: float) -> None:

@@ -1,22 +1,22 @@
-"""Waiting for jobs: any number of pops, in lines by topic, one look for all of them."""
+"""Blocking pops: the pops of a topic wait in line, and the first one looks for all of them.
+
+All pops of a process wait on one event loop in a thread of its own. So requests of WSGI threads and
+of any event loop share the lines, and one connection that listens for new jobs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from django.core.handlers.wsgi import WSGIRequest
-from django.db import DEFAULT_DB_ALIAS
 from django.http import HttpRequest
 
 from delayed_queue.conf import get_settings
@@ -27,164 +27,277 @@ from delayed_queue.http.api.problems import unavailable
 from delayed_queue.http.conf import api_settings
 from delayed_queue.logs import log
 
-T = TypeVar("T")
+if TYPE_CHECKING:  # an asgi.py imports this before the apps are ready
+    from delayed_queue.http.jobs.consuming import Pop
+    from delayed_queue.http.jobs.jobs import PoppedJob
 
-# How long a line is kept, and its channels listened on, after its last waiter has gone: a
-# consumer that pops again and again would otherwise begin anew each time.
+Jobs = list["PoppedJob"]
+# A line's database, topic and shard.
+Key = tuple[str, str, int | None]
+
+# A line without pops is kept, and its channels listened on, for this long: most consumers pop again
+# at once.
 LINGER_SECONDS: Final = 60.0
+# The longest wait for a client whose connection cannot be seen: it may be gone all that time.
+BLIND_SECONDS: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wish(Generic[T]):
-    """The order of one pop: what it waits for and how to get it, in the pool's threads.
+@dataclass(slots=True, eq=False)
+class Line:
+    """The pops that wait for one topic, or one shard of it; used on the loop only.
 
-    ``line``: waiters of the same line are served in turn: the topic.
-    ``kinds``: whose notifications mean that something may be due.
-    ``claim``: leases what is due, for this pop alone, and returns it; empty when nothing is.
-    ``next_look``: returns the seconds until the next message is due, at most the poll interval.
-    ``give_back``: releases what was claimed for a client that has gone, uncounted, due now.
+    ``turn``: held by the first of them, which looks; the others wait for it in order.
+    ``look_at``: when to look again, by the loop's clock.
+    ``error``: ended the line; each pop in it raises this.
     """
 
-    line: str
-    kinds: Sequence[str]
-    claim: Callable[[], Sequence[T]]
-    next_look: Callable[[], float]
-    give_back: Callable[[Sequence[T]], object]
-    using: str = DEFAULT_DB_ALIAS
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+    look_at: float = 0.0
+    channels: frozenset[str] = frozenset()
+    error: Exception | None = None
+    expiry: asyncio.TimerHandle | None = None
 
 
-class Waiter(Generic[T]):
-    """One pop in a line; ``leave`` and ``answer`` are for the waiting_pops's loop alone."""
+class WaitingPops:
+    """The pops that wait in this process; :data:`waiting_pops` is the only instance."""
 
-    def __init__(self, wish: Wish[T]) -> None:
-        self.wish = wish
-        self.line: Line[T] | None = None
-        self.is_leaving = False
-        self._is_claiming = False
-        self._answer: asyncio.Future[Sequence[T]] | None = None
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, as a child process must: it has no other thread of its parent."""
+        self.is_draining = False
+        self._starting = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lines: dict[Key, Line] = {}
+        self._listeners: dict[str, AsyncListener] = {}
+        # Of the pops that wait for their turn or for jobs, so that drain() can end them.
+        self._limits: set[asyncio.Timeout] = set()
 
     @property
-    def answer(self) -> asyncio.Future[Sequence[T]]:
-        if self._answer is None:
-            self._answer = asyncio.get_running_loop().create_future()
-        return self._answer
+    def waiting(self) -> int:
+        """The number of pops in line."""
+        return sum(each.waiting for each in list(self._lines.values()))
 
-    def leave(self) -> None:
-        """Go with nothing; or, while a claim is on its way, with what that brings."""
-        self.is_leaving = True
-        if not self._is_claiming:
-            self.hand([])
+    async def wait_for(self, request: HttpRequest, pop: Pop, timeout: float) -> Jobs:
+        """Return the jobs of the pop as soon as there are some; none after the timeout.
 
-    async def claim(self) -> None:
-        """Ask for what this waiter wishes, and hand it over if there is some."""
-        self._is_claiming = True
-        coming = submit(self.wish.claim)
+        Jobs that were claimed for a client that has gone are given back, uncounted. A client that
+        the server does not show under WSGI waits for BLIND_SECONDS at most.
+        """
+        if isinstance(request, WSGIRequest) and socket_of(request) is None:
+            timeout = min(timeout, BLIND_SECONDS)
+        found = await while_connected(request, partial(self._wait, pop, timeout)) or []
+        if not found or not is_gone(request):
+            return found
+        submit(pop.give_back, found)
+        return []
+
+    async def _wait(self, pop: Pop, timeout: float) -> Jobs:
+        line = self._lines.get(_key(pop))
+        if line is None or not line.waiting:
+            # No other pop comes first: claim at once, beside others that do.
+            found = await _received(pop, submit(pop.claim))
+            if found:
+                return found
+        if timeout <= 0 or self.is_draining:
+            return []
+        if self.waiting >= api_settings().WAITERS:
+            raise unavailable("too_many_waiters", "Too many pops are waiting in this process.")
+        coming: Future[Jobs] = Future()
+        loop = self._started()
+        loop.call_soon_threadsafe(self._admit, loop, pop, timeout, coming)
+        return await _received(pop, coming)
+
+    def drain(self) -> None:
+        """End every wait with what its claim brings, now and from now on: the process is to stop.
+
+        A signal handler may call this, so it takes no lock.
+        """
+        self.is_draining = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_waits)
+
+    def close(self) -> None:
+        """End every wait, the thread and its connections; a later pop starts anew."""
+        self.drain()
+        if self._loop is not None and self._thread is not None:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        self.reset()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.SelectorEventLoop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="delayed-queue-pops", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    # On the loop
+
+    def _admit(
+        self, loop: asyncio.AbstractEventLoop, pop: Pop, timeout: float, coming: Future[Jobs]
+    ) -> None:
+        task = loop.create_task(self._stand(pop, loop.time() + timeout))
+        task.add_done_callback(partial(_hand_over, pop, coming))
+
+        def leave(coming: Future[Jobs]) -> None:
+            if coming.cancelled():
+                loop.call_soon_threadsafe(task.cancel)
+
+        coming.add_done_callback(leave)
+
+    async def _stand(self, pop: Pop, deadline: float) -> Jobs:
+        """Wait in line for the turn, then for jobs."""
+        line = self._joined(pop)
         try:
-            found = await asyncio.wrap_future(coming)
-        except asyncio.CancelledError:  # the waiting_pops is closed, and has waited long enough
-            coming.add_done_callback(partial(give_back, self.wish))
-            raise
+            if not await self._is_in_time(line.turn.acquire(), deadline):
+                return []
+            try:
+                return await self._serve(line, pop, deadline)
+            finally:
+                line.turn.release()
         finally:
-            self._is_claiming = False
-        if found or self.is_leaving:
-            self.hand(found)
+            self._leave(line, pop)
 
-    def hand(self, jobs: Sequence[T]) -> None:
-        if not self.answer.done():
-            self.answer.set_result(jobs)
-        self._go()
-
-    def refuse(self, error: BaseException) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-        self._go()
-
-    def _go(self) -> None:
-        if self.line is not None:
-            self.line.part(self)
-
-
-class Line(Generic[T]):
-    """The waiters for one topic, and the task that looks for the first of them."""
-
-    def __init__(self, listener: AsyncListener, forget: Callable[[], None]) -> None:
-        self.waiters: deque[Waiter[T]] = deque()
-        self.channels: frozenset[str] = frozenset()
-        self.woken = asyncio.Event()
-        self._listener = listener
-        self._forget = forget
-        self._task: asyncio.Task[None] | None = None
-        self._end: asyncio.TimerHandle | None = None
-
-    def join(self, waiter: Waiter[T]) -> None:
-        if waiter.is_leaving:  # its client went before it got here
-            waiter.hand([])
-            return
-        waiter.line = self
-        self.waiters.append(waiter)
-        if self._end is not None:
-            self._end.cancel()
-        if self._task is None:
-            self._task = asyncio.ensure_future(self._serve())
-
-    def part(self, waiter: Waiter[T]) -> None:
-        with suppress(ValueError):
-            self.waiters.remove(waiter)
-        if not self.waiters:
-            self.woken.set()
-
-    def stop(self) -> None:
-        """Look for nobody any more: all who waited have been answered."""
-        if self._task is not None:
-            self._task.cancel()
-        if self._end is not None:
-            self._end.cancel()
-
-    async def _serve(self) -> None:
+    async def _is_in_time(self, event: Coroutine[Any, Any, object], deadline: float) -> bool:
+        """Wait for the event until the deadline or the drain; return whether it came."""
         try:
-            while self.waiters:
-                await self._listen_to(self.waiters[0].wish)
-                await self._look()
-        # The database stayed away, or a claim is wrong: all who wait hear of it.
+            async with asyncio.timeout_at(deadline) as limit:
+                self._limits.add(limit)
+                try:
+                    await event
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _serve(self, line: Line, pop: Pop, deadline: float) -> Jobs:
+        loop = asyncio.get_running_loop()
+        while loop.time() < deadline and not self.is_draining:
+            if line.error is not None:
+                raise line.error
+            if line.woken.is_set() or line.look_at <= loop.time():
+                found = await self._look(line, pop)
+                if found:
+                    return found
+            await self._is_in_time(line.woken.wait(), min(deadline, line.look_at))
+        return []
+
+    async def _look(self, line: Line, pop: Pop) -> Jobs:
+        """Claim what is due; if nothing is, set the time of the next look."""
+        line.look_at = 0.0
+        try:
+            found = await _received(pop, submit(pop.claim))
+            if found:
+                return found
+            kinds, seconds = await asyncio.wrap_future(submit(pop.outlook))
+            await self._listen(line, pop, kinds)
+            line.woken.clear()
+            # Again: a job may have come due before the outlook was read, or before the LISTEN.
+            found = await _received(pop, submit(pop.claim))
+        # The database stayed away, or the claim is wrong: every pop in the line gets the error.
         except Exception as error:
-            for each in list(self.waiters):
-                each.refuse(error)
-        finally:
-            self._task = None
-            self._end = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._drop)
+            line.error = error
+            self._drop(line, pop)
+            raise
+        if not found:
+            line.look_at = asyncio.get_running_loop().time() + seconds
+        return found
 
-    async def _look(self) -> None:
-        """Serve waiters until nothing is due, then sleep until something may be."""
-        nap = math.inf
-        self.woken.clear()
-        while self.waiters:
-            first = self.waiters[0]
-            await first.claim()
-            if first.answer.done():
-                nap = math.inf
-            elif nap is math.inf:
-                # Look again after this: what fell due since the look above is neither in its
-                # answer nor in this one, which counts only what is still to come.
-                nap = await asyncio.wrap_future(submit(first.wish.next_look))
-            else:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.woken.wait(), nap)
-                return
-
-    async def _listen_to(self, wish: Wish[T]) -> None:
-        """Listen on the channels of the wish: those of a topic change with its shards."""
-        channels = frozenset(channel_of(each) for each in wish.kinds)
-        if channels == self.channels or not get_settings().NOTIFY:
+    async def _listen(self, line: Line, pop: Pop, kinds: list[str]) -> None:
+        """Listen on the channels of the kinds, which change with the shards of the topic."""
+        channels = frozenset(channel_of(each) for each in kinds)
+        if channels == line.channels or not get_settings().NOTIFY:
             return
-        old, self.channels = self.channels, channels
-        await self._listener.add(channels - old)
-        await self._listener.remove(old - channels)
+        old, line.channels = line.channels, channels
+        listener = self._listener_of(pop.using)
+        await listener.add(channels - old)
+        await listener.remove(old - channels)
 
-    def _drop(self) -> None:
-        if not self.waiters:
-            self._forget()
-            channels, self.channels = self.channels, frozenset()
-            _in_background(self._listener.remove(channels))
+    def _listener_of(self, using: str) -> AsyncListener:
+        if using not in self._listeners:
+            self._listeners[using] = AsyncListener(using, partial(self._ring, using), _log_loss)
+        return self._listeners[using]
+
+    def _ring(self, using: str, channel: str | None) -> None:
+        for (alias, *_), line in self._lines.items():
+            if alias == using and (channel is None or channel in line.channels):
+                line.woken.set()
+
+    def _end_waits(self) -> None:
+        for each in self._limits:
+            each.reschedule(0)
+
+    def _joined(self, pop: Pop) -> Line:
+        line = self._lines.setdefault(_key(pop), Line())
+        line.waiting += 1
+        if line.expiry is not None:
+            line.expiry.cancel()
+        return line
+
+    def _leave(self, line: Line, pop: Pop) -> None:
+        line.waiting -= 1
+        if not line.waiting:
+            loop = asyncio.get_running_loop()
+            line.expiry = loop.call_later(LINGER_SECONDS, self._drop, line, pop)
+
+    def _drop(self, line: Line, pop: Pop) -> None:
+        if self._lines.get(_key(pop)) is line:
+            del self._lines[_key(pop)]
+            if line.channels:
+                _in_background(self._listener_of(pop.using).remove(line.channels))
+
+    async def _end(self) -> None:
+        """Wait until this task is the only one of the loop, and close the connections."""
+        for each in self._listeners.values():
+            each.deafen()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others)
+        for each in self._listeners.values():
+            await each.close()
+
+
+def _key(pop: Pop) -> Key:
+    return pop.using, pop.topic, pop.shard
+
+
+async def _received(pop: Pop, coming: Future[Jobs]) -> Jobs:
+    """Return the jobs that are coming; if the caller is cancelled, give them back."""
+    try:
+        return await asyncio.wrap_future(coming)
+    except asyncio.CancelledError:
+        # A claim that runs in a thread cannot be cancelled.
+        if not coming.cancel():
+            coming.add_done_callback(partial(_give_back, pop))
+        raise
+
+
+def _hand_over(pop: Pop, coming: Future[Jobs], task: asyncio.Task[Jobs]) -> None:
+    """Pass the result of a task on; jobs that no client waits for any more are given back."""
+    if task.cancelled():
+        coming.cancel()
+    elif not coming.set_running_or_notify_cancel():
+        _give_back(pop, task)
+    elif (error := task.exception()) is not None:
+        coming.set_exception(error)
+    else:
+        coming.set_result(task.result())
+
+
+def _give_back(pop: Pop, done: Future[Jobs] | asyncio.Task[Jobs]) -> None:
+    if done.exception() is None and done.result():
+        submit(pop.give_back, done.result())  # in a thread: this may be an event loop
 
 
 _tasks: Final[set[asyncio.Task[None]]] = set()
@@ -196,247 +309,10 @@ def _in_background(coroutine: Coroutine[Any, Any, None]) -> None:
     task.add_done_callback(_tasks.discard)
 
 
-def give_back(wish: Wish[T], came: Future[Sequence[T]]) -> None:
-    # Whoever calls this may be an event loop; the statement is for a thread.
-    if not came.cancelled() and came.exception() is None and came.result():
-        submit(wish.give_back, came.result())
-
-
-# The longest wait for a client whose connection cannot be seen: it may be gone all that time.
-BLIND_SECONDS: Final = 5.0
-# How long closing waits for claims under way, and for a connection that is being made.
-TIMEOUT_SECONDS: Final = 10.0
-
-
-class WaitingPops:
-    """The lines of this process; :data:`waiting_pops` is the one there is.
-
-    In a view::
-
-        @router.post("/topics/{topic}/pop", auth=requires("consume"), response=…)
-        async def pop(request, topic: str, count: int = 1, timeout: float = 0):
-            wish = Wish(topic, kinds, claim, next_look, give_back)
-            jobs = await waiting_pops.wait_for(request, wish, timeout)
-            return Status(200, jobs) if jobs else Status(204, None)
-    """
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.room = Room()
-
-    @property
-    def waiting(self) -> int:
-        """How many pops wait."""
-        return self.room.waiting
-
-    async def wait_for(
-        self, request: HttpRequest, wish: Wish[T], timeout: float
-    ) -> Sequence[T]:  # fmt: skip
-        """Wait as ``wait`` does, for as long as the request's client is connected.
-
-        What was claimed for a client that is gone is given back, uncounted. A WSGI server that
-        does not show the connection waits for BLIND_SECONDS at most.
-        """
-        if isinstance(request, WSGIRequest) and socket_of(request) is None:
-            timeout = min(timeout, BLIND_SECONDS)
-        found = await while_connected(request, partial(self.wait, wish, timeout)) or []
-        if not found or not is_gone(request):
-            return found
-        submit(wish.give_back, found)
-        return []
-
-    async def wait(self, wish: Wish[T], timeout: float) -> Sequence[T]:
-        """Return what the wish claims as soon as there is some; empty after the timeout.
-
-        When the caller is cancelled, as Django does when the client has gone, the place in the
-        line is given up, and what was claimed for it meanwhile is given back at once. Raises
-        what the claim raises, and Problem 503 when too many wait already.
-        """
-        # One for the whole call: who looks first while it is closed must not begin another.
-        room = self.room
-        if not room.has_line(wish):
-            # Nobody is before us: look at once, beside others that do.
-            found = await _kept(wish, submit(wish.claim))
-            if found:
-                return found
-        if timeout <= 0 or room.is_draining:
-            return []
-        if room.waiting >= api_settings().WAITERS:
-            raise unavailable("too_many_waiters", "Too many pops are waiting in this process.")
-        waiter = Waiter(wish)
-        coming = room.admit(waiter, timeout)
-        try:
-            return await _kept(wish, coming)
-        except asyncio.CancelledError:
-            room.call(waiter.leave)
-            raise
-
-    def drain(self) -> None:
-        """End every wait with nothing, now and from now on: the process is to stop."""
-        self.room.drain()
-
-    def close(self, timeout: float = TIMEOUT_SECONDS) -> None:
-        """End every wait, and the connections that listen; a later wait begins anew.
-
-        Blocks, and leaves no thread and no task. Waits end with nothing, but those whose claim is
-        on its way with what that brings. After the timeout, in seconds, these too end with
-        nothing, and what comes is given back. To close again does nothing.
-        """
-        room, self.room = self.room, Room()
-        room.close(timeout)
-
-
-class Room:
-    """The lines from one start of their event loop to its end; once closed, it stays so."""
-
-    def __init__(self) -> None:
-        self.is_draining = False
-        self._is_closed = False
-        self._lock = threading.Lock()
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.thread: threading.Thread | None = None
-        self._lines: dict[tuple[str, str], Line[Any]] = {}
-        self._listeners: dict[str, AsyncListener] = {}
-
-    @property
-    def waiting(self) -> int:
-        return sum(len(each.waiters) for each in list(self._lines.values()))
-
-    def waiters(self) -> list[Waiter[Any]]:
-        return [each for line in self._lines.values() for each in line.waiters]
-
-    def has_line(self, wish: Wish[Any]) -> bool:
-        line = self._lines.get((wish.using, wish.line))
-        return line is not None and bool(line.waiters)
-
-    def admit(self, waiter: Waiter[T], timeout: float) -> Future[Sequence[T]]:
-        """Have it stand in its line. What is admitted before the end is seen by the end."""
-        with self._lock:
-            if self._is_closed:
-                return _nothing()
-            stand = self._stand(waiter, timeout)
-            return asyncio.run_coroutine_threadsafe(stand, self._started())
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Have the loop call it, unless that has ended: then nobody waits any more."""
-        if self.loop is not None:
-            with suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(function)
-
-    def drain(self) -> None:
-        # Without the lock: a signal may come while its thread holds it. Who is not in line yet
-        # sees the mark when it gets there.
-        self.is_draining = True
-        self.call(self._dismiss)
-
-    def close(self, timeout: float) -> None:
-        self.is_draining = True
-        with self._lock:
-            is_first, self._is_closed = not self._is_closed, True
-        if self.loop is None or self.thread is None or not is_first:
-            return
-        try:
-            asyncio.run_coroutine_threadsafe(self._end(timeout), self.loop).result()
-        finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join()
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        if self.loop is None:
-            self.loop = asyncio.SelectorEventLoop()
-            self.thread = threading.Thread(
-                target=_run, args=(self.loop,), name="delayed-queue-pops", daemon=True
-            )
-            self.thread.start()
-        return self.loop
-
-    # On the loop
-
-    async def _stand(self, waiter: Waiter[T], timeout: float) -> Sequence[T]:
-        if self.is_draining:
-            return []
-        line = self._line_of(waiter.wish)
-        line.join(waiter)
-        timer = asyncio.get_running_loop().call_later(timeout, waiter.leave)
-        try:
-            return await waiter.answer
-        finally:
-            timer.cancel()
-
-    def _dismiss(self) -> None:
-        for each in self.waiters():
-            each.leave()
-
-    async def _end(self, timeout: float) -> None:
-        self._dismiss()
-        for listener in self._listeners.values():
-            listener.deafen()
-        await _others(timeout)
-        for waiter in self.waiters():
-            waiter.hand([])
-        for line in self._lines.values():
-            line.stop()
-        await _others()
-        for listener in self._listeners.values():
-            await listener.close()
-
-    def _line_of(self, wish: Wish[T]) -> Line[T]:
-        key = (wish.using, wish.line)
-        if key not in self._lines:
-            self._lines[key] = Line(self._listener_of(wish.using), partial(self._forget, key))
-        return self._lines[key]
-
-    def _listener_of(self, using: str) -> AsyncListener:
-        if using not in self._listeners:
-            self._listeners[using] = AsyncListener(using, partial(self._ring, using), _log_loss)
-        return self._listeners[using]
-
-    def _ring(self, using: str, channel: str | None) -> None:
-        for (alias, _), line in self._lines.items():
-            if alias == using and (channel is None or channel in line.channels):
-                line.woken.set()
-
-    def _forget(self, key: tuple[str, str]) -> None:
-        self._lines.pop(key, None)
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
-
-
-async def _others(timeout: float | None = None) -> None:
-    """Wait until this task is the only one of its loop, no longer than that."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others, timeout=timeout)
-
-
 def _log_loss(error: Exception) -> None:
     log(logging.WARNING, "listener_lost", error=type(error).__name__)
 
 
-def _nothing() -> Future[Sequence[Any]]:
-    made: Future[Sequence[Any]] = Future()
-    made.set_result([])
-    return made
-
-
-async def _kept(wish: Wish[T], coming: Future[Sequence[T]]) -> Sequence[T]:
-    """Return what is coming; if the caller is cancelled before it has it, give it back."""
-    try:
-        # Shielded: a claim that runs in a thread cannot be stopped, only answered for.
-        return await asyncio.shield(asyncio.wrap_future(coming))
-    except asyncio.CancelledError:
-        coming.add_done_callback(partial(give_back, wish))
-        raise
-
-
 waiting_pops: Final = WaitingPops()
 
-# Neither the thread nor the connection comes along.
 os.register_at_fork(after_in_child=waiting_pops.reset)

@@ -55,14 +55,10 @@ def treatment_of(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 
     One that has no row is treated by the defaults.
     """
-    found = treatment_at_hand(topic, using=using)
-    return read_topic(topic, using=using) if found is None else found
-
-
-def treatment_at_hand(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
-    """Return what treatment_of() does, or None when the database must be asked."""
     row, until = _known.get((using, topic), (None, 0.0))
-    return row if until > time.monotonic() else None
+    if row is not None and until > time.monotonic():
+        return row
+    return read_topic(topic, using=using)
 
 
 def read_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:

@@ -1,8 +1,8 @@
 """Pulling jobs: pop them under a lease, then finish, release, touch or bury them.
 
-An attempt fails when its consumer releases the job or lets the lease expire. A released job
-waits as the consumer says, or else as its ladder says; one whose lease expired has waited for
-that already, and is ready at once. When the ladder is used up, either makes it a dead letter.
+An attempt fails when its consumer releases the job or its lease expires. A released job waits as
+the consumer says, or else by its ladder. A job whose lease has expired is ready at once. When the
+ladder is used up, a failed attempt makes it a dead letter.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from itertools import groupby
@@ -27,13 +28,12 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import never, repeat, waited_too_long
 from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable, ResourceUnavailable
 from delayed_queue.facade import DelayedQueue
-from delayed_queue.handlers import error_text, storable
+from delayed_queue.handlers import error_text
 from delayed_queue.http.jobs.adding import find_job, find_row, job_of
 from delayed_queue.http.jobs.catalogue import (
     default_ttr,
     kinds_of,
     read_topic,
-    treatment_at_hand,
     treatment_of,
     wake,
 )
@@ -61,62 +61,73 @@ from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.polling import MOST_LOOKS, TRUST_SECONDS
 from delayed_queue.queue.store.claim import LeasedRow
 
-MAX_COUNT: Final = 100
 RELEASED: Final = "released by its consumer"
 EXPIRED: Final = "the lease expired"
 EXHAUSTED: Final = "attempts exhausted"
-# How long a pop waits for another claim of a topic with limits, in milliseconds.
+BURIED: Final = "buried by its consumer"
+# Longest wait for another claim of a topic with limits, in milliseconds.
 _TURN_WAIT_MS: Final = 1_000
 
 
-def pop_jobs(
-    topic: str,
-    count: int = 1,
-    *,
-    ttr: timedelta | None = None,
-    shard: int | None = None,
-    using: str = DEFAULT_DB_ALIAS,
-) -> list[PoppedJob]:
-    """Lease up to ``count`` of the topic's due jobs that have no url, for ``ttr`` each.
+@dataclass(frozen=True, slots=True)
+class Pop:
+    """What a consumer asks for: up to ``count`` due jobs of a topic that have no url.
 
-    Without ``ttr`` for as long as the job says, or the topic, or the settings. Shards take
-    turns unless one is named; within one, earlier jobs come first.
+    Each is leased for ``ttr``, or else as long as the job, the topic or the settings say. Shards
+    take turns unless one is named; within one, earlier jobs come first.
     """
-    kinds = kinds_to_pop(topic, shard=shard, using=using)
-    treatment = treatment_of(topic, using=using)
-    jobs: list[PoppedJob] = []
-    while len(jobs) < count:
-        token, rows = _take(kinds, count - len(jobs), treatment, ttr, using)
-        if not rows:
-            break
-        opened = (_open(row, token, treatment, using) for row in rows)
-        jobs.extend(job for job in opened if job is not None)
-    return jobs
 
+    topic: str
+    count: int = 1
+    ttr: timedelta | None = None
+    shard: int | None = None
+    using: str = DEFAULT_DB_ALIAS
 
-def kinds_to_pop(
-    topic: str, *, shard: int | None = None, using: str = DEFAULT_DB_ALIAS
-) -> list[str]:
-    """Return the kinds to pop from, beginning with a random shard."""
-    return _kinds_to_pop(topic, treatment_of(check_topic(topic), using=using).shards, shard)
+    def claim(self) -> list[PoppedJob]:
+        """Lease what is due, and return it. Raises InvalidMessage for a shard that is missing."""
+        treatment = treatment_of(check_topic(self.topic), using=self.using)
+        kinds = self._kinds(treatment.shards)
+        jobs: list[PoppedJob] = []
+        while len(jobs) < self.count:
+            left = self.count - len(jobs)
+            token, rows = _take(kinds, left, treatment, self.ttr, self.using)
+            if not rows:
+                break
+            opened = (_open(row, token, treatment, self.using) for row in rows)
+            jobs.extend(job for job in opened if job is not None)
+        return jobs
 
+    def _kinds(self, shards: int) -> list[str]:
+        """Return the kinds to claim from, starting with a random shard."""
+        kinds = kinds_of_topic(self.topic, shards, Way.PULLED)
+        if self.shard is not None:
+            if not 0 <= self.shard < shards:
+                raise InvalidMessage(f"The topic has the shards 0 to {shards - 1}.")
+            return [kinds[self.shard]]
+        first = random.randrange(shards)  # noqa: S311 # only spreads consumers
+        return kinds[first:] + kinds[:first]
 
-def kinds_at_hand(
-    topic: str, *, shard: int | None = None, using: str = DEFAULT_DB_ALIAS
-) -> list[str] | None:
-    """Return what kinds_to_pop() does, or None when the database must be asked."""
-    found = treatment_at_hand(topic, using=using)
-    return None if found is None else _kinds_to_pop(topic, found.shards, shard)
+    def outlook(self) -> tuple[list[str], float]:
+        """Return the kinds to listen on, and the seconds to sleep unless a job is announced.
 
+        The sleep ends at the next due time, permit of a group, or poll interval.
+        """
+        kinds = self._kinds(treatment_of(self.topic, using=self.using).shards)
+        interval = get_settings().POLL_INTERVAL
+        next_due = partial(
+            Message.objects.next_due, kinds, interval // MILLISECOND, using=self.using
+        )
+        wait = repeat(self.using, next_due)
+        seconds = interval.total_seconds() if wait is None else wait / 1000
+        return kinds, min(seconds, limited_topic(self.topic, self.using).permit_in())
 
-def _kinds_to_pop(topic: str, shards: int, shard: int | None) -> list[str]:
-    kinds = kinds_of_topic(topic, shards, Way.PULLED)
-    if shard is not None:
-        if not 0 <= shard < shards:
-            raise InvalidMessage(f"The topic has the shards 0 to {shards - 1}.")
-        return [kinds[shard]]
-    first = random.randrange(shards)  # noqa: S311 # only spreads consumers
-    return kinds[first:] + kinds[:first]
+    def give_back(self, jobs: Sequence[PoppedJob]) -> None:
+        """Release jobs that no consumer has seen: due now, the attempt uncounted."""
+        for token, group in groupby(jobs, key=attrgetter("lease_token")):
+            ids = [job.message_id for job in group]
+            release = partial(Message.objects.release, token, ids, refund=1, using=self.using)
+            repeat(self.using, release, doubt=never)
+        wake(self._kinds(treatment_of(self.topic, using=self.using).shards), using=self.using)
 
 
 def _take(
@@ -146,9 +157,9 @@ def _pop(
 
 
 class LimitedTopic:
-    """Pops from a topic with limits: one after the other in a process, as over all of them.
+    """Claims of a topic with limits: one at a time per process.
 
-    Each goes on with the groups behind those that the last one has served.
+    Each continues with the groups behind those that the last one has served.
     """
 
     def __init__(self, topic: str, using: str) -> None:
@@ -160,7 +171,7 @@ class LimitedTopic:
         self._permit_at = math.inf
 
     def is_limited(self) -> bool:
-        """Return whether plain pops find nothing because of limits; asked once a second at most."""
+        """Return whether plain pops find nothing because of limits; read once a second at most."""
         if time.monotonic() >= self._known_until:
             rules = repeat(self._using, partial(Limit.objects.rules, self.kind, using=self._using))
             self._is_limited = rules is not None and not rules.is_paused
@@ -169,7 +180,7 @@ class LimitedTopic:
 
     def permit_in(self) -> float:
         """Return the seconds until a group has a permit that had none at the last pop."""
-        # While nothing is popped by group, nobody notes when the next one is.
+        # Without limits no claim updates the time of the next permit.
         return max(self._permit_at - time.monotonic(), 0.0) if self._is_limited else math.inf
 
     def pop(
@@ -198,7 +209,7 @@ class LimitedTopic:
         return token, claim.rows
 
     def _with_own_ttr(self, token: str, rows: list[LeasedRow]) -> list[LeasedRow]:
-        """Have jobs leased for as long as they say themselves."""
+        """Set the leases of jobs that have a ttr of their own."""
         found = ((row.id, ttr_of_job(read_headers(row.headers))) for row in rows)
         own = {each: ttr // MILLISECOND for each, ttr in found if ttr is not None}
         if not own:
@@ -210,7 +221,7 @@ class LimitedTopic:
 
 @lru_cache(maxsize=1000)
 def limited_topic(topic: str, using: str) -> LimitedTopic:
-    """Return what this process knows of a topic's limits."""
+    """Return the process's claims of a topic with limits."""
     return LimitedTopic(topic, using)
 
 
@@ -231,26 +242,6 @@ def _open(row: LeasedRow, token: str, topic: TopicRow, using: str) -> PoppedJob 
     return PoppedJob(row.key, body, attempt, token, until, row.id, row.group)
 
 
-def give_back(topic: str, jobs: Sequence[PoppedJob], *, using: str = DEFAULT_DB_ALIAS) -> None:
-    """Release jobs that no consumer has seen: due now, the attempt uncounted."""
-    for token, group in groupby(jobs, key=attrgetter("lease_token")):
-        ids = [job.message_id for job in group]
-        release = partial(Message.objects.release, token, ids, refund=1, using=using)
-        repeat(using, release, doubt=never)
-    wake(kinds_to_pop(topic, using=using), using=using)
-
-
-def seconds_to_next_job(
-    topic: str, kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS
-) -> float:
-    """Return how long a consumer may sleep: to the next due time, permit or poll interval."""
-    interval = get_settings().POLL_INTERVAL
-    next_due = partial(Message.objects.next_due, kinds, interval // MILLISECOND, using=using)
-    wait = repeat(using, next_due)
-    seconds = interval.total_seconds() if wait is None else wait / 1000
-    return min(seconds, limited_topic(topic, using).permit_in())
-
-
 def finish_job(
     topic: str, job_id: str, lease_token: str, *, using: str = DEFAULT_DB_ALIAS
 ) -> Answer:
@@ -264,9 +255,9 @@ def finish_job(
 
 
 def _wake_group(topic: str, using: str) -> None:
-    """Tell those who wait for a job of a group that one of them has ended."""
+    """Wake consumers that wait for a job of a group: one of its jobs has ended."""
     limited = limited_topic(topic, using)
-    # It has ended, whether or not they can be told: they look by themselves.
+    # An error here does not undo that; consumers also poll.
     with suppress(Error, ResourceUnavailable):
         if limited.is_limited():
             wake([limited.kind], using=using)
@@ -280,10 +271,10 @@ def release_job(
     delay: timedelta | None = None,
     using: str = DEFAULT_DB_ALIAS,
 ) -> Answer:
-    """Let the attempt have failed: the job waits by its ladder, or ``delay``, or is dead."""
-    row = find_row(topic, job_id, using=using)
-    if row is None or not _is_held(row, lease_token):
-        return _refusal(row is not None)
+    """Count the attempt as failed: the job waits by its ladder, or ``delay``, or is dead."""
+    row = _held_row(topic, job_id, lease_token, using)
+    if isinstance(row, Answer):
+        return row
     treatment = treatment_of(topic, using=using)
     wait = delay_after_failure(
         read_headers(row.headers), row.attempts, treatment.ladder, treatment.jitter
@@ -292,13 +283,9 @@ def release_job(
         return _buried(topic, row, lease_token, EXHAUSTED, RELEASED, using)
     chosen = wait if delay is None else delay
     release = partial(
-        Message.objects.release,
-        lease_token,
-        [row.id],
-        delay=-(-chosen // MILLISECOND),
-        error=RELEASED,
-        using=using,
-    )
+        Message.objects.release, lease_token, [row.id], delay=-(-chosen // MILLISECOND),
+        error=RELEASED, using=using,
+    )  # fmt: skip
     answer = _held(repeat(using, release, doubt=nothing))
     if answer is Answer.DONE and chosen <= get_settings().POLL_INTERVAL:
         wake([row.kind], using=using)
@@ -308,36 +295,24 @@ def release_job(
 
 
 def touch_job(
-    topic: str,
-    job_id: str,
-    lease_token: str,
-    *,
-    ttr: timedelta | None = None,
-    using: str = DEFAULT_DB_ALIAS,
+    topic: str, job_id: str, lease_token: str, *, using: str = DEFAULT_DB_ALIAS
 ) -> Answer:
-    """Prolong the lease to at least now and its ttr, if it still holds the job."""
-    row = find_row(topic, job_id, using=using)
-    if row is None or not _is_held(row, lease_token):
-        return _refusal(row is not None)
-    own = ttr or ttr_of_job(read_headers(row.headers))
+    """Extend the lease to at least now and its ttr, if it still holds the job."""
+    row = _held_row(topic, job_id, lease_token, using)
+    if isinstance(row, Answer):
+        return row
+    own = ttr_of_job(read_headers(row.headers))
     lease = default_ttr(treatment_of(topic, using=using)) if own is None else own // MILLISECOND
     extend = partial(Message.objects.extend, [lease_token], [row.id], lease, using=using)
     return _held(repeat(using, extend, doubt=never))
 
 
-def bury_job(
-    topic: str,
-    job_id: str,
-    lease_token: str,
-    *,
-    reason: str = "buried by its consumer",
-    using: str = DEFAULT_DB_ALIAS,
-) -> Answer:
+def bury_job(topic: str, job_id: str, lease_token: str, *, using: str = DEFAULT_DB_ALIAS) -> Answer:
     """Make the job a dead letter, if the lease still holds it."""
-    row = find_row(topic, job_id, using=using)
-    if row is None or not _is_held(row, lease_token):
-        return _refusal(row is not None)
-    return _buried(topic, row, lease_token, storable(reason), None, using)
+    row = _held_row(topic, job_id, lease_token, using)
+    if isinstance(row, Answer):
+        return row
+    return _buried(topic, row, lease_token, BURIED, None, using)
 
 
 def _buried(
@@ -355,8 +330,12 @@ def _bury(row_id: int, token: str, reason: str, error: str | None, using: str) -
     return buried
 
 
-def _is_held(row: JobRow, lease_token: str) -> bool:
-    return not row.is_dead and row.lease_id == lease_token
+def _held_row(topic: str, job_id: str, lease_token: str, using: str) -> JobRow | Answer:
+    """Return the row of the job, or the answer when the lease does not hold it."""
+    row = find_row(topic, job_id, using=using)
+    if row is None or row.is_dead or row.lease_id != lease_token:
+        return _refusal(row is not None)
+    return row
 
 
 def _held(rows: Sequence[Any]) -> Answer:
@@ -367,7 +346,7 @@ def _refusal(exists: bool) -> Answer:
     return Answer.STALE if exists else Answer.MISSING
 
 
-# How many jobs of a kind are looked at for those of one state.
+# Number of jobs of a kind that are searched for those of one state.
 PEEK_DEPTH: Final = 1000
 
 
@@ -376,8 +355,7 @@ def peek(
 ) -> list[Job]:
     """Return the topic's next jobs of that state, without leasing them.
 
-    Delayed and reserved ones are looked for among the first thousand that are not due of each
-    shard.
+    Delayed and reserved ones are searched among the first thousand of each shard that are not due.
     """
     if state is JobState.DEAD:
         dead = dead_jobs(topic, limit=limit, using=using)

@@ -7,8 +7,9 @@ from typing import Any
 
 from django.test import Client
 
-from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.models import DeadLetter
+from tests.http.jobs.support import popped
 
 JOB = {"jobId": "a", "topic": "orders"}
 
@@ -33,7 +34,7 @@ def pop(client: Client, query: str = "") -> Any:
 
 def kill(client: Client, job_id: str = "a", topic: str = "orders") -> int:
     post(client, "/jobs", {"jobId": job_id, "topic": topic, "body": {"n": 1}})
-    bury_job(topic, job_id, pop_jobs(topic)[0].lease_token)
+    bury_job(topic, job_id, popped(topic).lease_token)
     return DeadLetter.objects.get(key=job_id).id
 
 

@@ -66,7 +66,7 @@ class Popper:
         self.connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
         self.connection.request(
             "POST",
-            f"/orders/v1/topics/pops/pop?timeout={timeout}&count={count}",
+            f"/queue/v1/topics/pops/pop?timeout={timeout}&count={count}",
             headers={"Authorization": f"Bearer {token}"},
         )
         self._answer: Any = None
@@ -124,16 +124,15 @@ def is_listening(other: psycopg.Connection[Any]) -> bool:
 
 
 def until_all_wait(server: Server, number: int) -> None:
-    wait_until(lambda: waiting(server)[0] == number, 30)
+    wait_until(lambda: waiting(server) == number, 30)
 
 
-def waiting(server: Server) -> tuple[int, int]:
-    """Return how many are in line, and how many of them leave it with what their claim brings."""
+def waiting(server: Server) -> int:
+    """Return the number of pops in line."""
     connection = server.connect()
     try:
         connection.request("GET", "/waiting")
-        number, leaving = connection.getresponse().read().split()
-        return int(number), int(leaving)
+        return int(connection.getresponse().read())
     finally:
         connection.close()
 
@@ -141,7 +140,7 @@ def waiting(server: Server) -> tuple[int, int]:
 def test_a_due_job_is_popped_at_once(pop: Callable[..., Popper]):
     DelayedQueue("pops").offer_or_update("a", 1)
     status, jobs = pop().answer()
-    assert (status, [each["key"] for each in jobs]) == (200, ["a"])
+    assert (status, [each["jobId"] for each in jobs]) == (200, ["a"])
 
 
 def test_a_wait_that_ends_empty_is_a_204(pop: Callable[..., Popper]):
@@ -167,7 +166,7 @@ def test_one_of_two_hundred_waiters_gets_the_one_job(
     until_all_wait(server, 199)
     served = [each for each in poppers if each.has_answer()]
     assert len(served) == 1
-    assert served[0].answer()[1][0]["key"] == "a"
+    assert served[0].answer()[1][0]["jobId"] == "a"
 
 
 def test_a_job_costs_one_look_however_many_wait(token: str):
@@ -223,7 +222,7 @@ def test_two_hundred_jobs_go_to_two_hundred_waiters(
     for each in range(200):
         queue.offer_or_update(f"job-{each:03}", each)
 
-    keys = [each.answer()[1][0]["key"] for each in poppers]
+    keys = [each.answer()[1][0]["jobId"] for each in poppers]
     assert len(set(keys)) == 200
 
 
@@ -237,7 +236,7 @@ def test_waiters_are_served_in_the_order_of_their_coming(
     queue = DelayedQueue("pops")
     for each in "abcde":
         queue.offer_or_update(each, 1)
-    assert [each.answer()[1][0]["key"] for each in poppers] == list("abcde")
+    assert [each.answer()[1][0]["jobId"] for each in poppers] == list("abcde")
 
 
 def test_who_vanishes_leaves_the_line(server: Server, token: str, pop: Callable[..., Popper]):
@@ -247,8 +246,8 @@ def test_who_vanishes_leaves_the_line(server: Server, token: str, pop: Callable[
     until_all_wait(server, 1)
 
     DelayedQueue("pops").offer_or_update("a", 1)
-    _, jobs = second.answer()
-    assert jobs == [{"key": "a", "lease": Message.objects.get().lease_id, "attempt": 1}]
+    _, (job,) = second.answer()
+    assert (job["leaseToken"], job["attempt"]) == (Message.objects.get().lease_id, 1)
 
 
 def test_a_job_claimed_for_who_vanished_is_given_back(
@@ -268,9 +267,8 @@ def test_a_job_claimed_for_who_vanished_is_given_back(
             producer.execute("SELECT pg_notify(%s, '')", [channel_of("pops|json")])
         wait_until(lambda: blocked_claims(other) == 1)
         first.vanish()
-        wait_until(lambda: waiting(server) == (1, 1))  # its claim is still under way
-
-    wait_until(lambda: waiting(server)[1] == 0)
+        until_all_wait(server, 0)
+        assert blocked_claims(other) == 1
     wait_until(lambda: Message.objects.get(key="a").lease_id is None)
     row = Message.objects.get(key="a")
     assert row.attempts == 0
@@ -342,6 +340,6 @@ def test_pops_wait_under_wsgi_too(token: str):
         until_all_wait(server, 2)
         DelayedQueue("pops").offer_or_update("a", 1)
         DelayedQueue("pops").offer_or_update("b", 1)
-        assert sorted(each.answer()[1][0]["key"] for each in poppers) == ["a", "b"]
+        assert sorted(each.answer()[1][0]["jobId"] for each in poppers) == ["a", "b"]
         for each in poppers:
             each.vanish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from django.db import OperationalError
@@ -12,10 +12,8 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.urls import include, path
 from msgspec import Meta, Struct
 
-from delayed_queue import DelayedQueue, RetryPolicy
 from delayed_queue.http.api import Api, ApiRequest, Endpoints, Problem, demand
-from delayed_queue.http.api.waiting import Wish, waiting_pops
-from delayed_queue.messages import Envelope
+from delayed_queue.http.api.waiting import waiting_pops
 
 calls = Endpoints("orders")
 
@@ -50,36 +48,6 @@ def stats(request: ApiRequest, topic: str, query: StatsQuery) -> Topic:
     return Topic(topic)
 
 
-def wish(topic: str, count: int) -> Wish[Envelope]:
-    queue = DelayedQueue(topic, retry_policy=RetryPolicy.exponential())
-
-    def give_back(jobs: Sequence[Envelope]) -> object:
-        ids = [each.message_id for each in jobs]
-        return queue._release_unacknowledged(jobs[0].lease_id, ids, refund=1)
-
-    return Wish(
-        topic, [queue.kind], lambda: queue.try_poll_many(count), queue.seconds_to_next_look,
-        give_back,
-    )  # fmt: skip
-
-
-class Popped(Struct):
-    key: str
-    lease: str
-    attempt: int
-
-
-class PopQuery(Struct):
-    count: int = 1
-    timeout: float = 0
-
-
-@calls.post("topics/<topic>/pop", "consume", waits=True)
-async def pop(request: ApiRequest, topic: str, query: PopQuery) -> list[Popped] | None:
-    jobs = await waiting_pops.wait_for(request, wish(topic, query.count), query.timeout)
-    return [Popped(each.key, each.lease_id, each.attempt) for each in jobs] or None
-
-
 @calls.post(
     "bulk",
     "add",
@@ -104,9 +72,7 @@ api = Api("Orders", "1", "test-orders", "", calls)
 
 @non_atomic_requests
 def waiting(request: HttpRequest) -> HttpResponse:
-    waiters = waiting_pops.room.waiters()
-    leaving = sum(each.is_leaving for each in waiters)
-    return HttpResponse(f"{len(waiters)} {leaving}")
+    return HttpResponse(str(waiting_pops.waiting))
 
 
 streams: list[str] = []

@@ -31,11 +31,11 @@ from delayed_queue.http.jobs.catalogue import (
     topic_stats,
 )
 from delayed_queue.http.jobs.consuming import (
+    Pop,
     bury_job,
     finish_job,
     peek,
     release_job,
-    seconds_to_next_job,
     touch_job,
 )
 from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job, kick_job, kick_topic, replay
@@ -106,7 +106,7 @@ CALLS: Final[dict[str, tuple[Callable[[], Any], Any]]] = {
     "list dead": (lambda: len(dead_jobs()), 1),
     "replay": (lambda: replay(letter()), Answer.DONE),
     "delete dead": (lambda: delete_dead_job(letter()), True),
-    "next job": (partial(seconds_to_next_job, "orders", ["orders|json"]), 3.0),
+    "next job": (Pop("orders").outlook, (["orders|json"], 3.0)),
     "stats": (lambda: topic_stats("orders").ready.value, 1),
     "peek": (lambda: len(peek("orders", JobState.READY)), 1),
     "pause": (partial(pause_topic, "orders"), True),

@@ -9,7 +9,7 @@ from django.db import connection
 from django.db.models import F
 
 from delayed_queue.http.jobs.adding import add_job, find_job
-from delayed_queue.http.jobs.consuming import pop_jobs
+from delayed_queue.http.jobs.consuming import Pop
 from delayed_queue.http.jobs.jobs import AddedJob, IfExists, Job, PoppedJob
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message
@@ -22,6 +22,10 @@ def add(
 ) -> AddedJob:
     job = job_from({"jobId": job_id, "topic": topic, **fields})
     return add_job(job, if_exists=IfExists(if_exists))
+
+
+def pop_jobs(topic: str, count: int = 1, **options: Any) -> list[PoppedJob]:
+    return Pop(topic, count, **options).claim()
 
 
 def popped(topic: str = "orders") -> PoppedJob:

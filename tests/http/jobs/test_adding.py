@@ -12,12 +12,12 @@ from delayed_queue.exceptions import InvalidJob
 from delayed_queue.http.jobs import adding, requests
 from delayed_queue.http.jobs.adding import add_jobs, delete_job, find_job
 from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics
-from delayed_queue.http.jobs.consuming import bury_job, finish_job, pop_jobs
+from delayed_queue.http.jobs.consuming import bury_job, finish_job
 from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import Topic
 from delayed_queue.models import Message
-from tests.http.jobs.support import URL, add, found, popped, server_now
+from tests.http.jobs.support import URL, add, found, pop_jobs, popped, server_now
 
 pytestmark = pytest.mark.django_db
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED

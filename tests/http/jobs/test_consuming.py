@@ -14,12 +14,10 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.jobs.adding import delete_job, find_job
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
 from delayed_queue.http.jobs.consuming import (
+    Pop,
     bury_job,
     finish_job,
-    give_back,
-    pop_jobs,
     release_job,
-    seconds_to_next_job,
     touch_job,
 )
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job
@@ -27,7 +25,7 @@ from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, Answer, JobState, delay
 from delayed_queue.http.jobs.kinds import Way, kinds_of_topic, shard_of
 from delayed_queue.http.models import Topic
 from delayed_queue.models import DeadLetter, Message
-from tests.http.jobs.support import URL, add, found, let_pass, popped, server_now
+from tests.http.jobs.support import URL, add, found, let_pass, pop_jobs, popped, server_now
 
 pytestmark = pytest.mark.django_db
 DONE, STALE, MISSING = Answer.DONE, Answer.STALE, Answer.MISSING
@@ -320,18 +318,17 @@ def test_j7_a_pop_of_many_goes_on_to_the_next_shards() -> None:
 def test_what_was_popped_for_nobody_is_given_back_uncounted() -> None:
     add()
     jobs = pop_jobs("orders")
-    give_back("orders", jobs)
+    Pop("orders").give_back(jobs)
     assert (found().state, found().retry) == (JobState.READY, 0)
     assert popped().attempt == 1
 
 
 def test_a_consumer_sleeps_until_the_next_job_of_any_shard_is_due() -> None:
     configure_topic("orders", shards=4)
-    kinds = kinds_of_topic("orders", 4, Way.PULLED)
-    assert seconds_to_next_job("orders", kinds) == 3.0
+    assert Pop("orders").outlook()[1] == 3.0
     for n in range(8):
         add(str(n), delay=1 + n / 10)
-    assert 0.5 < seconds_to_next_job("orders", kinds) <= 1.0
+    assert 0.5 < Pop("orders").outlook()[1] <= 1.0
 
 
 @pytest.mark.parametrize("url", [None, URL])

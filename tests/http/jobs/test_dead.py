@@ -16,7 +16,7 @@ from delayed_queue.http.jobs.catalogue import (
     topic_stats,
     treatment_of,
 )
-from delayed_queue.http.jobs.consuming import bury_job, peek, pop_jobs
+from delayed_queue.http.jobs.consuming import bury_job, peek
 from delayed_queue.http.jobs.dead import (
     dead_jobs,
     delete_dead_job,
@@ -27,7 +27,7 @@ from delayed_queue.http.jobs.dead import (
 from delayed_queue.http.jobs.jobs import Answer, JobState
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.models import DeadLetter, Message
-from tests.http.jobs.support import URL, add, found
+from tests.http.jobs.support import URL, add, found, pop_jobs
 
 pytestmark = pytest.mark.django_db
 

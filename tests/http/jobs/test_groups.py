@@ -24,19 +24,18 @@ from delayed_queue.http.jobs.catalogue import (
 )
 from delayed_queue.http.jobs.consuming import (
     LimitedTopic,
+    Pop,
     bury_job,
     finish_job,
     limited_topic,
-    pop_jobs,
     release_job,
-    seconds_to_next_job,
 )
 from delayed_queue.http.jobs.dead import kick_job
 from delayed_queue.http.jobs.jobs import Answer
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Limit, Message
 from delayed_queue.queue.store.groups import TAKE_TURN
-from tests.http.jobs.support import add, found, popped
+from tests.http.jobs.support import add, found, pop_jobs, popped
 from tests.support.concurrency import together
 from tests.support.processes import wait_until
 
@@ -113,7 +112,7 @@ class TestPops:
             add(f"a{n}", group="a")
         assert groups() == ["a"]
         assert groups() == []
-        assert 0 < seconds_to_next_job("orders", ["orders|json"]) <= 3
+        assert 0 < Pop("orders").outlook()[1] <= 3
 
     def test_a_permit_is_not_waited_for_when_the_topic_is_paused(self) -> None:
         """Its time comes and goes: who waited for no time would ask without end."""
@@ -124,7 +123,7 @@ class TestPops:
         pause_topic("orders")
         wait_until(lambda: not limited_topic("orders", "default").is_limited())
         assert groups() == []
-        assert seconds_to_next_job("orders", ["orders|json"]) == 3.0
+        assert Pop("orders").outlook()[1] == 3.0
 
     @pytest.mark.parametrize(("own", "asked", "seconds"), [
         (7, None, 7), (None, 11, 11), (7, 11, 11), (None, None, 300),

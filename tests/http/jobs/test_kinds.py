@@ -11,7 +11,6 @@ from delayed_queue.codecs import MAX_KIND_LENGTH
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.jobs.adding import find_job
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
-from delayed_queue.http.jobs.consuming import pop_jobs
 from delayed_queue.http.jobs.kinds import (
     MAX_SHARDS,
     MAX_TOPIC_LENGTH,
@@ -27,7 +26,7 @@ from delayed_queue.http.jobs.kinds import (
     with_hosts,
 )
 from delayed_queue.models import Limit, Message
-from tests.http.jobs.support import URL, add, found
+from tests.http.jobs.support import URL, add, found, pop_jobs
 
 FULL: Final = " ".join(f"host-{n}:443" for n in range(OWN_SHARDS))
 

@@ -24,14 +24,13 @@ from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics, to
 from delayed_queue.http.jobs.consuming import (
     bury_job,
     finish_job,
-    pop_jobs,
     release_job,
     touch_job,
 )
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job, kick_topic, replay
 from delayed_queue.http.jobs.jobs import Answer, PoppedJob
 from delayed_queue.models import Message
-from tests.http.jobs.support import URL, add, let_pass
+from tests.http.jobs.support import URL, add, let_pass, pop_jobs
 
 IDS: Final = ("a", "é")  # few, so that they meet
 LADDER: Final = (60,)

@@ -18,7 +18,6 @@ from delayed_queue.http.jobs.catalogue import configure_topic, create_topic
 from delayed_queue.http.jobs.consuming import (
     bury_job,
     finish_job,
-    pop_jobs,
     release_job,
     touch_job,
 )
@@ -30,7 +29,7 @@ from delayed_queue.http.models import Topic
 from delayed_queue.http.store.consuming import POP_JOBS
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, DEAD_LETTER, RELEASE
-from tests.http.jobs.support import URL, add, popped
+from tests.http.jobs.support import URL, add, pop_jobs, popped
 from tests.http.races.jobs import Connection, hold_job, insert, redriving
 from tests.support.concurrency import calling, together, wait_until_blocked
 

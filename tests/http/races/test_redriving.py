@@ -15,13 +15,13 @@ from django.db import connections, transaction
 from delayed_queue import DelayedQueue, OfferOutcome, RetryPolicy, ScheduledMessage
 from delayed_queue.http.jobs.adding import add_jobs, delete_job, find_job
 from delayed_queue.http.jobs.catalogue import create_topic
-from delayed_queue.http.jobs.consuming import bury_job, pop_jobs
+from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.http.jobs.dead import kick_topic
 from delayed_queue.http.jobs.jobs import IfExists
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.offering import outcome_of
-from tests.http.jobs.support import URL, add, popped
+from tests.http.jobs.support import URL, add, pop_jobs, popped
 from tests.http.races.jobs import Connection, hold_job, insert, redriving
 from tests.support.answers import polled
 from tests.support.concurrency import Call, calling, together, wait_until_blocked

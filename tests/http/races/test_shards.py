@@ -23,7 +23,6 @@ from delayed_queue.http.jobs.catalogue import (
     pause_topic,
     read_topic,
 )
-from delayed_queue.http.jobs.consuming import pop_jobs
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, lock_of, once, prune_answers
 from delayed_queue.http.jobs.jobs import IfExists
 from delayed_queue.http.jobs.requests import job_from
@@ -31,7 +30,7 @@ from delayed_queue.http.models import IdempotencyKey, Topic
 from delayed_queue.http.store.callers import SAVE_ANSWER, TRY_KEY
 from delayed_queue.http.store.topics import HOLD_TOPIC, LOCK_TOPIC, locking_jobs
 from delayed_queue.models import Limit, Message
-from tests.http.jobs.support import add, found
+from tests.http.jobs.support import add, found, pop_jobs
 from tests.http.races.jobs import Connection, hold_job, insert
 from tests.support.concurrency import calling, together, wait_until_blocked
 

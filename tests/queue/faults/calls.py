@@ -69,7 +69,7 @@ class Ready:
         return job_from({"jobId": "job", "topic": self.tag, "body": 1})
 
     def reserved(self) -> tuple[str, str, str]:
-        (job,) = consuming.pop_jobs(self.job(), 1)
+        (job,) = consuming.Pop(self.job()).claim()
         return self.tag, "job", job.lease_token
 
     def dead_job(self) -> int:
@@ -228,7 +228,7 @@ ON_JOBS: Final[dict[str, Case]] = {
     "catalogue.pause_topic": (COMMIT, lambda it: partial(catalogue.pause_topic, it.topic())),
     "catalogue.resume_topic": (COMMIT, lambda it: partial(catalogue.resume_topic, it.topic())),
     "consuming.peek": (ANY, lambda it: partial(consuming.peek, it.job(), JobState.READY)),
-    "consuming.pop_jobs": (LEASED, lambda it: partial(consuming.pop_jobs, it.job(), 1)),
+    "Pop.claim": (LEASED, lambda it: consuming.Pop(it.job()).claim),
     "consuming.touch_job": (LEASED, lambda it: partial(consuming.touch_job, *it.reserved())),
     "consuming.finish_job": (LEASED, lambda it: partial(consuming.finish_job, *it.reserved())),
     "consuming.release_job": (LEASED, lambda it: partial(consuming.release_job, *it.reserved())),

@@ -54,17 +54,17 @@ INTERNAL: Final = {
     "tokens": {"new_token"},
     "adding": {"add_alone", "find_row", "outcome_of", "write_jobs"},
     "catalogue": {
-        "ensure_hosts", "ensure_topic", "hold_topic", "treatment_at_hand", "treatment_of", "wake",
-        "why_not_limited",
+        "ensure_hosts", "ensure_topic", "hold_topic", "treatment_of", "wake", "why_not_limited",
     },
-    "consuming": {
-        "give_back", "kinds_at_hand", "kinds_to_pop", "limited_topic", "seconds_to_next_job",
-    },
+    "Pop": {"give_back", "outlook"},
+    "consuming": {"limited_topic"},
     "dead": {"is_topic"},
     "managing": {"change_suppression"},
     "intake": {"check", "import_rows", "request_of"},
 }  # fmt: skip
-CLASSES: Final = (DelayedQueue, GroupService, CronService, DelayedQueueBackend, BulkPlan)
+CLASSES: Final = (
+    DelayedQueue, GroupService, CronService, DelayedQueueBackend, BulkPlan, consuming.Pop,
+)  # fmt: skip
 MODULES: Final = (tokens, operating, adding, catalogue, consuming, dead, bulk, intake, managing)
 WITHOUT_ALIAS: Final = (intake, managing)
 
