@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 import pyspark
 
-from delayed_queue.spark.pipeline.doctor import bundle
+from delayed_queue.spark.pipeline.bundles import bundle
 from delayed_queue.spark.pipeline.session import find_java_home
 from tests.spark.support import BRISK
 from tests.support.processes import ROOT, kill_family, wait_until

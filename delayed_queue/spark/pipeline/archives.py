@@ -31,7 +31,6 @@ from delayed_queue.spark.database import (
 )
 from delayed_queue.spark.pipeline.cli import (
     DONE,
-    add_file_format,
     add_partitions,
     duration,
     whole,
@@ -434,7 +433,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="of one archive; default: three files for each task, at least a million")  # fmt: skip
     add("--rows-per-file", type=whole, default=100_000, metavar="N")
     add("--batch-size", type=whole, default=5_000, metavar="N", help="rows deleted at a time")
-    add_file_format(parser, of_archive=True)
     add("--dry-run", action="store_true", help="count what would be archived")
     add_partitions(parser)
 

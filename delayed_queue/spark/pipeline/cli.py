@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from delayed_queue.codecs import check_kind, codec_named, kind_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.retries import parse_duration
-from delayed_queue.spark.pipeline.console import Console, sentence_of, serve_metrics
+from delayed_queue.spark.pipeline.console import Console, sentence_of
 from delayed_queue.spark.pipeline.session import Stopping, signals
 from delayed_queue.spark.settings import SparkSettings
 
@@ -73,12 +73,6 @@ def _delimiter(text: str) -> str:
     return found
 
 
-def _address(text: str) -> str:
-    if not text.rpartition(":")[2].isdecimal():
-        raise ValueError(f"{text!r} is not host:port")
-    return text
-
-
 def _zone(text: str) -> str:
     try:
         return ZoneInfo(text).key
@@ -87,7 +81,6 @@ def _zone(text: str) -> str:
 
 
 zone = _argument(_zone)
-address = _argument(_address)
 whole = _argument(_whole)
 pair = _argument(_pair)
 instant = _argument(_instant)
@@ -99,43 +92,31 @@ delimiter = _argument(_delimiter)
 
 def add_partitions(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--partitions", type=whole, metavar="N", help="of what is read or offered, at most"
+        "--partitions", type=whole, metavar="N", help="maximum number of tasks that read or offer"
     )
 
 
 def format_name(text: str) -> str:
-    """Return the name of a format as Spark has it; that of a class is written as it is."""
+    """Return Spark's name of a format; the name of a class keeps its case."""
     return text if "." in text else text.lower()
 
 
-def _archive_format(text: str) -> str:
-    if text != "parquet":
-        raise ValueError(
-            "an archive is Parquet: rows are deleted by what is read back from its files, and its "
-            "manifest knows no other format; write what it has to another by a job of yours"
-        )
-    return text
-
-
-def add_file_format(parser: ArgumentParser, *, of_archive: bool = False) -> None:
-    """Add the format of files or tables; an archive has one alone, and says why."""
+def add_file_format(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--file-format", type=_argument(_archive_format if of_archive else format_name),
-        default="parquet", metavar="FORMAT",
-        help="of the archive: parquet" if of_archive else "orc, json, csv, delta, …; "
-        "default: parquet",
+        "--file-format", type=format_name, default="parquet", metavar="FORMAT",
+        help="parquet, json, csv, or another of Spark's; default: parquet",
     )  # fmt: skip
 
 
 def add_offering(parser: ArgumentParser, what: str, *, dry_run: str) -> None:
-    """Add how rows are offered: under which id, when they fall due, what keys that exist become."""
+    """Add the options of commands that offer: mode, schedule, id and dry run."""
     add = parser.add_argument
-    add("--mode", choices=MODES, default="offer", help="what happens to keys that exist")
+    add("--mode", choices=MODES, default="offer", help="ignore or replace existing keys")
     add("--start", type=instant, metavar="AT",
-        help="when the first falls due, in UTC without an offset; default: now")  # fmt: skip
-    add("--over", type=duration, metavar="TIME", help="spread over so long, as in 2h")
-    add("--rate", type=number, metavar="N", help="spread to N a second, on average")
-    add("--id", metavar="ID", help=f"of this {what}; default: from files and options")
+        help="due time of the first message, in UTC without an offset; default: now")  # fmt: skip
+    add("--over", type=duration, metavar="TIME", help="spread evenly over this time, as in 2h")
+    add("--rate", type=number, metavar="N", help="at most N messages fall due in a second")
+    add("--id", metavar="ID", help=f"id of this {what}; default: from files and options")
     add("--dry-run", action="store_true", help=dry_run)
     add_partitions(parser)
 
@@ -172,8 +153,8 @@ def asked_name(options: Namespace) -> str | None:
 
 
 _PROGRAM: Final = "python -m delayed_queue.spark"
-# As --help lists them: in which module, and what for. One is loaded when it is asked for, since
-# doctor is for machines that lack what the others load.
+# Module and purpose by name. Only the chosen module is loaded, because doctor must run on machines
+# that lack what the others import.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "import": ("imports", "Offer the records of files."),
     "drain": ("drains", "Take out what is due: into files, or to a handler."),
@@ -182,13 +163,13 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "snapshot": ("snapshots", "Write a queue as it stands to Parquet."),
     "report": ("reports", "Measure latency, failures, throughput and backlog."),
     "doctor": ("doctor", "Check the environment."),
-    "bundle": ("doctor", "Print the path of the package for --py-files."),
-    "main": ("doctor", "Print the path of the program for spark-submit."),
+    "bundle": ("bundles", "Print the path of the package for --py-files."),
+    "main": ("bundles", "Print the path of the program for spark-submit."),
 }
 
 
 class _Parser(ArgumentParser):
-    """Answers 1 to wrong arguments, as to everything that failed; 2 is not one of ours."""
+    """Exits with 1 for wrong arguments, as for every failure."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -196,26 +177,24 @@ class _Parser(ArgumentParser):
 
 
 def main(arguments: Sequence[str], settings: SparkSettings | None = None) -> int:
-    """Run a command; return 0 when it is done, 1 when it failed, 3 when records were put aside."""
+    """Run a command; return 0 if it is done, 1 if it failed, 3 if it quarantined records."""
     try:
         options = build_parser(arguments[:1]).parse_args(arguments)
     except ImportError as error:
-        # What the command's module needs is not installed.
+        # A package that the command's module imports is not installed.
         Console().warn(f"{_PROGRAM} {arguments[0]}: {sentence_of(error)}")
         return FAILED
     console = Console(as_json=options.format == "json")
     stopping = Stopping()
     try:
         with signals(stopping):
-            if options.metrics is not None:
-                serve_metrics(options.metrics)
             chosen = _settings(options, settings or SparkSettings())
             return int(options.run(options, chosen, console, stopping))
     except KeyboardInterrupt:
         console.warn("stopped")
         return FAILED
     except Exception as error:
-        # Whatever Spark, Java or a driver raises, the operator gets one sentence.
+        # The operator gets one sentence of any error of Spark, Java or a driver.
         if options.verbose:
             traceback.print_exc()
         console.warn(f"{_PROGRAM} {options.command}: {sentence_of(error)}")
@@ -223,15 +202,15 @@ def main(arguments: Sequence[str], settings: SparkSettings | None = None) -> int
 
 
 def _settings(options: Namespace, settings: SparkSettings) -> SparkSettings:
-    """Return the settings with what the command line says instead."""
+    """Return the settings, overridden by the command line."""
     names = ("MASTER", "EXECUTORS", "CORES", "MEMORY", "MAX_CONNECTIONS")
-    said = {name: getattr(options, name.lower(), None) for name in names}
+    given = {name: getattr(options, name.lower(), None) for name in names}
     conf = {**settings.CONF, **dict(options.conf or ())}
-    return replace(settings, **{k: v for k, v in said.items() if v is not None}, CONF=conf)
+    return replace(settings, **{k: v for k, v in given.items() if v is not None}, CONF=conf)
 
 
 def build_parser(names: Collection[str] = tuple(COMMANDS)) -> ArgumentParser:
-    """Return the parser with all commands, of which those with these names have their arguments."""
+    """Return the parser of all commands; only those in ``names`` have their arguments."""
     parser = _Parser(prog=_PROGRAM, description="The pipeline's command line.")
     chosen = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     for name, (module, words) in COMMANDS.items():
@@ -248,20 +227,19 @@ def _add_common(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("Spark")
     group.add_argument("--master", help="local[…], spark://…, yarn or k8s://…")
     group.add_argument("--executors", type=whole, metavar="N", help="executors of a cluster")
-    group.add_argument("--cores", type=whole, metavar="N", help="of each executor, or of local")
-    group.add_argument("--memory", metavar="SIZE", help="of each executor, or of local: 2g")
     group.add_argument(
-        "--max-connections", type=whole, metavar="N", help="the most that all parts may open"
+        "--cores", type=whole, metavar="N", help="cores of each executor, or of local"
+    )
+    group.add_argument("--memory", metavar="SIZE", help="memory of each of them, or of local: 2g")
+    group.add_argument(
+        "--max-connections", type=whole, metavar="N", help="maximum number of connections in all"
     )
     group.add_argument(
         "--conf", type=pair, action="append", metavar="NAME=VALUE", help="a setting of Spark"
     )
-    parser.add_argument(
-        "--metrics", type=address, metavar="HOST:PORT", help="answer scrapes of Prometheus there"
-    )
-    # As management/base.py has it, which knows Django.
+    # As in management/arguments.py, which imports Django.
     parser.add_argument(
         "--format", choices=["table", "json"], default="table",
         help="json: everything, for programs (default: table)",
     )  # fmt: skip
-    parser.add_argument("--verbose", action="store_true", help="with Spark's log, and stacks")
+    parser.add_argument("--verbose", action="store_true", help="show Spark's log, and tracebacks")

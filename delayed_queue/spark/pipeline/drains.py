@@ -79,9 +79,9 @@ class DrainOptions:
             raise InvalidConfiguration("Pass either --to or --handler.")
         if self.to is None and self.checkpoint is None:
             raise InvalidConfiguration("--handler needs --checkpoint, Spark's record of progress.")
-        if self.sink == "iceberg" and self.checkpoint is None:
+        if self.handling is None and not self.writes_files and self.checkpoint is None:
             raise InvalidConfiguration(
-                "--sink iceberg needs --checkpoint: --to is the name of a table, not a directory."
+                f"--sink {self.sink} needs --checkpoint: --to may be a table, not a directory."
             )
 
     @property
@@ -163,17 +163,17 @@ def _claim(spark: SparkSession, options: DrainOptions) -> int:
     knows the queue.
     """
     checkpoint = str(options.checkpoint)
-    with closing(connect()) as connection:
-        owner = owner_of(options.kind, connection)
-        began = look_around(connection, Options())
-        if not is_started(spark, checkpoint):
-            check_known(connection, options.kind)
     places = [checkpoint]
     if options.to is not None and options.writes_files:
         check_root(spark, options.to.rpartition("/")[0])
         places.append(options.to)
-    for each in places:
-        check_owner(spark, each, owner)
+    with closing(connect()) as connection:
+        owner = owner_of(options.kind, connection)
+        for each in places:
+            check_owner(spark, each, owner)
+        began = look_around(connection, Options())
+        if not is_started(spark, checkpoint):
+            check_known(connection, options.kind)
     if options.to is not None:
         check_numbers(spark, options.to, checkpoint)
     # All is ours, or nobody's: only now is anything written.
@@ -334,8 +334,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--queue", metavar="NAME", help="or a kind, as name|codec")
     add("--codec", choices=CODECS, default="json")
     add("--to", metavar="PATH", help="where the sink writes")
-    add("--sink", "--file-format", type=format_name, default="parquet", metavar="FORMAT",
-        help="any of Spark's formats")  # fmt: skip
+    add("--sink", type=format_name, default="parquet", metavar="FORMAT",
+        help="parquet, json, csv, or another of Spark's")  # fmt: skip
     add("--sink-option", type=pair, action="append", default=[], metavar="NAME=VALUE")
     add("--handler", metavar="PKG:FUNC", help="call this for each message, in the executors")
     add("--concurrency", type=whole, metavar="N", help="calls at once in a task")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from delayed_queue.exceptions import InvalidConfiguration
@@ -35,8 +35,6 @@ _GUESSING: Final = "spark.sql.sources.partitionColumnTypeInference.enabled"
 PARQUET: Final = "parquet"
 # Those of Spark that write files: a stream numbers them by the batches of its checkpoint.
 FILES: Final = frozenset({"avro", "csv", "json", "orc", PARQUET, "text", "xml"})
-# They have no bytes.
-TEXTS: Final = frozenset({"csv", "json", "text", "xml"})
 _LINES: Final = {"header": "true", "escape": '"'}
 # Of texts only what is written is read again: names, line breaks, spaces, columns without a value.
 WRITTEN_AS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -63,7 +61,7 @@ def read_lake(spark: SparkSession, *paths: str, form: str = PARQUET, **options: 
         logged = {path: _logged(files, path.rstrip("/")) for path in paths}
         plain = [path for path in paths if not logged[path]]
         reader = spark.read.format(form).options(**{**READ_AS.get(form, {}), **options})
-        frames = [reader.load(_paths(plain, form))] if plain else []
+        frames = [reader.load(path) for path in plain]
         for each in sorted({each for found in logged.values() for each in found}):
             frames += _of_queue(reader, each)
     if not frames:
@@ -78,13 +76,6 @@ def _logged(files: Files, path: str) -> list[str]:
     else:
         found = [f"{path}/{name}" for name in files.names(path) if name.startswith(_OF_KIND)]
     return found if any(files.exists(f"{each}/{_LOG}") for each in found) else []
-
-
-def _paths(paths: list[str], form: str) -> Any:
-    """Return them as the format takes them: of what is no format of files one alone, as a text."""
-    if len(paths) > 1 and form not in FILES:
-        raise InvalidConfiguration(f"The format {form!r} takes one table at a time.")
-    return paths if form in FILES else paths[0]
 
 
 def _of_queue(reader: DataFrameReader, path: str) -> list[DataFrame]:

@@ -41,14 +41,16 @@ from delayed_queue.spark.settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+# Other tools write a column without any value as one of numbers.
+_TEXTS: Final = ("CAST(headers AS STRING) AS headers", "CAST(`group` AS STRING) AS grouped")
 _LETTERS: Final = (
-    "pKind AS kind", "pKey AS key", "CAST(payload AS BINARY) AS payload", "headers",
-    "`group` AS grouped",
+    "pKind AS kind", "pKey AS key", "CAST(payload AS BINARY) AS payload",
+    *_TEXTS,
     "timestamp_millis(CAST(diedAt AS BIGINT)) AS at",
     "concat_ws('\\n', reason, lastError, firstError) AS error",
 )  # fmt: skip
 _MESSAGES: Final = (
-    KIND, "key", "headers", "`group` AS grouped",
+    KIND, "key", *_TEXTS,
     "CAST(scheduled_at_initially AS TIMESTAMP) AS at", "CAST(NULL AS STRING) AS error",
 )  # fmt: skip
 _AS_IT_IS: Final = "CAST(payload AS BINARY) AS payload"
@@ -137,7 +139,6 @@ def _offered(
 
 def _normal(source: DataFrame, form: str) -> DataFrame:
     """Return one form of what archive, drain and snapshot write."""
-    source = _with_texts(source, "group", "headers")
     columns = set(source.columns)
     if {"pKind", "pKey", "payload", "diedAt"} <= columns:
         return source.selectExpr(*_LETTERS)
@@ -147,20 +148,6 @@ def _normal(source: DataFrame, form: str) -> DataFrame:
         "These files are neither an archive of dead letters, nor of drain or snapshot: they have "
         f"the columns {', '.join(sorted(columns))}."
     )
-
-
-def _with_texts(source: DataFrame, *names: str) -> DataFrame:
-    """Return the rows with these columns as texts, where they may have no value at all."""
-    from pyspark.sql.functions import col, lit
-    from pyspark.sql.types import IntegerType, NullType
-
-    for name in names:
-        if name not in source.columns:  # of a release that knew none, of JSON without nulls
-            source = source.withColumn(name, lit(None).cast("string"))
-        # What other tools write to Parquet of nothing but nulls.
-        elif isinstance(source.schema[name].dataType, IntegerType | NullType):
-            source = source.withColumn(name, col(f"`{name}`").cast("string"))
-    return source
 
 
 def _chosen(frame: DataFrame, options: ReplayOptions) -> DataFrame:

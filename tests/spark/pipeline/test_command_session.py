@@ -101,18 +101,20 @@ class TestDoctor:
     """P11."""
 
     def test_executors_see_what_the_driver_sees(self, queue: DelayedQueue, spark: Any) -> None:
-        rows = doctor.from_executors(spark)
+        rows = doctor.look_from_executors(spark)
         assert len(rows) >= 2
-        assert [each.level for each in doctor.executors(rows)] == [doctor.OK] * 2
-        found, clock = doctor.database()
-        assert (found.level, found.found.partition(" ")[0]) == (doctor.OK, "PostgreSQL")
-        assert clock.level == doctor.OK
+        found = [*doctor.compare_executors(doctor.look(), rows), doctor.check_connections(spark)]
+        assert {each.subject: each.level for each in found} == {
+            "executors": doctor.OK, "clock": doctor.OK, "connections": doctor.OK,
+        }  # fmt: skip
+        database = doctor.check_database()
+        assert (database.level, database.found.partition(" ")[0]) == (doctor.OK, "PostgreSQL")
 
     def test_tables_that_are_missing_are_named(
         self, queue: DelayedQueue, spark: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dsn = f"{os.environ['DELAYED_QUEUE_DSN']} options='-c search_path=pg_catalog'"
         monkeypatch.setenv("DELAYED_QUEUE_DSN", dsn)
-        found, _ = doctor.database()
+        found = doctor.check_database()
         assert (found.level, found.advice) == (doctor.FAIL, "Run manage.py migrate.")
         assert "without delayed_queue," in found.found

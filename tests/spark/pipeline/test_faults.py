@@ -25,11 +25,11 @@ from delayed_queue import DelayedQueue, RetryPolicy, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.models import ArchiveManifest
 from delayed_queue.spark.pipeline import archives, handling, imports
+from delayed_queue.spark.pipeline.bundles import bundle
 from delayed_queue.spark.pipeline.cli import (
     DONE,
     FAILED,
 )
-from delayed_queue.spark.pipeline.doctor import bundle
 from tests.spark.archiver import STEPS
 from tests.spark.clusters import (
     TIMEOUT,
@@ -53,7 +53,8 @@ SMALL = [
     # On a machine that does much else a worker needs its time to start.
     "--conf", "spark.python.authenticate.socketTimeout=60s",
 ]  # fmt: skip
-PROGRESS = re.compile(r"\[ +[\d.]+ s\] ")
+# Java writes the second of these before Spark has set its log.
+PROGRESS = re.compile(r"\[ +[\d.]+ s\] |WARNING: Using incubator modules: ")
 
 
 @contextmanager

@@ -151,6 +151,7 @@ class TestAnotherQueuesCheckpoint:
     def test_of_another_database(
         self, spark: Any, lake: str, dsn: str, monkeypatch: pytest.MonkeyPatch
     ):
+        fill(1, "alpha")
         run(spark, "alpha", to=lake)
         fill(1, "alpha")
         monkeypatch.setenv(VARIABLE, make_conninfo(dsn, dbname="postgres"))

@@ -15,13 +15,13 @@ from prometheus_client import REGISTRY
 from delayed_queue.management.arguments import add_format
 from delayed_queue.messages import Counts
 from delayed_queue.spark.pipeline import cli, console
+from delayed_queue.spark.pipeline.bundles import bundle
 from delayed_queue.spark.pipeline.cli import (
     DONE,
     FAILED,
     asked_name,
 )
 from delayed_queue.spark.pipeline.console import Console, aligned, sentence_of
-from delayed_queue.spark.pipeline.doctor import bundle
 
 
 def _format_of(text: str) -> str:
@@ -158,8 +158,3 @@ class TestMetrics:
         for outcome, number in (("done", 4), ("redelivered", 2)):
             labelled = {**labels, "outcome": outcome}
             assert REGISTRY.get_sample_value(f"{prefix}_messages_total", labelled) == number
-
-    def test_an_address_without_a_port_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            cli.main(["drain", "--queue", "a", "--metrics", "here"])
-        assert "'here' is not host:port" in capsys.readouterr().err

@@ -1,17 +1,13 @@
-"""The pipeline's settings, and where it keeps its files: without a JVM and without a database."""
+"""The pipeline's settings: without a JVM and without a database."""
 
 from __future__ import annotations
 
-import stat
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
-from delayed_queue.spark.pipeline.doctor import bundle
-from delayed_queue.spark.pipeline.session import conf_of, master_of, private_directory
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.pipeline.session import conf_of, master_of
 from delayed_queue.spark.settings import SparkSettings
 
 
@@ -48,32 +44,3 @@ class TestSettings:
         assert conf["spark.x"] == "y"
         with pytest.raises(InvalidConfiguration, match="40 connections"):
             conf_of(SparkSettings(EXECUTORS=20, CORES=2), "yarn")
-
-
-class TestWhereFilesAreKept:
-    """What Java and executors run must not be anybody's on the machine."""
-
-    @pytest.fixture
-    def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        return tmp_path
-
-    def test_in_a_directory_of_this_user_alone(self, temporary: Path) -> None:
-        found = private_directory()
-        assert found == private_directory()
-        assert found.parent == temporary
-        assert stat.S_IMODE(found.stat().st_mode) == 0o700
-        assert bundle().parent == found
-        quiet = conf_of(SparkSettings(), "local[1,4]")["spark.driver.extraJavaOptions"]
-        assert f"={found}/" in quiet
-
-    def test_one_that_others_can_write_to_is_refused(self, temporary: Path) -> None:
-        found = private_directory()
-        found.chmod(0o777)
-        with pytest.raises(ResourceUnavailable, match="can be written to by other users"):
-            bundle()
-        found.rmdir()
-        (temporary / "theirs").mkdir()
-        found.symlink_to(temporary / "theirs")
-        with pytest.raises(ResourceUnavailable):
-            conf_of(SparkSettings(), "local[1,4]")
