@@ -10,9 +10,13 @@ from typing import Any, Final, NamedTuple
 from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext_lazy as _
 
+from delayed_queue.conf import MAX_LEASE
+from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.retries import parse_duration
+
 
 class Argument(NamedTuple):
-    """An argument of a command: its name, and the options of ``add_argument``."""
+    """An argument of a command: its name and the options of ``add_argument``."""
 
     name: str
     options: dict[str, Any]
@@ -30,30 +34,21 @@ def text(name: str, metavar: str, help: Any) -> Argument:  # noqa: A002
     return arg(name, help, metavar=metavar)
 
 
-QUEUE: Final = arg("queue", _("a queue, or a kind as name|codec"))
-OF_QUEUE: Final = text("--queue", "NAME", _("of one queue, or kind as name|codec"))
-FORMAT: Final = arg(
-    "--format",
-    _("json: everything, for programs (default: table)"),
-    choices=["table", "json"],
-    default="table",
-)
-DRY_RUN: Final = flag("--dry-run", _("only show what would change"))
-WHY: Final = arg("--why", _("shown beside the queue"), default="", metavar="TEXT")
-
-
-def add_all(parser: ArgumentParser, *arguments: Argument) -> None:
+def add_all(parser: Any, *arguments: Argument | tuple[Argument, ...]) -> None:
+    """Add the arguments; those of a tuple exclude each other."""
     for each in arguments:
-        parser.add_argument(each.name, **each.options)
+        if isinstance(each, Argument):
+            parser.add_argument(each.name, **each.options)
+        else:
+            add_all(parser.add_mutually_exclusive_group(), *each)
 
 
-def add_format(parser: ArgumentParser, *more: str) -> None:
-    options = {**FORMAT.options, "choices": ["table", "json", *more]}
-    parser.add_argument("--format", **options)
+def add_format(parser: ArgumentParser) -> None:
+    add_all(parser, FORMAT)
 
 
 def add_database(parser: ArgumentParser, commands: Any = None) -> None:
-    """Add the database alias, before and behind the names of subcommands."""
+    """Add the database alias, before and after the names of subcommands."""
     parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=str(_("database alias")))
     for each in () if commands is None else commands.choices.values():
         each.add_argument("--database", default=SUPPRESS, help=str(_("database alias")))
@@ -63,7 +58,7 @@ def count(least: int, most: int) -> Callable[[str], int]:
     """Return a type for whole numbers in that range."""
 
     def parse(text: str) -> int:
-        # By length first: Python refuses to read a number of thousands of digits.
+        # Length first: Python refuses to parse thousands of digits.
         if not text.isdecimal() or len(text) > 19 or not least <= int(text) <= most:
             raise ArgumentTypeError(f"{text!r} is not a number from {least:,} to {most:,}")
         return int(text)
@@ -71,26 +66,10 @@ def count(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(text: str) -> timedelta:
-    """Convert a number of seconds, fractions allowed, to a time span."""
-    try:
-        span = timedelta(seconds=float(text))
-    except (ValueError, OverflowError):
-        span = timedelta(-1)
-    if span < timedelta(0):
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return span
-
-
-def interval(text: str) -> timedelta:
-    """Return a time span that is not zero."""
-    if not (span := seconds(text)):
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return span
-
-
-def span(least: timedelta, most: timedelta) -> Callable[[str], timedelta]:
-    """Return a type for time spans in that range, given in seconds."""
+def seconds(
+    least: timedelta = timedelta(0), most: timedelta = MAX_LEASE
+) -> Callable[[str], timedelta]:
+    """Return a type for numbers of seconds in that range, with fractions."""
     bounds = " to ".join(f"{each.total_seconds():,.10g}" for each in (least, most))
 
     def parse(text: str) -> timedelta:
@@ -105,9 +84,36 @@ def span(least: timedelta, most: timedelta) -> Callable[[str], timedelta]:
     return parse
 
 
+def duration(text: str) -> timedelta:
+    """Parse a duration such as ``30m`` or ``2d``."""
+    try:
+        return parse_duration(text)
+    except DelayedQueueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
 def address(text: str) -> tuple[str, int]:
-    """Return the host and the port of ``HOST:PORT``; an IPv6 address stands in brackets."""
+    """Parse ``HOST:PORT``; an IPv6 address stands in brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:8080")
     return host.strip("[]"), int(port)
+
+
+def one_of(*choices: str) -> Argument:
+    """Return the format of the output; the first choice is the default."""
+    words = _("json: everything, for programs (default: %s)") % choices[0]
+    return arg("--format", words, choices=choices, default=choices[0])
+
+
+def at_most(default: int, most: int) -> Argument:
+    """Return the maximum number of rows."""
+    words = _("rows (default: %s)") % default
+    return arg("--limit", words, type=count(1, most), default=default, metavar="N")
+
+
+QUEUE: Final = arg("queue", _("a queue, or a kind as name|codec"))
+OF_QUEUE: Final = text("--queue", "NAME", _("of one queue, or kind as name|codec"))
+FORMAT: Final = one_of("table", "json")
+DRY_RUN: Final = flag("--dry-run", _("only show what would change"))
+WHY: Final = arg("--why", _("shown beside the queue"), default="", metavar="TEXT")

@@ -1,8 +1,7 @@
-"""Base of the commands: every error is one sentence, with "did you mean" for names."""
+"""Base of the commands: their arguments, output and errors."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -26,16 +25,39 @@ from delayed_queue.observe.overview import find_kinds, is_known, measure, name_o
 
 WRONG_CONFIGURATION: Final = 1
 WRONG_USAGE: Final = 2
-# As of a worker: the tables are of another version, so that starting again is in vain.
+# As of a worker: the tables have another version, so a restart does not help.
 WRONG_SCHEMA: Final = 78
+
+Row = dict[str, Any]
+
+
+class Outcome(NamedTuple):
+    """The result of a command: a sentence for people, its facts for programs."""
+
+    text: str
+    facts: Row
+
+
+# A sentence, rows of a table, or lines of a file.
+Result = Outcome | list[Row] | Iterator[str]
+
+
+def wrong_usage(text: Any) -> CommandError:
+    return CommandError(text, returncode=WRONG_USAGE)
 
 
 class QueueCommand(BaseCommand):
-    """A command that keeps tracebacks to itself; Django's ``--traceback`` shows them."""
+    """A command whose errors are one sentence; Django's ``--traceback`` shows the traceback."""
+
+    arguments: tuple[Argument | tuple[Argument, ...], ...] = ()
 
     def create_parser(self, *args: Any, **kwargs: Any) -> CommandParser:
         self.help = _(self.help)
         return super().create_parser(*args, **kwargs)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        add_all(parser, *self.arguments)
+        add_database(parser)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         using = options.get("database", DEFAULT_DB_ALIAS)
@@ -43,47 +65,50 @@ class QueueCommand(BaseCommand):
         with self.answering(using):
             return super().execute(*args, **options)
 
+    def write(self, result: Result, style: str, *, none: Any = "", columns: str = "") -> None:
+        match result:
+            case Outcome(text, facts):
+                tell(self.stdout, text, style, **facts)
+            case list(rows):
+                show(self.stdout, rows, style, none=str(none), columns=columns.split())
+            case lines:
+                for each in lines:
+                    self.stdout.write(each)
+
     @contextmanager
     def answering(self, using: str) -> Iterator[None]:
-        """Raise CommandError, in a sentence, for an error of the package or of the database."""
+        """Turn errors of the package and of the database into CommandError."""
         try:
             yield
         except DelayedQueueError as error:
             raise CommandError(str(error), returncode=self.exit_code(error)) from error
         except Error as error:
-            raise _answered(error, using) from error
+            raise _database_error(error, using) from error
         except UnicodeEncodeError as error:
             _refuse_bytes(error)
             raise
 
     def exit_code(self, error: DelayedQueueError) -> int:
-        """Return the exit code of an error of the package."""
         return WRONG_SCHEMA if isinstance(error, SchemaMismatch) else WRONG_CONFIGURATION
 
 
-class Told(NamedTuple):
-    """The outcome of a subcommand: a sentence for people, its facts for programs."""
-
-    said: str
-    facts: dict[str, Any]
-
-
 class Verb(NamedTuple):
-    """A subcommand: its help, what runs it with the options, and its arguments."""
+    """A subcommand: its help, its function, its arguments, and how rows are shown."""
 
     help: Any
-    run: Callable[[dict[str, Any]], Told | list[dict[str, Any]] | Iterator[str]]
+    run: Callable[[dict[str, Any]], Result]
     arguments: tuple[Argument, ...]
-    # The sentence for an empty list.
+    # The sentence for an empty list, and the columns of the table; JSON has all.
     none: Any = ""
+    columns: str = ""
 
 
 class VerbCommand(QueueCommand):
-    """A command of several subcommands, which return a sentence, rows or lines."""
+    """A command with subcommands."""
 
     verbs: Mapping[str, Verb]
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
         for name, verb in self.verbs.items():
             add_all(commands.add_parser(name, help=verb.help), *verb.arguments)
@@ -91,68 +116,54 @@ class VerbCommand(QueueCommand):
 
     def handle(self, **options: Any) -> None:
         verb = self.verbs[options["command"]]
-        match verb.run({**options, "stderr": self.stderr}):
-            case Told(said, facts):
-                tell(self.stdout, said, options["format"], **facts)
-            case list(rows):
-                show(self.stdout, rows, options["format"], none=str(verb.none))
-            case lines:
-                for each in lines:
-                    self.stdout.write(each)
+        result = verb.run({**options, "stderr": self.stderr})
+        self.write(result, options.get("format", ""), none=verb.none, columns=verb.columns)
 
 
-def queue_named(name: str, using: str) -> DelayedQueue:
-    """Return the queue of that name, or of a kind ``name|codec``; refuse one that is not there."""
+def queue_of(options: Mapping[str, Any]) -> DelayedQueue:
+    """Return the queue that the options name, by its name or kind."""
+    name, using = options["queue"], options["database"]
     if not is_known(name, using):
-        there_are = {name_of(kind).queue for kind in find_kinds(using)[0]}
-        raise CommandError(
-            _("There is no queue %r.") % name + did_you_mean(name, there_are),
-            returncode=WRONG_USAGE,
-        )
+        raise wrong_usage(_("There is no queue %r.") % name + similar_queue(name, using))
     kinds = [each.kind for each in measure([name], cap=1, using=using)[0]]
     if len(kinds) > 1:
-        raise CommandError(
-            _("%(name)r matches several queues. Name one of: %(kinds)s.")
-            % {"name": name, "kinds": ", ".join(kinds)},
-            returncode=WRONG_USAGE,
-        )
+        text = _("%(name)r matches several queues. Name one of: %(kinds)s.")
+        raise wrong_usage(text % {"name": name, "kinds": ", ".join(kinds)})
     return DelayedQueue(name_of(kinds[0]).queue, kind=kinds[0], using=using)
 
 
+def similar_queue(name: str, using: str) -> str:
+    """Return "did you mean" with the most similar queue; empty without one."""
+    return did_you_mean(name, {name_of(kind).queue for kind in find_kinds(using)[0]})
+
+
 def check_alias(using: str) -> None:
-    """Raise CommandError unless the settings have a PostgreSQL database of that alias."""
+    """Raise CommandError unless the alias is a PostgreSQL database of the settings."""
     aliases = sorted(connections)
     if using not in aliases:
-        raise CommandError(
-            _("There is no database alias %(alias)r. Known aliases: %(aliases)s.")
-            % {"alias": using, "aliases": ", ".join(aliases)}
-            + did_you_mean(using, aliases),
-            returncode=WRONG_USAGE,
-        )
+        text = _("There is no database alias %(alias)r. Known aliases: %(aliases)s.")
+        facts = {"alias": using, "aliases": ", ".join(aliases)}
+        raise wrong_usage(text % facts + did_you_mean(using, aliases))
     vendor = connections[using].vendor
     if vendor != "postgresql":
-        raise CommandError(
-            _("The database %(alias)r is %(vendor)s; delayed_queue needs PostgreSQL.")
-            % {"alias": using, "vendor": vendor},
-            returncode=WRONG_CONFIGURATION,
-        )
+        text = _("The database %(alias)r is %(vendor)s; delayed_queue needs PostgreSQL.")
+        raise CommandError(text % {"alias": using, "vendor": vendor})
 
 
 def _refuse_bytes(error: UnicodeEncodeError) -> None:
-    """Raise CommandError for bytes on the command line that are no UTF-8.
+    """Raise CommandError for a command line that is not UTF-8, but not for other encodings.
 
-    Python has them as lone surrogates. What only the output cannot show is no slip of the caller's.
+    Python decodes such bytes as lone surrogates.
     """
     try:
         check_text("text", error.object)
     except InvalidMessage as refusal:
-        raise CommandError(str(refusal), returncode=WRONG_USAGE) from error
+        raise wrong_usage(str(refusal)) from error
 
 
-def _answered(error: Error, using: str) -> CommandError:
-    said = " ".join(str(error).split())
-    advice = advice_on(error, using)
-    if advice:
-        return CommandError(f"{advice} ({said})", returncode=WRONG_SCHEMA)
-    facts = {"alias": using, "error": said}
-    return CommandError(_("The database %(alias)r cannot be queried: %(error)s") % facts)
+def _database_error(error: Error, using: str) -> CommandError:
+    words = " ".join(str(error).split())
+    if advice := advice_on(error, using):
+        return CommandError(f"{advice} ({words})", returncode=WRONG_SCHEMA)
+    text = _("The database %(alias)r cannot be queried: %(error)s")
+    return CommandError(text % {"alias": using, "error": words})

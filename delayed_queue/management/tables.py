@@ -21,61 +21,67 @@ _WHOLE: Final = re.compile(r"[\d,.:+-]*|[\d-]{10} [\d:]{8}|[0-9a-f]{16}").fullma
 _IDS: Final = ("id", "run")
 
 
-def show(out: OutputWrapper, rows: Sequence[dict[str, Any]], style: str, *, none: str = "") -> None:
-    """Write the rows as JSON, or as a table under their keys that fits the terminal."""
+def show(
+    out: OutputWrapper,
+    rows: Sequence[Mapping[str, Any]],
+    style: str,
+    *,
+    none: str = "",
+    columns: Sequence[str] = (),
+) -> None:
+    """Write the rows as JSON, or some columns as a table that fits the terminal."""
     if style == "json":
         out.write(json.dumps(rows, default=str))
     else:
-        out.write("\n".join(lines(rows)) if rows else none or _("Nothing."))
+        out.write("\n".join(lines(rows, columns)) if rows else none or _("Nothing."))
 
 
-def tell(out: OutputWrapper, said: str, style: str, **facts: Any) -> None:
+def tell(out: OutputWrapper, text: str, style: str, **facts: Any) -> None:
     """Write a sentence, or its facts as JSON."""
-    out.write(json.dumps(facts, default=str) if style == "json" else said)
+    out.write(json.dumps(facts, default=str) if style == "json" else text)
 
 
 def described(facts: Mapping[str, Any]) -> str:
     """Return a line for each fact about one thing."""
     width = max(map(len, facts))
-    return printable("\n".join(f"{name:{width}} {_word(facts[name])}" for name in facts))
+    words = {name: "-" if each in ("", 0) else _text(each) for name, each in facts.items()}
+    return printable("\n".join(f"{name:{width}} {each}" for name, each in words.items()))
 
 
-def printable(text: str) -> str:
-    """Return text of several lines without control characters."""
-    return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)
+def printable(text: str, allowed: str = "\n\t") -> str:
+    """Return the text without control characters, except the allowed ones."""
+    return "".join(each if each.isprintable() or each in allowed else " " for each in text)
 
 
-def _word(value: Any) -> str:
-    return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else str(value or "-")
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else str(value)
 
 
-def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a head and a line for each row, figures to the right."""
-    heads = list(rows[0])
-    cells = [[each.replace("_", " ") for each in heads]]
-    cells += [[_text(row[head], is_id=head in _IDS) for head in heads] for row in rows]
-    columns = list(zip(*cells, strict=True))
-    can_cut = [not all(map(_WHOLE, column[1:])) for column in columns]
-    widths = _fitted([max(map(len, column)) for column in columns], can_cut)
-    right = [all(map(_FIGURE, column[1:])) for column in columns]
+def lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> list[str]:
+    """Return a heading and a line for each row, numbers to the right."""
+    names = columns or list(rows[0])
+    cells = [[each.replace("_", " ") for each in names]]
+    cells += [[_cell(name, row[name]) for name in names] for row in rows]
+    by_column = list(zip(*cells, strict=True))
+    can_cut = [not all(map(_WHOLE, column[1:])) for column in by_column]
+    widths = _fitted([max(map(len, column)) for column in by_column], can_cut)
+    right = [all(map(_FIGURE, column[1:])) for column in by_column]
     return [_line(line, widths, right) for line in cells]
 
 
-def _text(value: Any, *, is_id: bool = False) -> str:
-    if value is None:
-        return "-"
-    if is_id:
-        return str(value)  # as it is typed
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S}"
-    if isinstance(value, int):
+def _cell(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    # An id stays as an operator types it.
+    if isinstance(value, int) and name not in _IDS:
         return f"{value:,}"
-    # One line, without control characters.
-    return "".join(each if each.isprintable() else " " for each in str(value))
+    return printable(_text(value), allowed="")
 
 
 def _fitted(widths: list[int], can_cut: list[bool]) -> list[int]:
-    """Return the widths, the widest cut until all fit or none is left to cut."""
+    """Cut the widest column until all fit or none can be cut."""
     fitted, most = list(widths), get_terminal_size().columns
     while sum(fitted) + len(_GAP) * (len(fitted) - 1) > most:
         left = [each for each, can in enumerate(can_cut) if can and fitted[each] > _MIN_WIDTH]

@@ -1,10 +1,8 @@
-"""``manage.py installcron``: a shell around one CronKeeper."""
+"""``manage.py installcron``: install the ticks of schedules."""
 
 from __future__ import annotations
 
-import json
 import signal
-from argparse import ArgumentParser
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -14,109 +12,82 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 from django.db import InterfaceError, OperationalError
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from delayed_queue.conf import SETTING
 from delayed_queue.cron.keeper import CronKeeper, CronThread, Kept
 from delayed_queue.db.clock import read_clock
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.management.arguments import add_database, add_format
-from delayed_queue.management.base import WRONG_USAGE, QueueCommand
-from delayed_queue.management.tables import show
+from delayed_queue.management.arguments import FORMAT, flag
+from delayed_queue.management.base import QueueCommand, Row, wrong_usage
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
 
-NEXT_TIMES = 3
+NEXT_TIMES: Final = 3
 _NOTHING: Final = (
     f"There are no schedules: declare one in {SETTING}['CRON'] or with @schedule, or create one in "
     "the admin."
 )
+_COUNTS: Final = ("created", "updated", "kept", "skipped", "removed")
 
 
 class Command(QueueCommand):
     help = gettext_noop("Install the ticks of all schedules and keep them installed until stopped.")
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        mode = parser.add_mutually_exclusive_group()
-        mode.add_argument("--once", action="store_true", help=_("install once and exit"))
-        mode.add_argument("--dry-run", action="store_true", help=_("show what --once would do"))
-        mode.add_argument(
-            "--uninstall", action="store_true",
-            help=_("remove the pending ticks; running workers would install them again"),
-        )  # fmt: skip
-        mode.add_argument("--list", action="store_true", help=_("show the schedules"))
-        parser.add_argument(
-            "--force", action="store_true",
-            help=_(
-                "with --once: replace newer configurations too, for example after a "
-                "rollback of a deployment"),
-        )  # fmt: skip
-        add_format(parser)
-        add_database(parser)
+    arguments = (
+        (
+            flag("--once", gettext_lazy("install once and exit")),
+            flag("--dry-run", gettext_lazy("show what --once would do")),
+            flag("--uninstall", gettext_lazy(
+                "remove the pending ticks; running workers would install them again")),
+            flag("--list", gettext_lazy("show the schedules")),
+        ),
+        flag("--force", gettext_lazy(
+            "with --once: replace newer configurations too, for example after a "
+            "rollback of a deployment")),
+        FORMAT,
+    )  # fmt: skip
 
     def handle(self, **options: Any) -> None:
-        if options["force"] and not (options["once"] or options["dry_run"]):
-            said = _(
+        is_once = options["once"] or options["dry_run"]
+        if options["force"] and not is_once:
+            text = _(
                 "--force needs --once: a running installer cannot keep replacing newer "
                 "configurations."
             )
-            raise CommandError(said, returncode=WRONG_USAGE)
+            raise wrong_usage(text)
         keeper = CronKeeper(options["database"])
         if options["list"]:
             rows = _listed(keeper, options["database"])
             shown = rows if options["format"] == "json" else list(map(_short, rows))
-            show(self.stdout, shown, options["format"], none=_NOTHING)
+            self.write(shown, options["format"], none=_NOTHING)
         elif options["uninstall"]:
             self._report(keeper.uninstall(), options["format"])
-        elif options["once"] or options["dry_run"]:
+        elif is_once:
             kept = keeper.check(force=options["force"], is_dry=options["dry_run"])
             self._report(kept, options["format"])
         else:
             _keep(keeper, options["database"])
 
     def _report(self, kept: list[Kept], style: str) -> None:
-        self._say([_outcome(each) for each in kept], style)
-        if any(each.error for each in kept):
-            raise CommandError(_("Some schedules could not be installed."))
-
-    def _say(self, rows: list[dict[str, Any]], style: str) -> None:
-        if style == "json":
-            self.stdout.write(json.dumps(rows, indent=2))
-        else:
-            self.stdout.write("\n".join(map(_line, rows)) or _NOTHING)
+        rows = [_table_row(each) if style == "table" else _row(each) for each in kept]
+        self.write(rows, style, none=_NOTHING)
+        if failed := [f"{each.name}: {each.error}" for each in kept if each.error]:
+            text = _("Some schedules could not be installed. %s")
+            raise CommandError(text % "; ".join(failed))
 
 
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what fits a table."""
-    rule = " ".join(filter(None, (row["expression"], row["timezone"])))
-    state = "paused" if row["is_paused"] else "on"
-    return {
-        "schedule": row["schedule"], "type": row["type"], "rule": rule, "state": state,
-        "next": datetime.fromisoformat(row["next"][0]),
-    }  # fmt: skip
-
-
-def _line(row: dict[str, Any]) -> str:
-    """Return ``name: what`` and then ``name=value`` for all that says something."""
-    rest = {**row, **(row.get("report") or {})}
-    head = f"{rest.pop('schedule')}: {rest.pop('outcome', None) or rest.pop('type')}"
-    rest.pop("report", None)
-    shown = (f"{name}={_shown(value)}" for name, value in rest.items() if value)
-    return " ".join([head, *shown])
-
-
-def _shown(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list) else str(value)
-
-
-def _outcome(kept: Kept) -> dict[str, Any]:
-    report = None if kept.report is None else asdict(kept.report)
+def _row(kept: Kept) -> Row:
     return {
         "schedule": kept.name,
         "outcome": _summary(kept),
         "config_hash": kept.config_hash,
-        "report": report,
+        "report": None if kept.report is None else asdict(kept.report),
     }
+
+
+def _table_row(kept: Kept) -> Row:
+    counts = {name: getattr(kept.report, name, None) for name in _COUNTS}
+    return {"schedule": kept.name, "outcome": _summary(kept), **counts}
 
 
 def _summary(kept: Kept) -> str:
@@ -131,27 +102,34 @@ def _summary(kept: Kept) -> str:
     return "paused" if kept.report.is_paused else "installed"
 
 
-def _listed(keeper: CronKeeper, using: str) -> list[dict[str, Any]]:
+def _listed(keeper: CronKeeper, using: str) -> list[Row]:
     now = read_clock(using)
-    rows = []
-    for entry, installer, row in keeper.listed():
-        times = installer.schedule.next_times(now)[:NEXT_TIMES]
-        rows.append(
-            {
-                "schedule": str(installer),
-                "type": entry.definition.type,
-                "expression": entry.definition.expression,
-                "timezone": getattr(installer.schedule, "timezone", None),
-                "declared_in": entry.declared_in or "admin",
-                "is_paused": row is not None and not row.is_enabled,
-                "config_hash": installer.config_hash,
-                "active_hash": row.config_hash if row else "",
-                "last_tick": _instant(row.last_tick if row else None),
-                "installed_at": _instant(row.installed_at if row else None),
-                "next": [at.isoformat() for at in times],
-            }
-        )
-    return rows
+    return [
+        {
+            "schedule": str(installer),
+            "type": entry.definition.type,
+            "expression": entry.definition.expression,
+            "timezone": getattr(installer.schedule, "timezone", None),
+            "declared_in": entry.declared_in or "admin",
+            "is_paused": row is not None and not row.is_enabled,
+            "config_hash": installer.config_hash,
+            "active_hash": row.config_hash if row else "",
+            "last_tick": _instant(row.last_tick if row else None),
+            "installed_at": _instant(row.installed_at if row else None),
+            "next": [each.isoformat() for each in installer.schedule.next_times(now)[:NEXT_TIMES]],
+        }
+        for entry, installer, row in keeper.listed()
+    ]
+
+
+def _short(row: Row) -> Row:
+    """Return the columns of the table."""
+    rule = " ".join(filter(None, (row["expression"], row["timezone"])))
+    state = "paused" if row["is_paused"] else "on"
+    return {
+        "schedule": row["schedule"], "type": row["type"], "rule": rule, "state": state,
+        "next": datetime.fromisoformat(row["next"][0]),
+    }  # fmt: skip
 
 
 def _instant(milliseconds: int | None) -> str | None:
@@ -159,7 +137,7 @@ def _instant(milliseconds: int | None) -> str | None:
 
 
 def _keep(keeper: CronKeeper, using: str) -> None:
-    """Keep the schedules until SIGTERM or SIGINT, which it leaves a few seconds for the rest."""
+    """Keep the schedules until SIGTERM or SIGINT; then stop within a few seconds."""
     thread = CronThread(keeper, using)
     with last_exit(LAST_EXIT_SECONDS) as arm:
 
@@ -169,7 +147,7 @@ def _keep(keeper: CronKeeper, using: str) -> None:
 
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, stop)
-        # An outage is waited for; missing tables are an error.
+        # The thread waits for an outage to end; missing tables are an error.
         with suppress(InterfaceError, OperationalError, ResourceUnavailable):
             list(keeper.listed())
         thread.run()

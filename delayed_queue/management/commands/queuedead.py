@@ -1,4 +1,4 @@
-"""``manage.py queuedead``: what is dead and why, and redriving, dropping or exporting it."""
+"""``manage.py queuedead``: show dead letters and their failures; redrive, drop or export them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from django.utils.translation import gettext_noop, ngettext
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.clock import ago
-from delayed_queue.exceptions import NoSuchLetters, RunInProgress
+from delayed_queue.exceptions import DelayedQueueError, RunInProgress
 from delayed_queue.management.arguments import (
     FORMAT,
     OF_QUEUE,
     QUEUE,
+    Argument,
     arg,
+    at_most,
     count,
+    duration,
     flag,
     text,
 )
-from delayed_queue.management.base import WRONG_USAGE, Told, Verb, VerbCommand, queue_named
+from delayed_queue.management.base import Outcome, Row, Verb, VerbCommand, queue_of, wrong_usage
 from delayed_queue.management.tables import described, printable
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
@@ -41,48 +44,73 @@ from delayed_queue.queue.bulk import (
     switch_run,
 )
 from delayed_queue.queue.fingerprints import describe
-from delayed_queue.queue.store.dead_letters import GroupRow
-from delayed_queue.retries import parse_duration
 
 MAX_ROWS: Final = 5_000
-# As sysexits has it: try again later.
+# EX_TEMPFAIL of sysexits: try again later.
 TRY_LATER: Final = 75
 _BATCH: Final = 1_000
 _MODULE: Final = re.compile(r"^(\w+\.)+(?=\w+(:| |$))")
 _MAX_KINDS: Final = 10_000
+_MAX_RUNS: Final = 25
 
 
-def _show(options: dict[str, Any]) -> Told | list[dict[str, Any]]:
+def _groups(options: dict[str, Any]) -> list[Row]:
+    kind, is_json = _kind(options), options["format"] == "json"
+    rows = DeadLetter.objects.groups(
+        None if kind is None else [kind], shown=options["limit"], using=options["database"]
+    )
+    failures = (describe(row.reason, row.error) for row in rows)
+    return [
+        {
+            "group": row.fingerprint, "queue": row.kind, "dead": row.letters,
+            "last": from_milliseconds(row.last_at),
+            # A table is narrow: it leaves out the module of the error's class.
+            "failure": failure if is_json else _MODULE.sub("", failure),
+            "first": from_milliseconds(row.first_at), "newest_id": row.newest,
+        }
+        for row, failure in zip(rows, failures, strict=True)
+    ]  # fmt: skip
+
+
+def _list(options: dict[str, Any]) -> list[Row]:
+    kind, group = _kind(options), options["group"]
+    rows = DeadLetter.objects.using(options["database"]).defer("payload", "headers")
+    if group is not None and kind is None:
+        raise wrong_usage(_("A failure belongs to a queue: add --queue."))
+    if kind is not None:
+        rows = rows.filter(kind=kind).order_by("-died_at", "-id")
+    else:
+        rows = rows.order_by("-id")
+    if group is not None:
+        rows = rows.filter(fingerprint=group)
+    return [_row(letter) for letter in rows[: options["limit"]]]
+
+
+def _show(options: dict[str, Any]) -> Outcome | list[Row]:
     letter = DeadLetter.objects.using(options["database"]).filter(pk=options["id"]).first()
     if letter is None:
-        raise CommandError(_("There is no dead letter %s.") % options["id"], returncode=1)
-    row = _letter(letter)
+        raise CommandError(_("There is no dead letter %s.") % options["id"])
     if options["format"] == "json":
-        return [{**row, "first_error": letter.first_error, "last_error": letter.last_error}]
+        return [_row(letter) | _errors(letter)]
     error = printable(letter.last_error or str(_("No error was stored.")))
-    return Told(f"{described(row)}\n\n{error}", row)
+    return Outcome(f"{described(_row(letter))}\n\n{error}", {})
 
 
-def _begin(options: dict[str, Any]) -> Told:
+def _start(options: dict[str, Any]) -> Outcome:
     using, plan = options["database"], _plan(options)
     found = plan.preview(using)
     more = "+" if found.seen == PREVIEW_CAP else ""
     facts = {"meant": found.meant, "is_capped": bool(more)}
     if options["dry_run"]:
-        return Told(_meant(found.meant, more), {"run": None, **facts})
-    try:
-        run_id = plan.start(by=getpass.getuser(), why=options["why"], using=using)
-    except RunInProgress as error:
-        raise CommandError(str(error), returncode=TRY_LATER) from error
-    except NoSuchLetters as error:
-        raise CommandError(str(error), returncode=1) from error
+        return Outcome(_trial(found.meant, more), {"run": None, **facts})
+    run_id = plan.start(by=getpass.getuser(), why=options["why"], using=using)
     words = ngettext(
         'Run %(run)s has started: %(meant)s dead letter. "queuedead runs" shows its progress.',
         'Run %(run)s has started: %(meant)s dead letters. "queuedead runs" shows its progress.',
         found.meant,
     )
     said = words % {"run": run_id, "meant": f"{found.meant:,}{more}"}
-    return Told(said, {"run": run_id, **facts})
+    return Outcome(said, {"run": run_id, **facts})
 
 
 def _export(options: dict[str, Any]) -> Iterator[str]:
@@ -90,13 +118,12 @@ def _export(options: dict[str, Any]) -> Iterator[str]:
     if name is None:
         return map(_exported, letters)
     try:
-        # A file that exists may be the only copy of what was dropped since.
+        # An existing file may be the only copy of letters that were dropped since.
         with Path(name).open("x", encoding="utf-8") as file:
             written = sum(file.write(f"{_exported(each)}\n") > 0 for each in letters)
     except OSError as error:
         said = _("%(file)s cannot be written: %(error)s.")
-        facts = {"file": name, "error": error.strerror}
-        raise CommandError(said % facts, returncode=1) from error
+        raise CommandError(said % {"file": name, "error": error.strerror}) from error
     words = ngettext(
         "%(number)s dead letter was written to %(file)s.",
         "%(number)s dead letters were written to %(file)s.",
@@ -106,74 +133,17 @@ def _export(options: dict[str, Any]) -> Iterator[str]:
     return iter(())
 
 
-def _prune(options: dict[str, Any]) -> Told:
+def _prune(options: dict[str, Any]) -> Outcome:
     using, age, kind = options["database"], _age(options), _kind(options)
     kinds = DeadLetter.objects.kinds(_MAX_KINDS, using=using) if kind is None else [kind]
     if options["dry_run"]:
         until = ago(age, using)
         plans = [BulkPlan("drop", each, until=until) for each in kinds]
         meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
-        return Told(_meant(meant), {"meant": meant})
+        return Outcome(_trial(meant), {"meant": meant})
     pruned = sum(_pruned(each, age, using) for each in kinds)
-    said = ngettext("%s dead letter was deleted.", "%s dead letters were deleted.", pruned)
-    return Told(said % f"{pruned:,}", {"deleted": pruned})
-
-
-def _switch(options: dict[str, Any]) -> Told:
-    run_id, verb = options["id"], options["command"]
-    if not switch_run(run_id, verb, using=options["database"]):
-        said = _(
-            'There is no run %(run)s that "%(command)s" applies to. "queuedead '
-            'runs" lists the runs.'
-        )
-        raise CommandError(said % {"run": run_id, "command": verb}, returncode=1)
-    facts = {"run": run_id, "command": verb}
-    return Told(_("Run %(run)s: %(command)s done.") % facts, {"run": run_id})
-
-
-def _meant(number: int, more: str = "") -> str:
-    said = ngettext(
-        "%s dead letter would be taken; nothing was changed.",
-        "%s dead letters would be taken; nothing was changed.",
-        number,
-    )
-    return said % f"{number:,}{more}"
-
-
-def _plan(options: dict[str, Any]) -> BulkPlan:
-    over = options.get("over")
-    return BulkPlan(
-        options["command"],
-        queue_named(options["queue"], options["database"]).kind,
-        options["group"],
-        options["reason"],
-        options["key_from"],
-        options["key_before"],
-        _ago(options, "newer_than"),
-        _ago(options, "older_than"),
-        options.get("pace"),
-        None if over is None else parse_duration(over),
-        options["limit"],
-        options.get("canary", 0),
-        options.get("canary_deaths", 1),
-    )
-
-
-def _ago(options: dict[str, Any], name: str) -> int | None:
-    duration = options[name]
-    return None if duration is None else ago(parse_duration(duration), options["database"])
-
-
-def _age(options: dict[str, Any]) -> timedelta:
-    if options["older_than"] is not None:
-        return parse_duration(options["older_than"])
-    kept = get_settings().DEAD_LETTER_RETENTION
-    if kept is None:
-        raise CommandError(
-            _("Dead letters are kept for good (DEAD_LETTER_RETENTION): add --older-than."),
-            returncode=WRONG_USAGE,
-        )
-    return kept
+    words = ngettext("%s dead letter was deleted.", "%s dead letters were deleted.", pruned)
+    return Outcome(words % f"{pruned:,}", {"deleted": pruned})
 
 
 def _pruned(kind: str, age: timedelta, using: str) -> int:
@@ -184,95 +154,95 @@ def _pruned(kind: str, age: timedelta, using: str) -> int:
     return total
 
 
+def _age(options: dict[str, Any]) -> timedelta:
+    age: timedelta | None = options["older_than"] or get_settings().DEAD_LETTER_RETENTION
+    if age is None:
+        raise wrong_usage(
+            _("Dead letters are kept for good (DEAD_LETTER_RETENTION): add --older-than.")
+        )
+    return age
+
+
+def _runs(options: dict[str, Any]) -> list[Row]:
+    return [
+        {
+            "run": row.id, "action": row.action, "queue": row.kind, "state": row.state,
+            "done": row.done, "left": max(row.total - row.done - row.skipped, 0),
+            "pace": row.pace, "note": row.note, "group": row.fingerprint, "skipped": row.skipped,
+            "by": row.started_by, "why": row.why,
+        }
+        for row in BulkRun.objects.using(options["database"]).order_by("-id")[:_MAX_RUNS]
+    ]  # fmt: skip
+
+
+def _switch(options: dict[str, Any]) -> Outcome:
+    facts = {"run": options["id"], "command": options["command"]}
+    if not switch_run(options["id"], options["command"], using=options["database"]):
+        said = _(
+            'There is no run %(run)s that "%(command)s" applies to. "queuedead '
+            'runs" lists the runs.'
+        )
+        raise CommandError(said % facts)
+    return Outcome(_("Run %(run)s: %(command)s done.") % facts, {"run": options["id"]})
+
+
+def _trial(number: int, more: str = "") -> str:
+    words = ngettext(
+        "%s dead letter would be taken; nothing was changed.",
+        "%s dead letters would be taken; nothing was changed.",
+        number,
+    )
+    return words % f"{number:,}{more}"
+
+
+def _plan(options: dict[str, Any]) -> BulkPlan:
+    names = ("reason", "key_from", "key_before", "pace", "over", "limit", "canary", "canary_deaths")
+    given = {name: options[name] for name in names if name in options}
+    for name, age in (("since", options["newer_than"]), ("until", options["older_than"])):
+        given[name] = None if age is None else ago(age, options["database"])
+    kind = queue_of(options).kind
+    return BulkPlan(options["command"], kind, options["group"], **given)
+
+
+def _kind(options: dict[str, Any]) -> str | None:
+    return None if options["queue"] is None else queue_of(options).kind
+
+
+def _row(letter: DeadLetter) -> Row:
+    return {
+        "id": letter.id, "queue": letter.kind, "key": letter.key, "died": letter.died_at,
+        "tries": letter.attempts, "reason": letter.reason,
+    }  # fmt: skip
+
+
+def _errors(letter: DeadLetter) -> Row:
+    return {"first_error": letter.first_error, "last_error": letter.last_error}
+
+
 def _exported(letter: DeadLetter) -> str:
     payload = bytes(letter.payload)
     try:
         content = {"payload": payload.decode()}
     except UnicodeDecodeError:
         content = {"payload_base64": b64encode(payload).decode()}
-    row = {
-        **_letter(letter), "group": letter.fingerprint, "headers": letter.headers, **content,
-        "first_error": letter.first_error, "last_error": letter.last_error,
-    }  # fmt: skip
-    return json.dumps(row, default=str)
+    more = {"group": letter.fingerprint, "headers": letter.headers, **content}
+    return json.dumps(_row(letter) | more | _errors(letter), default=str)
 
 
-def _kind(options: dict[str, Any]) -> str | None:
-    name = options["queue"]
-    return None if name is None else queue_named(name, options["database"]).kind
-
-
-def _groups(options: dict[str, Any]) -> list[dict[str, Any]]:
-    kind = _kind(options)
-    rows = DeadLetter.objects.groups(
-        None if kind is None else [kind], shown=options["limit"], using=options["database"]
-    )
-    return [
-        {
-            "group": row.fingerprint, "queue": row.kind, "dead": row.letters,
-            "last": from_milliseconds(row.last_at), "failure": _failure(row, options["format"]),
-            **({"first": from_milliseconds(row.first_at), "newest_id": row.newest}
-               if options["format"] == "json" else {}),
-        }
-        for row in rows
-    ]  # fmt: skip
-
-
-def _failure(row: GroupRow, style: str) -> str:
-    """Return what failed and where; in a table, which is narrow, without the class's module."""
-    said = describe(row.reason, row.error)
-    return said if style == "json" else _MODULE.sub("", said)
-
-
-def _letters(options: dict[str, Any]) -> list[dict[str, Any]]:
-    kind, group = _kind(options), options["group"]
-    rows = DeadLetter.objects.using(options["database"]).defer("payload", "headers")
-    if group is not None and kind is None:
-        raise CommandError(_("A failure belongs to a queue: add --queue."), returncode=WRONG_USAGE)
-    if kind is not None:
-        rows = rows.filter(kind=kind).order_by("-died_at", "-id")
-    else:
-        rows = rows.order_by("-id")
-    if group is not None:
-        rows = rows.filter(fingerprint=group)
-    return [_letter(row) for row in rows[: options["limit"]]]
-
-
-def _letter(row: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": row.id, "queue": row.kind, "key": row.key, "died": row.died_at,
-        "tries": row.attempts, "reason": row.reason,
-    }  # fmt: skip
-
-
-def _runs(options: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = BulkRun.objects.using(options["database"]).order_by("-id")[:25]
-    return [
-        {
-            "run": row.id, "action": row.action, "queue": row.kind, "state": row.state,
-            "done": row.done, "left": max(row.total - row.done - row.skipped, 0),
-            "pace": row.pace, "note": row.note,
-            **({"group": row.fingerprint, "skipped": row.skipped, "by": row.started_by,
-                "why": row.why} if options["format"] == "json" else {}),
-        }
-        for row in rows
-    ]  # fmt: skip
+def _age_of(name: str, help: Any) -> Argument:  # noqa: A002
+    return arg(name, help, type=duration, metavar="DURATION")
 
 
 _ID: Final = arg("id", type=count(1, MAX_LETTERS))
-_LIMIT: Final = arg(
-    "--limit", _("rows (default: 25)"), type=count(1, MAX_ROWS), default=25, metavar="N"
-)
+_LIMIT: Final = at_most(25, MAX_ROWS)
 _FILTER: Final = (
     QUEUE,
     text("--group", "ID", _('only this failure: its id from "groups"')),
     text("--reason", "TEXT", _("only reasons that start with this text")),
     text("--key-from", "KEY", _("only this key and later ones")),
     text("--key-before", "KEY", _("only keys before this one")),
-    text("--newer-than", "DURATION",
-         _("only dead letters younger than this, for example 30m or 2d")),
-    text("--older-than", "DURATION",
-         _("only dead letters older than this, for example 30m or 2d")),
+    _age_of("--newer-than", _("only dead letters younger than this, for example 30m or 2d")),
+    _age_of("--older-than", _("only dead letters older than this, for example 30m or 2d")),
     arg("--limit", _("at most this many"), type=count(1, MAX_LETTERS), metavar="N"),
 )  # fmt: skip
 _TRIAL: Final = (flag("--dry-run", _("only show how many would be taken")), FORMAT)
@@ -280,7 +250,7 @@ _RUN: Final = (
     *_FILTER,
     arg("--pace", _("dead letters per second (default: no limit)"),
         type=count(1, MAX_PACE), metavar="N"),
-    text("--over", "DURATION", _("spread over this time, for example 2h")),
+    _age_of("--over", _("spread over this time, for example 2h")),
     arg("--canary", _(
         "redrive this many first; continue only if they do not die of the same failure"),
         type=count(1, MAX_CANARY), default=0, metavar="N"),
@@ -298,34 +268,34 @@ class Command(VerbCommand):
     )
     verbs = {
         "groups": Verb(
-            _("failures by cause, the most recent first"),
-            _groups, (OF_QUEUE, _LIMIT, FORMAT),
+            _("failures by cause, the most recent first"), _groups, (OF_QUEUE, _LIMIT, FORMAT),
+            columns="group queue dead last failure",
         ),
         "list": Verb(
-            _("dead letters, the newest first"), _letters,
+            _("dead letters, the newest first"), _list,
             (OF_QUEUE, _LIMIT, FORMAT,
              text("--group", "ID", _('of one failure: its id from "groups"'))),
         ),
         "show": Verb(_("one dead letter with its errors"), _show, (_ID, FORMAT)),
-        "redrive": Verb(
-            _("redrive all dead letters of a failure or a queue"), _begin, _RUN
-        ),
-        "drop": Verb(_("drop all dead letters of a failure or a queue"), _begin, _RUN),
+        "redrive": Verb(_("redrive all dead letters of a failure or a queue"), _start, _RUN),
+        "drop": Verb(_("drop all dead letters of a failure or a queue"), _start, _RUN),
         "export": Verb(
             _("export dead letters as lines of JSON"), _export,
-            (*_FILTER, text("--output", "FILE",
-                            _("a new file (default: standard output)"))),
+            (*_FILTER, text("--output", "FILE", _("a new file (default: standard output)"))),
         ),
         "prune": Verb(
             _("delete old dead letters now"), _prune,
-            (OF_QUEUE, text("--older-than", "DURATION", _(
+            (OF_QUEUE, _age_of("--older-than", _(
                 "age, for example 30d (default: DEAD_LETTER_RETENTION)")), *_TRIAL),
         ),
         "runs": Verb(
-            _("bulk runs and their progress, the newest first"),
-            _runs, (FORMAT,),
+            _("bulk runs and their progress, the newest first"), _runs, (FORMAT,),
+            columns="run action queue state done left pace note",
         ),
         "pause": Verb(_("pause a bulk run"), _switch, (_ID, FORMAT)),
         "resume": Verb(_("resume a bulk run"), _switch, (_ID, FORMAT)),
         "cancel": Verb(_("cancel a bulk run"), _switch, (_ID, FORMAT)),
     }  # fmt: skip
+
+    def exit_code(self, error: DelayedQueueError) -> int:
+        return TRY_LATER if isinstance(error, RunInProgress) else super().exit_code(error)

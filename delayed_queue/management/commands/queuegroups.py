@@ -1,4 +1,4 @@
-"""``manage.py queuegroups``: the groups of a queue, what holds them back, and the limits."""
+"""``manage.py queuegroups``: the groups of a queue, their state and their limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
-from django.core.management.base import CommandError
 from django.db import transaction
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
@@ -21,26 +20,72 @@ from delayed_queue.management.arguments import (
     WHY,
     Argument,
     arg,
+    at_most,
     count,
     flag,
 )
-from delayed_queue.management.base import WRONG_USAGE, Told, Verb, VerbCommand, queue_named
+from delayed_queue.management.base import Outcome, Row, Verb, VerbCommand, queue_of, wrong_usage
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import Limit
-from delayed_queue.queue.groups import GroupService, HeldGroup, named, why_not_limited
+from delayed_queue.queue.groups import GroupService, named, why_not_limited
 from delayed_queue.retries import MOST, ON_DEAD, ORDERS, Groups
 
 _ALL: Final = ("concurrency", "rate", "burst", "queue_rate", "queue_burst", "order", "on_dead")
 _OWN: Final = ("concurrency", "weight", "rate", "burst")
 
 
+def _list(options: dict[str, Any]) -> list[Row]:
+    return [
+        {
+            "group": held.name, "held": held.reason or None, "until": _instant(held.until),
+            "due_since": _instant(held.due_since), "leased": held.leased,
+            "at_most": held.concurrency,
+        }
+        for held in queue_of(options).groups.held(options["limit"])
+    ]  # fmt: skip
+
+
+def _list_limits(options: dict[str, Any]) -> list[Row]:
+    queue = queue_of(options)
+    return [
+        {
+            "group": row.group or None, "concurrency": row.concurrency, "weight": row.weight,
+            "seconds_each": _seconds(row.interval), "burst": row.burst,
+            "queue_seconds_each": _seconds(row.queue_interval), "queue_burst": row.queue_burst,
+            "is_ordered": row.is_ordered, "paused_at": row.paused_at, "paused_by": row.paused_by,
+            "reason": row.reason,
+        }
+        for row in Limit.objects.using(queue.using).filter(kind=queue.kind).order_by("group")
+    ]  # fmt: skip
+
+
+def _instant(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else from_milliseconds(milliseconds)
+
+
+def _seconds(interval: float | None) -> float | None:
+    return None if interval is None else round(interval / 1000, 3)
+
+
+def _change(options: dict[str, Any]) -> Outcome:
+    queue, verb, group = queue_of(options), options["command"], options.get("group")
+    of: Any = queue.kind
+    if group is not None:
+        of = _("%(queue)s, group %(group)s,") % {"queue": queue.kind, "group": named(group)}
+    was_changed = repeat(queue.using, partial(_changed, queue, verb, options), doubt=never)
+    text = _("%s would be changed.") if options["dry_run"] else _("%s is changed.")
+    if verb in ("pause", "resume") and not was_changed:
+        text = _("%s is paused already.") if verb == "pause" else _("%s is not held.")
+    was_changed = was_changed and not options["dry_run"]
+    return Outcome(text % of, {"queue": queue.kind, "group": group, "was_changed": was_changed})
+
+
 def _changed(queue: DelayedQueue, verb: str, options: dict[str, Any]) -> bool:
-    """Change it, while nothing makes limits of the queue inexact; a dry run is rolled back."""
+    """Change the limits, if the queue can have any; roll back a dry run."""
     with transaction.atomic(using=queue.using):
-        if verb not in ("clear", "resume"):
-            lack = why_not_limited(queue.kind, queue.using, holds=True)
-            if lack:
-                raise CommandError(lack, returncode=WRONG_USAGE)
+        needs_limits = verb not in ("clear", "resume")
+        if needs_limits and (lack := why_not_limited(queue.kind, queue.using, holds=True)):
+            raise wrong_usage(lack)
         was_changed = _act(queue.groups, verb, options)
         transaction.set_rollback(options["dry_run"], using=queue.using)
     return was_changed
@@ -62,58 +107,6 @@ def _act(groups: GroupService, verb: str, options: dict[str, Any]) -> bool:
     return True
 
 
-def _row(held: HeldGroup) -> dict[str, Any]:
-    return {
-        "group": held.name, "held": held.reason or None, "until": _instant(held.until),
-        "due_since": _instant(held.due_since), "leased": held.leased, "at_most": held.concurrency,
-    }  # fmt: skip
-
-
-def _instant(milliseconds: int | None) -> datetime | None:
-    return None if milliseconds is None else from_milliseconds(milliseconds)
-
-
-def _limits(row: Limit) -> dict[str, Any]:
-    return {
-        "group": row.group or None, "concurrency": row.concurrency, "weight": row.weight,
-        "seconds_each": _seconds(row.interval), "burst": row.burst,
-        "queue_seconds_each": _seconds(row.queue_interval), "queue_burst": row.queue_burst,
-        "is_ordered": row.is_ordered, "paused_at": row.paused_at, "paused_by": row.paused_by,
-        "reason": row.reason,
-    }  # fmt: skip
-
-
-def _seconds(interval: float | None) -> float | None:
-    return None if interval is None else round(interval / 1000, 3)
-
-
-def _queue(options: dict[str, Any]) -> DelayedQueue:
-    return queue_named(options["queue"], options["database"])
-
-
-def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(map(_row, _queue(options).groups.held(options["limit"])))
-
-
-def _list_limits(options: dict[str, Any]) -> list[dict[str, Any]]:
-    queue = _queue(options)
-    rows = Limit.objects.using(queue.using).filter(kind=queue.kind).order_by("group")
-    return list(map(_limits, rows))
-
-
-def _change(options: dict[str, Any]) -> Told:
-    queue, verb, group = _queue(options), options["command"], options.get("group")
-    of: Any = queue.kind
-    if group is not None:
-        of = _("%(queue)s, group %(group)s,") % {"queue": queue.kind, "group": named(group)}
-    was_changed = repeat(queue.using, partial(_changed, queue, verb, options), doubt=never)
-    said = _("%s would be changed.") if options["dry_run"] else _("%s is changed.")
-    if verb in ("pause", "resume") and not was_changed:
-        said = _("%s is paused already.") if verb == "pause" else _("%s is not held.")
-    was_changed = was_changed and not options["dry_run"]
-    return Told(said % of, {"queue": queue.kind, "group": group, "was_changed": was_changed})
-
-
 def _limit_option(name: str) -> Argument:
     choices = {"order": ORDERS, "on_dead": ON_DEAD}.get(name)
     is_number = name in ("concurrency", "weight", "burst", "queue_burst")
@@ -124,10 +117,6 @@ def _limit_option(name: str) -> Argument:
 
 
 _GROUP: Final = arg("group", _("a group"))
-_LIMIT: Final = arg(
-    "--limit", _("show at most this many groups (default: 100)"),
-    type=count(1, MOST), default=100, metavar="N",
-)  # fmt: skip
 
 
 class Command(VerbCommand):
@@ -137,7 +126,7 @@ class Command(VerbCommand):
     verbs = {
         "list": Verb(
             _("groups that have messages, held ones first"),
-            _list, (QUEUE, _LIMIT, FORMAT),
+            _list, (QUEUE, at_most(100, MOST), FORMAT),
         ),
         "limits": Verb(_("the limits that are set"), _list_limits, (QUEUE, FORMAT)),
         "set": Verb(

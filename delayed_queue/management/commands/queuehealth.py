@@ -1,29 +1,25 @@
-"""``manage.py queuehealth``: whether the queues, or a worker, are as they should be."""
+"""``manage.py queuehealth``: report what is wrong with the queues or with a worker."""
 
 from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.management.base import CommandError
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.exceptions import did_you_mean
-from delayed_queue.management.arguments import add_all, add_database, arg, count, seconds, text
-from delayed_queue.management.base import WRONG_USAGE, QueueCommand
+from delayed_queue.management.arguments import Argument, arg, count, one_of, seconds, text
+from delayed_queue.management.base import QueueCommand, similar_queue, wrong_usage
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
-from delayed_queue.observe.overview import QueueDepth, find_kinds, is_known, measure, name_of
+from delayed_queue.observe.overview import QueueDepth, is_known, measure
 from delayed_queue.observe.snapshots import oldest_snapshot
 from delayed_queue.worker.deadlines import in_daemon
 from delayed_queue.worker.engine.database import (
@@ -39,39 +35,36 @@ MAX_COUNT: Final = 999_999
 _APP: Final = "delayed_queue"
 _NO_RIGHTS: Final = "delayed_queue.W014"
 _CONNECT_SECONDS: Final = 5
-# A probe is answered within ten seconds; the start of Django takes its part of these.
+# A probe has ten seconds to answer, of which Django's start takes some.
 _ANSWER_SECONDS: Final = 7
 _OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_snapshot_age")
 
 
-_ARGUMENTS: Final = (
-    arg("--queue", _("a queue to check; repeat for several (default: all)"),
-        action="append", default=[], metavar="NAME"),
-    arg("--max-age", _("maximum lateness of the earliest due message of a queue"),
-        type=seconds, metavar="SECONDS"),
-    arg("--max-due", _("maximum number of due messages of a queue"),
-        type=count(0, MAX_COUNT), metavar="N"),
-    arg("--max-dead", _("maximum number of dead letters of a queue"),
-        type=count(0, MAX_COUNT), metavar="N"),
-    arg("--max-snapshot-age", _(
-        "maximum age of a snapshot that keeps PostgreSQL from vacuuming deleted messages"),
-        type=seconds, metavar="SECONDS"),
-    text("--file", "PATH", _("check a worker's health file instead of the database")),
-    arg("--max-file-age", _("maximum age of the health file (default: 60)"),
-        type=seconds, metavar="SECONDS", default=timedelta(minutes=1)),
-    arg("--format", choices=["text", "json"], default="text"),
-)  # fmt: skip
+def _age(name: str, help: Any, **options: Any) -> Argument:  # noqa: A002
+    return arg(name, help, type=seconds(), metavar="SECONDS", **options)
 
 
 class Command(QueueCommand):
     help = gettext_noop(
         "Check the queues: exit with 0 if all is well, otherwise print the reasons and exit with 1."
     )
-    requires_system_checks: list[str] = []  # a probe is not the place for them
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_all(parser, *_ARGUMENTS)
-        add_database(parser)
+    # A probe leaves the system checks to other commands.
+    requires_system_checks: list[str] = []
+    arguments = (
+        arg("--queue", _("a queue to check; repeat for several (default: all)"),
+            action="append", default=[], metavar="NAME"),
+        _age("--max-age", _("maximum lateness of the earliest due message of a queue")),
+        arg("--max-due", _("maximum number of due messages of a queue"),
+            type=count(0, MAX_COUNT), metavar="N"),
+        arg("--max-dead", _("maximum number of dead letters of a queue"),
+            type=count(0, MAX_COUNT), metavar="N"),
+        _age("--max-snapshot-age", _(
+            "maximum age of a snapshot that keeps PostgreSQL from vacuuming deleted messages")),
+        text("--file", "PATH", _("check a worker's health file instead of the database")),
+        _age("--max-file-age", _("maximum age of the health file (default: 60)"),
+             default=timedelta(minutes=1)),
+        one_of("text", "json"),
+    )  # fmt: skip
 
     def handle(self, **options: Any) -> None:
         reasons = _reasons(options)
@@ -85,44 +78,39 @@ class Command(QueueCommand):
 
 
 def _reasons(options: dict[str, Any]) -> list[str]:
-    if options["file"] is None:
-        return _reasons_of_database(options)
-    if any(options[name] not in (None, []) for name in _OF_DATABASE):
-        raise CommandError(
-            _("--file checks one worker only; check the database in a separate call."),
-            returncode=WRONG_USAGE,
-        )
-    return problems_of_file(options["file"], options["max_file_age"])
-
-
-def _reasons_of_database(options: dict[str, Any]) -> list[str]:
+    if options["file"] is not None:
+        if any(options[name] not in (None, []) for name in _OF_DATABASE):
+            raise wrong_usage(
+                _("--file checks one worker only; check the database in a separate call.")
+            )
+        return problems_of_file(options["file"], options["max_file_age"])
     using = options["database"]
     try:
-        return in_daemon(partial(_reasons_found, options, using)).result(_ANSWER_SECONDS)
+        found = in_daemon(lambda: list(_reasons_of_database(options, using)))
+        return found.result(_ANSWER_SECONDS)
     except TimeoutError:
         return [f"the database {using!r} has not answered within {_ANSWER_SECONDS} seconds"]
 
 
-def _reasons_found(options: dict[str, Any], using: str) -> list[str]:
+def _reasons_of_database(options: dict[str, Any], using: str) -> Iterator[str]:
     try:
         with _own_connection(using):
-            missing = _missing_migrations(using)
-            if missing:
-                return [f"migrations of {_APP} are missing: {', '.join(missing)}"]
-            return [
-                *_of_rights(using),
-                *_unknown(options["queue"], using),
-                *_of_depths(options),
-                *_of_snapshots(options["max_snapshot_age"], using),
-                *_of_refusals(options["queue"], using),
-            ]
+            if missing := _missing_migrations(using):
+                yield f"migrations of {_APP} are missing: {', '.join(missing)}"
+                return
+            yield from _of_rights(using)
+            yield from _of_names(options["queue"], using)
+            for each in _depths(options):
+                yield from _of_depth(each, options)
+            yield from _of_snapshots(options["max_snapshot_age"], using)
+            yield from _of_refusals(options["queue"], using)
     except Error as error:
-        return [f"the database {using!r} cannot be queried: {' '.join(str(error).split())}"]
+        yield f"the database {using!r} cannot be queried: {' '.join(str(error).split())}"
 
 
 @contextmanager
 def _own_connection(using: str) -> Iterator[None]:
-    """Have the alias use a new connection, which is not waited for without end."""
+    """Give the alias a new connection with limited waits."""
     kept = connections[using]
     made = kept.copy()
     made.settings_dict["OPTIONS"] = {
@@ -147,22 +135,21 @@ def _missing_migrations(using: str) -> list[str]:
 
 
 def _of_rights(using: str) -> Iterator[str]:
-    """Report the rights of a worker that the role lacks, unless that check is silenced."""
+    """Report missing rights of a worker, unless that check is silenced."""
     missing = [] if _NO_RIGHTS in settings.SILENCED_SYSTEM_CHECKS else missing_rights(using)
     if missing:
         rights = ", ".join(map(str, missing))
         yield f"the role {missing[0].role!r} lacks rights of a worker: {rights}"
 
 
-def _unknown(names: list[str], using: str) -> Iterator[str]:
-    """Tell of names that no queue has: they would be healthy for ever."""
-    unknown = [name for name in dict.fromkeys(names) if not is_known(name, using)]
-    there_are = {name_of(kind).queue for kind in find_kinds(using)[0]} if unknown else set()
-    for name in unknown:
-        yield (
-            f"{name}: there is no such queue: no handler, message, dead letter or "
-            f"schedule has it.{did_you_mean(name, there_are)}"
-        )
+def _of_names(names: list[str], using: str) -> Iterator[str]:
+    """Report unknown names: a misspelt one would always be healthy."""
+    for name in dict.fromkeys(names):
+        if not is_known(name, using):
+            yield (
+                f"{name}: there is no such queue: no handler, message, dead letter or "
+                f"schedule has it.{similar_queue(name, using)}"
+            )
 
 
 def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
@@ -175,18 +162,14 @@ def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
 
 
 def _of_refusals(queues: list[str], using: str) -> Iterator[str]:
-    """Report the writes that the database refused to live workers in the last ten minutes."""
+    """Report writes of live workers that the database refused in the last ten minutes."""
     for queue, sqlstate, number in Worker.objects.refused(ALIVE // MILLISECOND, using=using):
         if not queues or queue in queues:
             yield f"{queue}: the database refused {number:,} writes lately (SQLSTATE {sqlstate})"
 
 
-def _of_depths(options: dict[str, Any]) -> list[str]:
-    return [reason for each in _depths(options) for reason in _judged(each, options)]
-
-
 def _depths(options: dict[str, Any]) -> list[QueueDepth]:
-    """Count just far enough to tell, and not at all when no limit is given."""
+    """Count up to the limits only; nothing without limits."""
     limits = [options["max_due"], options["max_dead"]]
     if limits == [None, None] and options["max_age"] is None:
         return []
@@ -194,7 +177,7 @@ def _depths(options: dict[str, Any]) -> list[QueueDepth]:
     return measure(options["queue"], cap=cap, using=options["database"])[0]
 
 
-def _judged(depth: QueueDepth, options: dict[str, Any]) -> Iterator[str]:
+def _of_depth(depth: QueueDepth, options: dict[str, Any]) -> Iterator[str]:
     queue, age = depth.name.queue, depth.oldest_due_age
     max_age, max_due, max_dead = (options[name] for name in ("max_age", "max_due", "max_dead"))
     if max_age is not None and age is not None and age > max_age:

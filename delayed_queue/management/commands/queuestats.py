@@ -1,19 +1,19 @@
-"""``manage.py queuestats``: a shell around ``overview.measure``."""
+"""``manage.py queuestats``: the depths of queues."""
 
 from __future__ import annotations
 
 import json
 import threading
-from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any, Final
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext_lazy, gettext_noop
 
-from delayed_queue.management.arguments import add_database, add_format, count, interval
-from delayed_queue.management.base import QueueCommand
+from delayed_queue.management.arguments import arg, count, one_of, seconds
+from delayed_queue.management.base import QueueCommand, Row
 from delayed_queue.management.tables import lines
+from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure
 
 MAX_CAP: Final = 1_000_000
@@ -22,26 +22,17 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 
 class Command(QueueCommand):
     help = gettext_noop("Show how full the queues are. The cost is bounded.")
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--queue", action="append", default=[], metavar="NAME",
-            help=_(
-                "a queue, or a kind as name|codec; repeat for several (default: all, at most %d)"
-            ) % MAX_KINDS,
-        )  # fmt: skip
-        add_format(parser, "names")
-        parser.add_argument(
-            "--cap", type=count(1, MAX_CAP), metavar="N",
-            help=_("stop counting at this number (default: 10,000, less for many queues)"),
-        )  # fmt: skip
-        parser.add_argument(
-            "--watch",
-            type=interval,
-            metavar="SECONDS",
-            help=_("repeat every so many seconds, until stopped"),
-        )
-        add_database(parser)
+    arguments = (
+        arg("--queue", gettext_lazy(
+            "a queue, or a kind as name|codec; repeat for several (default: all, at most %d)"
+            ) % MAX_KINDS, action="append", default=[], metavar="NAME"),
+        one_of("table", "json", "names"),
+        arg("--cap", gettext_lazy(
+            "stop counting at this number (default: 10,000, less for many queues)"),
+            type=count(1, MAX_CAP), metavar="N"),
+        arg("--watch", gettext_lazy("repeat at this interval until stopped"),
+            type=seconds(MILLISECOND), metavar="SECONDS"),
+    )  # fmt: skip
 
     def handle(self, **options: Any) -> None:
         pause = threading.Event()
@@ -55,7 +46,8 @@ class Command(QueueCommand):
     def _show(self, options: dict[str, Any]) -> None:
         found, is_cut = measure(options["queue"], cap=options["cap"], using=options["database"])
         if options["format"] == "json":
-            self.stdout.write(json.dumps(_answer(found, is_cut)))
+            facts = {"queues": list(map(_row, found)), "queues_left_out": is_cut}
+            self.stdout.write(json.dumps(facts))
         elif options["format"] == "names":
             self.stdout.write("\n".join(sorted({each.name.queue for each in found})))
         else:
@@ -65,11 +57,7 @@ class Command(QueueCommand):
         self.stdout.flush()
 
 
-def _answer(found: list[QueueDepth], is_cut: bool) -> dict[str, Any]:
-    return {"queues": [_row(each) for each in found], "queues_left_out": is_cut}
-
-
-def _row(depth: QueueDepth) -> dict[str, Any]:
+def _row(depth: QueueDepth) -> Row:
     age = depth.oldest_due_age
     return {
         "queue": depth.name.queue,
@@ -80,7 +68,7 @@ def _row(depth: QueueDepth) -> dict[str, Any]:
     }
 
 
-def _cells(depth: QueueDepth) -> dict[str, Any]:
+def _cells(depth: QueueDepth) -> Row:
     age = depth.oldest_due_age
     late = None if age is None else str(timedelta(seconds=int(age.total_seconds())))
     counts = {name: str(each) for name, each in depth.counts.items()}
@@ -92,6 +80,5 @@ def _notes(found: list[QueueDepth], is_cut: bool) -> list[str]:
     if any(counted.is_cut for each in found for counted in each.counts.values()):
         notes.append(_("+ means that counting stopped there; --cap counts further"))
     if is_cut:
-        said = _("Only %s queues are shown; name others with --queue.")
-        notes.append(said % MAX_KINDS)
+        notes.append(_("Only %s queues are shown; name others with --queue.") % MAX_KINDS)
     return notes

@@ -1,4 +1,4 @@
-"""``manage.py runqueueworker``: a shell around one supervisor, or one worker, and two signals."""
+"""``manage.py runqueueworker``: run a supervisor, or one worker, until a signal stops it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from argparse import SUPPRESS, ArgumentParser
+from argparse import SUPPRESS
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,16 +26,7 @@ from delayed_queue.db.silence import limit_silence
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
 from delayed_queue.handlers import registry
 from delayed_queue.logs import log
-from delayed_queue.management.arguments import (
-    add_all,
-    add_database,
-    address,
-    arg,
-    count,
-    flag,
-    seconds,
-    span,
-)
+from delayed_queue.management.arguments import Argument, address, arg, count, flag, seconds
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.worker.board import Board, Watchdog
@@ -61,7 +52,7 @@ from delayed_queue.worker.process.supervisor import (
     stop_when_orphaned,
 )
 
-# Allocations between two collections, of which a claim of 500 messages makes some 2,000.
+# Allocations between two collections; a claim of 500 messages makes about 2,000.
 COLLECT_AFTER: Final = 20_000
 
 
@@ -69,8 +60,10 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
-def _count(name: str, least: int = 1) -> Callable[[str], int]:
-    return count(least, MAX_COUNTS[name])
+def _number(name: str, help: Any, *, least: int = 1, **options: Any) -> Argument:  # noqa: A002
+    most = MAX_COUNTS[name]
+    option = f"--{name.replace('_', '-')}"
+    return arg(option, help, type=count(least, most), metavar="N", **options)
 
 
 _ARGUMENTS: Final = (
@@ -82,24 +75,21 @@ _ARGUMENTS: Final = (
         "send callbacks of these topics only (default: of all topics, unless --queue is given)"),
         type=_names, metavar="A,B"),
     flag("--callbacks-only", _("send callbacks only; serve no queue that has a handler")),
-    arg("--processes", _(
+    _number("processes", _(
         "worker processes under a supervisor (1); with 0 this process runs "
-        "the handlers, unsupervised"), type=_count("processes", 0), default=1, metavar="N"),
-    arg("--concurrency", _("handler threads per process"), type=_count("concurrency")),
-    arg("--async-concurrency", _("async handlers at a time, per process"),
-        type=_count("async_concurrency")),
-    arg("--batch-size", _("maximum messages per claim"), type=_count("batch_size")),
-    arg("--claims", _(
-        "claims at a time per process while batches are full, 1 or 2 (2; with one thread 1)"),
-        type=_count("claims")),
-    arg("--lease", _("lease duration"), type=span(MILLISECOND, MAX_LEASE), metavar="SECONDS"),
+        "the handlers, unsupervised"), least=0, default=1),
+    _number("concurrency", _("handler threads per process")),
+    _number("async_concurrency", _("async handlers at a time, per process")),
+    _number("batch_size", _("maximum messages per claim")),
+    _number("claims", _(
+        "claims at a time per process while batches are full, 1 or 2 (2; with one thread 1)")),
+    arg("--lease", _("lease duration"), type=seconds(MILLISECOND, MAX_LEASE), metavar="SECONDS"),
     arg("--poll-interval", _("maximum time between polls of an idle queue"),
-        type=span(MILLISECOND, MAX_INTERVAL), metavar="SECONDS"),
+        type=seconds(MILLISECOND, MAX_INTERVAL), metavar="SECONDS"),
     flag("--burst", _("stop as soon as nothing is due")),
-    arg("--max-messages", _("stop after this many deliveries per process"),
-        type=_count("max_messages")),
+    _number("max_messages", _("stop after this many deliveries per process")),
     arg("--shutdown-timeout", _("maximum wait for running handlers when stopped"),
-        type=seconds, metavar="SECONDS"),
+        type=seconds(), metavar="SECONDS"),
     arg("--no-cron", _("leave the schedules to other workers or installcron"),
         action="store_false", dest="cron"),
     # Set by --reload in the process that it restarts: stop when its input ends.
@@ -110,21 +100,17 @@ _ARGUMENTS: Final = (
         "serve health at http://HOST:PORT/healthz and metrics at /metrics"),
         type=address, metavar="HOST:PORT"),
     arg("--worker-id", _("name in the log (default: host and pid)")),
+    (
+        arg("--reload", _("restart the processes when a source file changes (default with DEBUG)"),
+            action="store_true", default=None),
+        arg("--no-reload", SUPPRESS, action="store_false", dest="reload"),
+    ),
 )  # fmt: skip
 
 
 class Command(QueueCommand):
     help = gettext_noop("Deliver the messages of queues to their handlers until stopped.")
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_all(parser, *_ARGUMENTS)
-        reload = parser.add_mutually_exclusive_group()
-        reload.add_argument(
-            "--reload", action="store_true", default=None,
-            help=str(_("restart the processes when a source file changes (default with DEBUG)")),
-        )  # fmt: skip
-        reload.add_argument("--no-reload", action="store_false", dest="reload", help=SUPPRESS)
-        add_database(parser)
+    arguments = _ARGUMENTS
 
     def handle(self, **options: Any) -> None:
         _demand_callbacks(options)
@@ -148,15 +134,6 @@ class Command(QueueCommand):
                 return EXIT_UNAVAILABLE
         return super().exit_code(error)
 
-    def _spare_the_collector(self) -> None:
-        """Have Python's garbage collector look at what a batch makes once, not at every message.
-
-        And no more at what was there before: the code of the project, which never goes away.
-        """
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-
     def _run_here(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
         limit_silence(chosen.using)
         board = Board.new(chosen.slots)
@@ -170,14 +147,14 @@ class Command(QueueCommand):
             Watchdog(board).exit_when_stuck()
             self._greet(options, worker)
             worker.run()
-        self._say(options, f"Worker {worker} stopped: {worker.counts}.")
+        self._write(options, f"Worker {worker} stopped: {worker.counts}.")
         if worker.is_used_up:
             sys.exit(EXIT_RECYCLE)
 
     def _work(
         self, chosen: WorkerOptions, inherited: list[Connection], child: Child, lifeline: int
     ) -> int:
-        """Be one of the supervisor's processes; return the exit code."""
+        """Run one of the supervisor's processes; return the exit code."""
         limit_silence(chosen.using)
         disown(inherited)
         worker = Worker(chosen, board=child.board, process=child.index)
@@ -195,10 +172,10 @@ class Command(QueueCommand):
         return EXIT_RECYCLE if worker.is_used_up else 0
 
     def _supervise(self, chosen: WorkerOptions, options: dict[str, Any]) -> None:
-        # Made and thrown away: what is wrong with it is said once, here.
+        # Creating a worker here reports wrong options once, not in each process.
         self._greet(options, Worker(chosen))
         inherited = open_connections()
-        self._spare_the_collector()
+        _relax_collector()
         supervisor = Supervisor(_supervision(chosen), partial(self._work, chosen, inherited))
         address = options["health_address"]
         with (
@@ -213,38 +190,41 @@ class Command(QueueCommand):
             if options["reloaded"]:
                 stop_when_orphaned(supervisor.stop, sys.stdin.fileno())
             code = supervisor.run()
-        self._say(options, f"Worker {supervisor} stopped: {supervisor.counts}.")
+        self._write(options, f"Worker {supervisor} stopped: {supervisor.counts}.")
         if code:
             sys.exit(code)
 
     def _greet(self, options: dict[str, Any], worker: Worker) -> None:
         processes = options["processes"]
         by = f" with {processes} processes" if processes > 1 else ""
-        self._say(
-            options,
-            f"Worker {worker} serves {', '.join(worker.serves)}{by}. Ctrl-C stops it.",
-        )
+        text = f"Worker {worker} serves {', '.join(worker.serves)}{by}. Ctrl-C stops it."
+        self._write(options, text)
 
-    def _say(self, options: dict[str, Any], text: str) -> None:
+    def _write(self, options: dict[str, Any], text: str) -> None:
         if options["verbosity"] > 0:
             self.stdout.write(text)
             self.stdout.flush()
 
 
+def _relax_collector() -> None:
+    """Let the garbage collector run once per batch, and never over the code of the project."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
+
+
 def _demand_callbacks(options: dict[str, Any]) -> None:
-    """Refuse to be told which callbacks to send where none are sent at all."""
+    """Raise CommandError for options of callbacks while callbacks are off."""
     if (options["topics"] or options["callbacks_only"]) and not registry.sources:
-        raise CommandError(
-            _(
-                "Callbacks are off, so --topics and --callbacks-only have nothing "
-                "to send. Set %s['CALLBACKS']['ENABLED'] to True."
-            )
-            % SETTING
+        text = _(
+            "Callbacks are off, so --topics and --callbacks-only have nothing "
+            "to send. Set %s['CALLBACKS']['ENABLED'] to True."
         )
+        raise CommandError(text % SETTING)
 
 
 def _options(options: dict[str, Any]) -> WorkerOptions:
-    """Return the options given; those not given keep the defaults of the settings."""
+    """Return the given options; the others default to the settings."""
     same = (
         "burst", "cron", "concurrency", "async_concurrency", "batch_size", "claims", "lease",
         "poll_interval", "max_messages", "shutdown_timeout", "worker_id", "processes",
@@ -260,7 +240,7 @@ def _is_reloading(chosen: WorkerOptions, options: dict[str, Any]) -> bool:
     if options["reloaded"]:
         return False
     if options["reload"] is None:
-        # Not where other code calls the command, which no command line says how to run anew.
+        # Only from a command line, which the reloader can repeat.
         return settings.DEBUG and not _is_finite(chosen) and "runqueueworker" in sys.argv
     return bool(options["reload"])
 
@@ -281,7 +261,7 @@ def _supervision(chosen: WorkerOptions) -> SupervisorOptions:
 
 
 def _longest(chosen: WorkerOptions, grace: float) -> float:
-    """Return the seconds that a stop may take, whatever the process waits for."""
+    """Return the maximum seconds of a stop."""
     return chosen.shutdown_timeout.total_seconds() + grace
 
 
@@ -290,27 +270,29 @@ def _stop(worker: Worker, arm: Callable[[], None]) -> None:
     worker.stop()
 
 
-def _drain_on_signals(worker: Worker, arm: Callable[[], None]) -> None:
-    """Drain, however often it is asked for: a process manager may signal child and supervisor.
-
-    Whoever wants to end it at once tells the supervisor twice.
-    """
+def _on_signals(handle: Callable[[int, FrameType | None], None]) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda number, frame: _stop(worker, arm))
+        signal.signal(each, handle)
+
+
+def _drain_on_signals(worker: Worker, arm: Callable[[], None]) -> None:
+    """Drain on every signal: a process manager may signal the child and the supervisor.
+
+    An operator stops at once by signalling the supervisor twice.
+    """
+    _on_signals(lambda number, frame: _stop(worker, arm))
 
 
 def _stop_on_signals(worker: Worker, arm: Callable[[], None]) -> None:
-    """The first SIGTERM or SIGINT drains; the second ends the process where it stands."""
+    """Drain on the first SIGTERM or SIGINT; exit at once on the second."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, _exit_now)
+        _on_signals(_exit_now)
         _stop(worker, arm)
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop)
+    _on_signals(stop)
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
-    # Not sys.exit(): that would wait for handlers, and the leases are safe with the database.
+    # sys.exit() would wait for handlers; the database keeps their leases.
     os._exit(128 + number)
