@@ -60,7 +60,7 @@ serve: $(VENV)/installed ## the demo, then workers and the admin until Ctrl-C
 test: $(VENV)/installed ## the tests, on a PostgreSQL that starts by itself
 	$(BIN)/python -m pytest -n $(JOBS) -m "not long" $(WITHIN) $(ARGS)
 
-pairs: $(VENV)/installed ## short tests on further pairs of Python and Django, and the admin's layout on each Django
+pairs: $(VENV)/installed ## short tests on further versions of Python, Django and psycopg, and the admin's layout on each Django
 	JOBS=$(JOBS) $(BIN)/python .ci/pairs.py
 
 test-all: $(VENV)/installed ## all tests: adds soaks, clusters, long kills, every plan, and five times the examples

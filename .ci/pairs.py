@@ -1,8 +1,9 @@
-"""Run short tests on other pairs of Python and Django, and the admin's layout on each Django.
+"""Run short tests on other versions of Python, Django and psycopg, and the admin on each Django.
 
-`make test` runs everything on one pair. This script runs words, contracts and schedules on each
-further Python and each further Django, with few made-up histories and without Spark. Then it opens
-the main pages of the admin in Chromium on each Django. `tox run` runs all tests on all pairs.
+`make test` runs everything on one combination. This script runs words, contracts, sessions and
+schedules on each further Python, Django and psycopg, with few made-up histories and without Spark.
+Then it opens the main pages of the admin in Chromium on each Django. `tox run` runs all tests on
+all pairs of Python and Django.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import django
+import psycopg
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
 from tests.support.browser import BrowserError, find_chromium  # noqa: E402
 
-# Pairs in the order in which they are worth it: the newest of both, then what that leaves.
-PAIRS = (("3.13", "6.1"), ("3.12", "6.0"), ("3.12", "5.2"), ("3.11", "5.2"))
+# Python, Django and psycopg: first the newest of each, then the versions that are left.
+PAIRS = (
+    ("3.13", "6.1", "3.3"), ("3.12", "6.0", "3.2"), ("3.12", "5.2", "3.3"), ("3.11", "5.2", "3.2"),
+)  # fmt: skip
 # No pair begins after so many seconds: this is to add three minutes, not ten.
 BEGIN_WITHIN = 90
 KEPT = ROOT / ".tox" / "pairs"
 # As of `make test`.
 WITHIN = ("--timeout=300", "--timeout-method=thread")
 TESTS = (
-    "tests/words", "tests/queue/contract", "tests/cron", "tests/testing",
+    "tests/words", "tests/queue/contract", "tests/db/test_paths.py", "tests/cron", "tests/testing",
     "--ignore-glob=*/races/*", "--ignore-glob=*/faults/*",
     "-m", "not slow and not spark and not long",
 )  # fmt: skip
@@ -44,24 +48,26 @@ QUESTION = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
 class Pair(NamedTuple):
     python: str
     django: str
+    psycopg: str = "3.3"
 
     def __str__(self) -> str:
-        return f"Python {self.python} with Django {self.django}"
+        return f"Python {self.python} with Django {self.django} and psycopg {self.psycopg}"
 
 
 def here() -> Pair:
     """Return the pair that `make test` ran on: that of this interpreter."""
-    return Pair("{}.{}".format(*sys.version_info), "{}.{}".format(*django.VERSION))
+    libpq = ".".join(psycopg.__version__.split(".")[:2])
+    return Pair("{}.{}".format(*sys.version_info), "{}.{}".format(*django.VERSION), libpq)
 
 
 def chosen(known: set[str], done: Pair) -> list[Pair]:
-    """Return the pairs that bring a Python or a Django that none before them had."""
-    pythons, djangos, found = {done.python}, {done.django}, []
+    """Return the pairs that have a version of something that none before them had."""
+    seen, found = set(enumerate(done)), []
     for pair in (Pair(*each) for each in PAIRS):
-        if pair.python in known and not (pair.python in pythons and pair.django in djangos):
+        versions = set(enumerate(pair))
+        if pair.python in known and not versions <= seen:
             found.append(pair)
-            pythons.add(pair.python)
-            djangos.add(pair.django)
+            seen |= versions
     return found
 
 
@@ -78,7 +84,7 @@ def says(interpreter: str) -> str:
 
 def interpreters() -> dict[str, str]:
     """Return a working interpreter for each version of the pairs; shims of pyenv may be dead."""
-    versions = {version for version, _ in PAIRS}
+    versions = {version for version, *_ in PAIRS}
     found = {v: next((c for c in candidates(v) if says(c) == v), "") for v in versions}
     return {version: path for version, path in found.items() if path}
 
@@ -105,22 +111,28 @@ def environment_of(version: str, interpreter: str) -> str:
     return str(made)
 
 
-def directory_of(version: str, python: str) -> str:
-    """Return a directory with that Django, to be put before the one of an environment."""
-    made = KEPT / f"django-{version}"
+def directory_of(python: str, version: str, *packages: str) -> str:
+    """Return a directory with that version of packages, to precede those of an environment."""
+    made = KEPT / f"{Path(python).parent.parent.name}-{packages[0]}-{version}"
     if not made.exists():
         part = made.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
-        wanted = f"django=={version}.*"
-        run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(part), wanted)
+        wanted = [f"{each}=={version}.*" for each in packages]
+        run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(part), *wanted)
         part.rename(made)
     return str(made)
 
 
 def test(pair: Pair, interpreter: str, *tests: str) -> None:
     python = environment_of(pair.python, interpreter)
-    before = directory_of(pair.django, python)
-    proof = f"import django as d, sys; sys.exit('%d.%d' % d.VERSION[:2] != {pair.django!r})"
+    before = os.pathsep.join([
+        directory_of(python, pair.django, "django"),
+        directory_of(python, pair.psycopg, "psycopg", "psycopg-binary"),
+    ])  # fmt: skip
+    proof = (
+        f"import django as d, psycopg, sys; sys.exit('%d.%d' % d.VERSION[:2] != {pair.django!r}"
+        f" or not psycopg.__version__.startswith('{pair.psycopg}.'))"
+    )
     run(python, "-c", proof, PYTHONPATH=before)
     run(
         python, "-m", "pytest", "-q", *WITHIN, *tests,
@@ -160,13 +172,13 @@ def main() -> None:
     known = interpreters()
     pairs = chosen(set(known), here())
     if not pairs:
-        print(f"No further Python or Django to test here: all was run on {here()}")  # noqa: T201
+        print(f"No further version to test here: all was run on {here()}")  # noqa: T201
     begun = time.monotonic()
     for pair in pairs:
         if time.monotonic() - begun > BEGIN_WITHIN:
             print(f"For want of time left to tox: {pair}")  # noqa: T201
             continue
-        print(f"Words, contracts and schedules again on {pair}", flush=True)  # noqa: T201
+        print(f"Words, contracts, sessions, schedules again on {pair}", flush=True)  # noqa: T201
         test(pair, known[pair.python], "-n", os.environ.get("JOBS", "auto"), *TESTS)
     browse(known)
 

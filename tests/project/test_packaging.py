@@ -154,11 +154,16 @@ class TestTheIndexPage:
 
 class TestVersions:
     def test_toxs_pairs_are_those_of_the_classifiers(self, metadata: dict[str, Any]) -> None:
-        pairs = {name for name in environments() if name.startswith("py")}
+        pairs = {each for each in environments() if each.startswith("py") and "psyc" not in each}
         pythons = described(metadata, "Programming Language :: Python")
         djangos = described(metadata, "Framework :: Django")
         possible = {(p, d) for p in pythons for d in djangos if d < "6" or p >= "3.12"}
         assert pairs == {f"py{p}-django{d}".replace(".", "") for p, d in possible}
+
+    def test_the_oldest_psycopg_has_an_environment(self, metadata: dict[str, Any]) -> None:
+        (least,) = re.findall(r"psycopg>=([\d.]+)", " ".join(metadata["install_requires"]))
+        wanted = f"psycopg{least}".replace(".", "")
+        assert wanted in {each.split("-")[-1] for each in environments()}
 
     def test_the_readme_names_the_ends_of_both(self, metadata: dict[str, Any]) -> None:
         pythons = sorted(described(metadata, "Programming Language :: Python"))
@@ -175,11 +180,14 @@ class TestVersions:
             found = [*script["chosen"](pythons, done), done]
             assert {each.python for each in found} == pythons
             assert {each.django for each in found} == djangos
+            assert {each.psycopg for each in found} == {"3.2", "3.3"}
             assert len(set(found)) == len(found)
 
     def test_where_there_is_no_further_one_nothing_is_run_again(self) -> None:
         script = runpy.run_path(str(ROOT / ".ci/pairs.py"))
-        assert script["chosen"]({"3.11"}, script["Pair"]("3.11", "5.2")) == []
+        oldest = script["Pair"]("3.11", "5.2", "3.2")
+        assert script["chosen"]({"3.11"}, oldest._replace(psycopg="3.3")) == [oldest]
+        assert script["chosen"]({"3.11"}, oldest) == []
 
 
 def test_the_wheel_has_the_translations(metadata: dict[str, Any]):
