@@ -1,4 +1,4 @@
-"""Tables that are partitioned by the day: days are made ahead, and dropped when they are over."""
+"""Tables with a partition for each day, created in advance and dropped when it is over."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from delayed_queue.messages import MILLISECOND, to_milliseconds
 
 DAY_MS: Final = 86_400_000
 DAYS_SECONDS: Final = 3600.0
-# For how many days ahead partitions are made: workers that stand still for so long need not be.
+# Days for which partitions exist in advance, so that workers may be down for a week.
 DAYS_AHEAD: Final = 7
-# Of what no day has, so many rows are deleted at a time.
+# Rows of the partition "_rest" that are deleted at a time.
 _PRUNED: Final = 1000
 
-# Who reads or writes locks the whole table first and chooses among its partitions then: so nobody
-# looks for a row in the rest that was moved meanwhile, writes one there that has a day by now, or
-# holds a lock that is waited for here. Only when there is something to change, once a day.
+# Readers and writers lock the whole table before they choose a partition, so none of them misses a
+# row that moves here. Taken only when there is something to change, once a day.
 _LOCK: Final = "LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE"
-# A table for a day, with its rows of the rest, as a partition of the same owner.
+# Creates a table for a day, moves its rows there from "_rest", and attaches it.
 _MAKE: Final = (
     "CREATE TABLE {table}_{day} (LIKE {table} INCLUDING ALL)",
     """
@@ -35,7 +34,7 @@ WITH gone AS (
 )
 INSERT INTO {table}_{day} SELECT * FROM gone
 """,
-    # Else migrations of the owner could not alter the days that a member of its role has made.
+    # Otherwise the owner's migrations could not alter partitions that a member of its role created.
     """
 DO $$ BEGIN
     EXECUTE 'ALTER TABLE {table}_{day} OWNER TO ' || (
@@ -64,20 +63,20 @@ class DailyTable:
     def keep(
         self, kept: timedelta, *, now: datetime | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> bool:
-        """Make the partitions of the coming days, and drop those of days that are over.
+        """Create partitions of coming days and drop those older than ``kept``; prune the rest.
 
-        Days are days of the database's clock. Return False while another worker does this. When
-        the role may not create tables, prune the rest, then raise the error.
+        Days are of the database's clock. Returns False while another worker does this. Raises an
+        error, after pruning, when the role may not create tables.
         """
         now_ms = None if now is None else to_milliseconds(now)
         try:
-            if not self._keep_partitions(kept, now_ms, using):
-                return False
+            is_keeper = self._keep_partitions(kept, now_ms, using)
         except Error:
             self._prune_rest(kept, now_ms, using)
             raise
-        self._prune_rest(kept, now_ms, using)
-        return True
+        if is_keeper:
+            self._prune_rest(kept, now_ms, using)
+        return is_keeper
 
     def _keep_partitions(self, kept: timedelta, now: int | None, using: str) -> bool:
         with transaction.atomic(using=using):

@@ -13,7 +13,7 @@ from psycopg.pq.abc import PGresult
 from delayed_queue.db.session import BINARY, Dumped, Kept, Prepared, Session, Statement
 from delayed_queue.db.sql import Row
 
-# Ends of a session by an operator or with the server.
+# A session was ended by an operator or with the server.
 _ENDINGS: Final = (
     psycopg.errors.AdminShutdown,
     psycopg.errors.CrashShutdown,
@@ -21,8 +21,7 @@ _ENDINGS: Final = (
     psycopg.errors.IdleSessionTimeout,
 )
 
-# Failures of a NOTIFY: its queue is full, its lock was not available in time, or it is no longer
-# prepared.
+# A NOTIFY failed: its queue is full, its lock was not available in time, or it was deallocated.
 _NOTIFY_FAILURES: Final = (
     psycopg.errors.ProgramLimitExceeded,
     psycopg.errors.QueryCanceled,
@@ -33,7 +32,7 @@ _DONE: Final = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 
 def result_of(session: Session, statement: str, params: Mapping[str, Any], kept: Kept) -> PGresult:
-    """Run one statement; a BEGIN or PREPARE that is due goes along with it."""
+    """Run one statement, after a BEGIN or PREPARE in the same round trip if one is due."""
     if not session.must_begin():
         dumped = session.dumped(statement, params, kept)
         query, _, types, _, most = dumped
@@ -46,23 +45,18 @@ def result_of(session: Session, statement: str, params: Mapping[str, Any], kept:
 class Exchange:
     """Groups of statements in one round trip; each group commits unless a transaction is open.
 
-    Only the first group has results. The other groups notify, and some of their failures are
-    ignored once the first has committed.
+    Only the first group has results. A second one notifies; some of its failures are ignored once
+    the first has committed.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        groups: Sequence[Sequence[Statement]],
-        kept: Kept,
-    ) -> None:
+    def __init__(self, session: Session, groups: Sequence[Sequence[Statement]], kept: Kept) -> None:
         self._session = session
         self._new: list[Prepared] = []
-        # For each group: its results so far, and for each result whether it is a statement's.
+        # By group: the results so far, and for each result whether it belongs to a statement.
         self._wanted: list[list[bool]] = []
         self._results: list[list[PGresult]] = []
         self._ended = 0
-        # Before any is sent: a value that cannot be sent must not leave a part of the exchange.
+        # Before any is sent: a value that cannot be sent must not leave half an exchange.
         dumped = [[session.dumped(*each, kept) for each in group] for group in groups]
         begin = session.begin() if session.must_begin() else b""
         session.raw.pgconn.enter_pipeline_mode()
@@ -104,7 +98,7 @@ class Exchange:
         pgconn = self._session.raw.pgconn
         if evicted is not None:
             self._wanted[-1].append(False)
-            # Poolers know a statement by the protocol's messages only.
+            # Poolers do not parse DEALLOCATE.
             if psycopg.capabilities.has_send_close_prepared():
                 pgconn.send_close_prepared(evicted)
             else:
@@ -126,11 +120,11 @@ class Exchange:
         return [self._session.rows(each) for each in self.results()]
 
     def results(self) -> list[PGresult]:
-        """Wait for the results of the first group's statements; raises what failed."""
+        """Wait for the results of the first group's statements."""
         failure: psycopg.Error | None = None
         try:
             with self._session.raw.lock:
-                self._session.raw.wait(self._conversation())
+                self._session.raw.wait(self._fetch_results())
         except psycopg.Error as error:
             failure = error
         except BaseException:
@@ -141,7 +135,7 @@ class Exchange:
         first = zip(self._results[0], self._wanted[0], strict=True)
         return [result for result, is_wanted in first if is_wanted]
 
-    def _conversation(self) -> Generator[Any, Any, None]:
+    def _fetch_results(self) -> Generator[Any, Any, None]:
         pgconn = self._session.raw.pgconn
         yield from psycopg.generators.send(pgconn)
         for results in self._results:
@@ -160,7 +154,7 @@ class Exchange:
             self._session.forget(self._new)
             done = sum(each.status in _DONE for each in self._results[0])
             if done == len(self._wanted[0]) and isinstance(refusal, _ENDINGS):
-                # Before or after the commit: it does not say whether the statements took effect.
+                # Before or after the commit: it is unknown whether the statements took effect.
                 raise psycopg.OperationalError("the session was ended at the commit") from refusal
             raise refusal
         error = self._session.refusal(chain.from_iterable(self._results[1:])) or failure
@@ -178,7 +172,7 @@ class Exchange:
             self._session.cut()
 
     def _leave(self) -> None:
-        """Read what is unread and leave the pipeline, so that the connection can be used."""
+        """Read the rest and leave the pipeline, so that the connection can be used."""
         pgconn = self._session.raw.pgconn
         while pgconn.status == ConnStatus.OK and pgconn.pipeline_status != PipelineStatus.OFF:
             try:

@@ -1,10 +1,6 @@
-"""Group commit: what many tasks ask for at a time becomes one call, and each has its own answer.
+"""Group commit on an event loop: items of many tasks are written by one call.
 
-While a call is under way what others ask for gathers, and the next call takes it along. Nobody
-waits for others who may come: what is asked for alone is called at once, unless a pause is wanted.
-
-A call is given items in the order in which they came. It returns an answer for each, an exception
-for what has failed alone; what it raises is the answer to all of its items, and to no others.
+Items that arrive during a call wait for the next one. A single item is written at once.
 """
 
 from __future__ import annotations
@@ -21,49 +17,33 @@ R = TypeVar("R")
 MOST: Final = 500
 
 
-class _Asked(Generic[T, R]):
-    """An item of a task, and the future that it waits for."""
-
-    __slots__ = ("answer", "item")
-
-    def __init__(self, item: T, answer: asyncio.Future[R]) -> None:
-        self.item = item
-        self.answer = answer
-
-    def end(self, answer: R | BaseException) -> None:
-        if self.answer.done():  # cancelled, and called for nevertheless
-            return
-        if isinstance(answer, BaseException):
-            self.answer.set_exception(answer)
-        else:
-            self.answer.set_result(answer)
-
-
-def _first(
-    line: deque[_Asked[T, R]], most: int, name: Callable[[T], Hashable] | None
-) -> list[_Asked[T, R]]:
-    """Take from the line what one call can have: so many, and none of a name it has already."""
-    if name is None:
-        return [line.popleft() for _ in range(min(most, len(line)))]
-    batch: dict[Hashable, _Asked[T, R]] = {}
-    while line and len(batch) < most and (own := name(line[0].item)) not in batch:
-        batch[own] = line.popleft()
-    return list(batch.values())
-
-
-class _LoopLine(Generic[T, R]):
-    __slots__ = ("task", "waiting")
+class _Line(Generic[T, R]):
+    """The items that wait for the next call of a key, each with the future of its result."""
 
     def __init__(self) -> None:
-        self.waiting: deque[_Asked[T, R]] = deque()
+        self.waiting: deque[tuple[T, asyncio.Future[R]]] = deque()
         self.task: asyncio.Task[None] | None = None
+
+    def take(
+        self, most: int, name: Callable[[T], Hashable] | None
+    ) -> list[tuple[T, asyncio.Future[R]]]:
+        """Remove the items of the next call: at most ``most``, with different names."""
+        line = self.waiting
+        if name is None:
+            return [line.popleft() for _ in range(min(most, len(line)))]
+        batch: dict[Hashable, tuple[T, asyncio.Future[R]]] = {}
+        while line and len(batch) < most and (own := name(line[0][0])) not in batch:
+            batch[own] = line.popleft()
+        return list(batch.values())
 
 
 class LoopGathering(Generic[K, T, R]):
-    """Gathers what tasks of one event loop ask for; a call at a time for each place.
+    """Gathers items of one event loop; one call at a time for each key.
 
-    A call awaits what it does elsewhere, in a thread say. With a pause the first call waits so many
-    seconds for others. What a task has asked for is called even if the task is cancelled.
+    ``call`` gets at most ``most`` items in the order of their arrival, with different names by
+    ``name``. It returns a result for each, or an exception for an item that failed alone; what it
+    raises is raised for all of its items. The first call waits ``pause`` seconds for further items.
+    The item of a cancelled task is written nevertheless.
     """
 
     def __init__(
@@ -78,53 +58,60 @@ class LoopGathering(Generic[K, T, R]):
         self._most = most
         self._name = name
         self._pause = pause
-        self._lines: dict[K, _LoopLine[T, R]] = {}
+        self._lines: dict[K, _Line[T, R]] = {}
 
-    def ask(self, place: K, item: T) -> asyncio.Future[R]:
-        """Return the future of the answer to this item."""
+    def ask(self, key: K, item: T) -> asyncio.Future[R]:
+        """Return the future of the item's result."""
         loop = asyncio.get_running_loop()
-        line = self._lines.get(place)
+        line = self._lines.get(key)
         if line is None:
-            line = self._lines[place] = _LoopLine()
-            line.task = loop.create_task(self._run(place, line))
-        asked: _Asked[T, R] = _Asked(item, loop.create_future())
-        line.waiting.append(asked)
-        return asked.answer
+            line = self._lines[key] = _Line()
+            line.task = loop.create_task(self._run(key, line))
+        future: asyncio.Future[R] = loop.create_future()
+        line.waiting.append((item, future))
+        return future
 
     async def close(self) -> None:
-        """Return when all that was asked for is answered."""
+        """Wait until every item has its result."""
         while tasks := [each.task for each in self._lines.values() if each.task is not None]:
             await asyncio.wait(tasks)
 
-    async def _run(self, place: K, line: _LoopLine[T, R]) -> None:
+    async def _run(self, key: K, line: _Line[T, R]) -> None:
         try:
             if self._pause:
                 await asyncio.sleep(self._pause)
             while line.waiting:
-                await self._answer(place, _first(line.waiting, self._most, self._name))
+                await self._write(key, line.take(self._most, self._name))
         finally:
-            del self._lines[place]
-            # Only if the loop ends under it: then whoever still waits is to be told, too.
-            for each in line.waiting:
-                each.answer.cancel()
+            del self._lines[key]
+            for _, future in line.waiting:  # the loop has ended
+                future.cancel()
 
-    async def _answer(self, place: K, batch: list[_Asked[T, R]]) -> None:
-        answers: Sequence[R | BaseException]
+    async def _write(self, key: K, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
         try:
-            answers = await self._call(place, [each.item for each in batch])
-            for each, answer in zip(batch, answers, strict=True):
-                each.end(answer)
-        # Whatever it is, nobody else is to meet it, and nobody to be left waiting.
+            results = await self._call(key, [item for item, _ in batch])
+            for (_, future), result in zip(batch, results, strict=True):
+                _settle(future, result)
+        # Any error belongs to these items, and none may be left waiting.
         except Exception as error:
-            for each in batch:
-                each.end(error)
+            for _, future in batch:
+                _settle(future, error)
         finally:
-            for each in batch:
-                each.answer.cancel()  # of what is answered nothing
+            for _, future in batch:
+                future.cancel()  # no effect on one that is settled
+
+
+def _settle(future: asyncio.Future[R], result: R | BaseException) -> None:
+    if future.done():  # its task was cancelled
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 class LoopLocal(Generic[K, T]):
-    """An object for each event loop and key: made when first asked for, closed as its loop ends."""
+    """An object for each event loop and key: made at first use, closed when its loop ends."""
 
     def __init__(
         self, make: Callable[[K], T], close: Callable[[T], Awaitable[object]] | None = None
@@ -138,11 +125,11 @@ class LoopLocal(Generic[K, T]):
         place = asyncio.get_running_loop(), key
         found = self._made.get(place)
         if found is None:
-            # Of a loop that has not shut down its generators, nothing can be closed any more.
+            # A loop that ended without shutting down its generators cannot close anything any more.
             for known in [each for each in self._made if each[0].is_closed()]:
                 del self._made[known]
-            found = self._made[place] = self._make(key), self._keeping(place)
-            # Started, so that the loop knows it: at its end it closes what it knows.
+            found = self._made[place] = self._make(key), self._keep(place)
+            # Started, because a loop closes the generators that it has seen.
             with suppress(StopIteration):
                 found[1].asend(None).send(None)
         return found[0]
@@ -156,7 +143,7 @@ class LoopLocal(Generic[K, T]):
         for keeper in [each[1] for place, each in self._made.items() if place[0] is loop]:
             await keeper.aclose()
 
-    async def _keeping(self, place: tuple[asyncio.AbstractEventLoop, K]) -> AsyncGenerator[None]:
+    async def _keep(self, place: tuple[asyncio.AbstractEventLoop, K]) -> AsyncGenerator[None]:
         try:
             yield
         finally:

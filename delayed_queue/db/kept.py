@@ -11,19 +11,19 @@ from django.db import connections
 
 from delayed_queue.db.resilience import has_unread
 
-# A connection of Django's; the stubs of its class lack what health checks use.
+# A connection of Django. The stubs of its class lack what health checks use.
 Connection = Any
 _CHECK: Final = "close_if_health_check_failed"
 
 
 def expect_first_statement(kept: Iterable[Connection]) -> None:
-    """Replace each connection that was cut, at the next statement outside a transaction.
+    """Replace a connection that was cut, before the first statement of the next handler.
 
-    Only before the first statement of a handler: later ones may rely on what the session holds.
+    Not before later statements, which may rely on the state of the session.
     """
     for connection in kept:
         connection.health_check_done = False
-        # Django's own check is a round trip, and off unless CONN_HEALTH_CHECKS is set.
+        # Django's check is a round trip, and off unless CONN_HEALTH_CHECKS is set.
         if not connection.health_check_enabled and _CHECK not in vars(connection):
             connection.close_if_health_check_failed = partial(_close_if_cut, connection)
 
@@ -38,7 +38,7 @@ def _close_if_cut(connection: Connection) -> None:
 
 
 def is_unconnected(error: BaseException, using: str) -> bool:
-    """Return whether the error says that no connection to the alias could be made."""
+    """True if the error, or a cause of it, is a failure to connect to the alias."""
     cause: BaseException | None = error
     seen: set[int] = set()
     while cause is not None and id(cause) not in seen:  # a chain may be a loop
@@ -50,7 +50,7 @@ def is_unconnected(error: BaseException, using: str) -> bool:
 
 
 def _is_of(pgconn: psycopg.pq.abc.PGconn, using: str) -> bool:
-    """Return whether an attempt to connect was made for the alias."""
+    """True if the attempt to connect was made for the alias."""
     settings = connections.settings[using]
     found = {"NAME": pgconn.db, "HOST": pgconn.host, "PORT": pgconn.port}
     wanted = {name: str(settings[name] or "").encode() for name in found}

@@ -18,14 +18,14 @@ _thread: Final = threading.local()
 
 
 def is_own(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether only statements of the package run on the connection."""
+    """True if only statements of the package run on the connection."""
     return connection in _own
 
 
 def own_connection(using: str) -> BaseDatabaseWrapper:
-    """Return a new connection for statements of the package alone, outside of Django's pool.
+    """Return a new connection for statements of the package, outside of Django's pool.
 
-    It keeps the plans of its statements, which would plan other queries badly.
+    Its planner is set for these, and would plan other queries badly.
     """
     made = connections.create_connection(using)
     if is_in_pool(made):
@@ -37,7 +37,7 @@ def own_connection(using: str) -> BaseDatabaseWrapper:
 
 @contextmanager
 def using_own_connection(using: str) -> Iterator[None]:
-    """Have this thread's statements run on a connection of its own; not in a transaction."""
+    """Use a connection of our own in this thread, unless a transaction is open."""
     projects = connections[using]
     if projects.in_atomic_block:
         yield
@@ -56,10 +56,7 @@ def using_own_connection(using: str) -> Iterator[None]:
 
 @contextmanager
 def using_projects_connection() -> Iterator[None]:
-    """Lend the thread the connection that it had before ``using_own_connection``.
-
-    For code of the project, whose queries would be planned badly on the other.
-    """
+    """Use the project's connection inside ``using_own_connection``, for code of the project."""
     found = getattr(_thread, "projects", None)
     if found is None:
         yield
@@ -75,15 +72,15 @@ def using_projects_connection() -> Iterator[None]:
 
 
 def is_in_pool(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the connection belongs to Django's own pool."""
+    """True if the connection belongs to Django's pool."""
     return bool(connection.settings_dict["OPTIONS"].get("pool"))
 
 
 def pool_size(using: str) -> int | None:
-    """Return the most connections of the alias's pool; None without Django's pool."""
+    """Return the maximum size of the alias's pool; None without Django's pool."""
     pool = connections[using].settings_dict["OPTIONS"].get("pool")
     if not pool:
         return None
     chosen = {} if pool is True else pool
-    least = int(chosen.get("min_size", 4))  # as psycopg_pool has it
+    least = int(chosen.get("min_size", 4))  # the default of psycopg_pool
     return int(chosen.get("max_size") or least)

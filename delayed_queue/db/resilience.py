@@ -27,24 +27,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Item = TypeVar("Item")
 _MOST_CONFLICTS: Final = 10
-# A prepared statement whose columns have other types now, and one that somebody has deallocated.
+# A prepared statement whose columns have other types now, or that was deallocated.
 _STALE: Final = ("0A000", "26000")
-# Classes of errors about the server's state: resources used up, an object in no state for the
-# statement (as under a lock), the operator's intervention. Besides those worth an early retry.
+# Insufficient resources, object not in the required state, operator intervention.
 _SERVER_STATE: Final = ("53", "55", "57P0")
 _UNDEFINED_TABLE_OR_COLUMN: Final = ("42P01", "42703")
-# A pooler says so of a server that it has lost; or the server itself, as it crashes. All other
-# SQLSTATEs are the server's answer to a statement that has not happened.
-_WITHOUT_ANSWER: Final = ("08", "57P02")
+# Errors of a pooler that lost its server, or of a server that crashes: the statement may have taken
+# effect. All other SQLSTATEs are replies to a statement that had no effect.
+_WITHOUT_REPLY: Final = ("08", "57P02")
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A call that was sent and not answered, so that it may have taken effect.
+    """A call without a reply, which may have taken effect.
 
-    It began between ``since`` and ``until``, in milliseconds of the database's clock. ``is_over``
-    says that by now it has taken effect or never will.
+    It started between ``since`` and ``until``, in milliseconds of the database's clock. With
+    ``is_over`` it has taken effect by now, or never will.
     """
 
     error: Error
@@ -53,7 +52,7 @@ class Lost:
     is_over: bool
 
     def unknown(self, message: str | None = None) -> OutcomeUnknown:
-        """Return the error to raise when the truth cannot be found out."""
+        """Return the error to raise when it is unknown whether the call took effect."""
         unknown = OutcomeUnknown(message)
         unknown.__cause__ = self.error
         return unknown
@@ -69,16 +68,13 @@ def repeat(
 ) -> T:
     """Return ``call()``, repeated with backoff on transient database errors (Q33).
 
-    Never inside a caller's transaction: what went before in it cannot be repeated here, so
-    there the error passes through. Raises ResourceUnavailable when the retries are used up.
+    In a caller's transaction the error passes through, because its earlier statements cannot be
+    repeated here. Raises ResourceUnavailable when the retries are used up.
 
-    A try that was sent and not answered may have taken effect, so what must not happen twice is
-    not simply repeated. ``truth`` is asked instead: it returns the answer, or raises
-    OutcomeUnknown. ``doubt`` is for a call that finds nothing to do the second time: it marks the
-    answers that a lost try could explain ("nothing was deleted"), which raise OutcomeUnknown.
-    ``tries`` are those that went before.
-
-    Where tables are missing, the error says in a note what to run.
+    A try without a reply may have taken effect. After one, ``truth`` runs instead of the call: it
+    returns the result or raises OutcomeUnknown. ``doubt`` is for a call that does nothing the
+    second time: it is True for results that a lost try explains ("nothing was deleted"), which
+    raise OutcomeUnknown. ``tries`` are earlier ones of the same call.
     """
     try:
         return call() if is_in_transaction(using) else _repeated(using, call, doubt, truth, tries)
@@ -89,14 +85,14 @@ def repeat(
 
 
 def never(_answer: object) -> bool:
-    """Doubt no answer: for a write that leaves the same state however often it runs."""
+    """Doubt no result: for a write that leaves the same state however often it runs."""
     return False
 
 
 def announce(using: str, call: Callable[[], object]) -> None:
-    """Run a wake-up; outside a transaction a lost connection is no error of the caller's.
+    """Run a wake-up; outside a transaction, ignore a lost connection.
 
-    What it announces is written already, and pollers find it within the poll interval.
+    Pollers find within the poll interval what it announces.
     """
     try:
         call()
@@ -119,18 +115,18 @@ def _repeated(
         try:
             if is_write:
                 tries.begin()
-            answer = call() if tries.lost is None or truth is None else truth(tries.look())
+            found = call() if tries.lost is None or truth is None else truth(tries.find_lost())
         except Error as error:
             tries.note(error)
             tries.wait_after(error, is_write=is_write)
         else:
-            if tries.lost is not None and doubt is not None and doubt(answer):
+            if tries.lost is not None and doubt is not None and doubt(found):
                 raise OutcomeUnknown from tries.lost
-            return answer
+            return found
 
 
 def advice_on(error: Error, using: str) -> str:
-    """Return what mends a table or column that is missing; nothing about any other error."""
+    """Return the fix of a missing table or column; empty for any other error."""
     if sqlstate_of(error) not in _UNDEFINED_TABLE_OR_COLUMN:
         return ""
     alias = "" if using == DEFAULT_DB_ALIAS else f" --database {using}"
@@ -141,10 +137,10 @@ def advice_on(error: Error, using: str) -> str:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """True for an outage: the same call may succeed later, whatever it writes (W19).
+    """True for an outage: the same call may succeed later (W19).
 
-    That is an error of the connection (which has no SQLSTATE), of the server's state, or a
-    conflict. Any other error of the database is a refusal of what the call writes.
+    Outages are errors of the connection (without a SQLSTATE) or of the server's state, and
+    conflicts. By any other error the database refuses what the call writes.
     """
     if not isinstance(error, Error):
         return isinstance(error, ResourceUnavailable)
@@ -159,10 +155,10 @@ def write_by_halves(
     write: Callable[[Sequence[Item]], T],
     refused: Callable[[Item, Error], object],
 ) -> list[T]:
-    """Write items together; split what the database refuses until the refused item is alone.
+    """Write items together; halve what the database refuses until the refused item is alone.
 
-    ``write`` is one transaction or savepoint. ``refused`` gets each item that is refused alone.
-    Raises only outages.
+    ``write`` is one transaction or savepoint. ``refused`` gets each refused item. Raises only
+    outages.
     """
     if not items:
         return []
@@ -180,36 +176,34 @@ def write_by_halves(
 
 
 def is_read_only(using: str) -> bool:
-    """Ask the database whether it takes no writes from this connection: as a standby takes none."""
+    """True if the database takes no writes from this connection, like a standby."""
     return bool(value_of(fetch(using, IS_READ_ONLY, {})))
 
 
 def tend(connection: BaseDatabaseWrapper) -> None:
-    """Close a connection that is broken or obsolete; after an error, one that only reads, too.
+    """Close a connection that is broken or obsolete or, after an error, read-only.
 
-    Django, who does the former between requests, would keep one to a standby.
+    Django does the former between requests, but keeps a connection to a standby.
     """
     had_errors = connection.errors_occurred
     connection.close_if_unusable_or_obsolete()
     if not had_errors or connection.connection is None or connection.in_atomic_block:
         return
     try:
-        is_of_use = not is_read_only(connection.alias)
+        if is_read_only(connection.alias):
+            connection.close()
     except Error:
-        is_of_use = False
-    if not is_of_use:
         connection.close()
 
 
 def _conflict_waits() -> Iterator[float]:
-    """Yield the seconds before each repetition after a conflict: none, then up to 50 ms."""
+    """Yield the seconds before each retry after a conflict: none, then up to 50 ms at random."""
     for number in range(_MOST_CONFLICTS):
-        # Not security: those who met are not to meet again.
         yield random.uniform(0, min(0.001 * (2**number - 1), 0.05))  # noqa: S311
 
 
 def through_conflicts(call: Callable[[], T]) -> T:
-    """Return ``call()``, a whole transaction, repeated at once while others conflict with it."""
+    """Return ``call()``, a whole transaction, repeated at once after conflicts with others."""
     for wait in _conflict_waits():
         try:
             return call()
@@ -221,33 +215,34 @@ def through_conflicts(call: Callable[[], T]) -> T:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether a transaction was ended because of others that ran beside it."""
+    """True for a deadlock or a serialization failure."""
     return isinstance(error, Error) and retries.is_conflict(sqlstate_of(error))
 
 
 def has_stale_plan(error: BaseException) -> bool:
-    """True if a new connection may help: the statement was prepared before a column changed.
+    """True if a statement was prepared before a column changed: a new connection may help.
 
-    The SQLSTATE is also that of what a server cannot do at all, so a second one is a refusal.
+    A server uses the SQLSTATE also for what it cannot do at all, so a second one is a refusal.
     """
     return isinstance(error, Error) and sqlstate_of(error) in _STALE
 
 
 def waited_too_long(error: BaseException) -> bool:
-    """Return whether the wait for another transaction's lock was given up."""
+    """True if a lock of another transaction was not available in time."""
     return isinstance(error, Error) and sqlstate_of(error) == _LOCK_NOT_AVAILABLE
 
 
 def is_in_transaction(using: str) -> bool:
-    """Return whether what is run now is part of a transaction of the caller's."""
+    """True in an atomic block of the caller, or while the caller commits by hand."""
     connection = connections[using]
-    return connection.in_atomic_block or _is_manual(connection)
+    is_manual = connection.connection is not None and not connection.autocommit
+    return connection.in_atomic_block or is_manual
 
 
 def drop_if_lost(using: str) -> None:
-    """Have a connection that an earlier query found lost replaced by the next query.
+    """Close a connection that an earlier query found lost, so that the next query reconnects.
 
-    Django does that between requests only; until then every entry into atomic() would fail.
+    Django does that only between requests; until then atomic() would fail.
     """
     connection = connections[using]
     raw = connection.connection
@@ -256,14 +251,14 @@ def drop_if_lost(using: str) -> None:
 
 
 class Tries:
-    """The tries of one call: how long they have lasted, and whether one may have taken effect."""
+    """The tries of one call: their time so far, and whether one may have taken effect."""
 
     def __init__(self, using: str) -> None:
         self._connection = connections[using]
         self._started_at = time.monotonic()
         self._waits: Iterator[float] | None = None
         self._conflict_waits: Iterator[float] | None = None
-        # The error of a try that was sent and not answered.
+        # The error of a try that was sent and has no reply.
         self.lost: Error | None = None
         self._lost_at = 0.0
         self._pid = 0
@@ -272,7 +267,7 @@ class Tries:
         self._is_renewed = False
 
     def handed_to(self, using: str) -> Tries:
-        """Return them for another thread, to go on with on its own connection."""
+        """Return a copy to continue with on another thread's connection."""
         others = Tries(using)
         others._started_at = self._started_at
         others.lost, others._lost_at = self.lost, self._lost_at
@@ -280,9 +275,9 @@ class Tries:
         return others
 
     def begin(self) -> None:
-        """Have a connection that nothing says is gone, so that one lost from here on is in doubt.
+        """Ensure a connection, so that a loss from here on leaves the outcome unknown.
 
-        No round trip, but where the server has sent something unasked: that may be its farewell.
+        Costs a round trip only where the server has sent something unasked, maybe its end.
         """
         self._is_sent = False
         connection = self._connection
@@ -295,18 +290,18 @@ class Tries:
         self._is_sent = True
 
     def note(self, error: Error) -> None:
-        """Close a connection that is lost, or that only reads; remember what was sent over it."""
+        """Close a connection that is lost or read-only; remember whether a try was sent."""
         sqlstate = sqlstate_of(error)
         if not _is_lost(self._connection, error) and sqlstate != READ_ONLY:
             return
-        if self._is_sent and (sqlstate is None or sqlstate.startswith(_WITHOUT_ANSWER)):
+        if self._is_sent and (sqlstate is None or sqlstate.startswith(_WITHOUT_REPLY)):
             self.lost, self._lost_at = error, time.monotonic()
             self._lost_pids.add(self._pid)
         self._connection.close()
 
-    def look(self) -> Lost:
-        """Return what is known of the lost tries, once they are over or the waits are used up."""
-        # A pooler's number is none of the server's.
+    def find_lost(self) -> Lost:
+        """Return the lost tries once their sessions are gone or the waits are used up."""
+        # Behind a pooler the number of the server session is unknown.
         is_known = 0 not in self._lost_pids and not is_pooled(self._connection)
         while True:
             asked_at = time.monotonic()
@@ -316,14 +311,14 @@ class Tries:
             if wait is None:
                 break
             time.sleep(wait)
-        assert self.lost is not None  # noqa: S101 # only then it is asked
-        # The clock's reading is between asking and answer, and cut off to milliseconds.
+        assert self.lost is not None  # noqa: S101 # checked by the caller
+        # The clock was read between the query and its reply, and floored to milliseconds.
         since = now - math.ceil((time.monotonic() - self._started_at) * 1000)
         until = now + 1 - math.floor((asked_at - self._started_at) * 1000)
         return Lost(self.lost, since, until, is_known and not is_there)
 
     def wait_after(self, error: Error, *, is_write: bool) -> None:
-        """Sleep before the next try, or raise: the error itself if no try would help."""
+        """Sleep before the next try; raise the error if none would help."""
         if self._has_stale_plan(error):
             self._connection.close()
             return
@@ -340,17 +335,13 @@ class Tries:
         time.sleep(wait)
 
     def _has_stale_plan(self, error: Error) -> bool:
-        """Return whether the statement was prepared before a column got another type.
-
-        PostgreSQL then refuses it until it is prepared anew, on a new connection. Once only:
-        the SQLSTATE is also that of what a server cannot do at all.
-        """
+        """True for the first error of a stale plan."""
         is_stale = has_stale_plan(error) and not self._is_renewed
         self._is_renewed = self._is_renewed or is_stale
         return is_stale
 
     def _next_wait_of_conflicts(self) -> float | None:
-        """Return less than after an outage, for the database is there."""
+        """Return the seconds to wait: less than after an outage."""
         self._conflict_waits = self._conflict_waits or _conflict_waits()
         wait = next(self._conflict_waits, None)
         return self._next_wait() if wait is None else wait
@@ -358,7 +349,6 @@ class Tries:
     def _next_wait(self) -> float | None:
         """Return the seconds to wait; None when retries or time are used up."""
         backoff = get_settings().BACKOFF
-        # Only now: most calls never wait.
         self._waits = self._waits or iter(backoff.waits())
         wait = next(self._waits, None)
         ends_at = self._started_at + backoff.deadline.total_seconds()
@@ -366,24 +356,19 @@ class Tries:
 
 
 def has_unread(raw: psycopg.Connection[Any]) -> bool:
-    """Return whether there is something to read from the server, be it the end."""
+    """True if the server has sent something that is unread, which may be its end."""
     try:
         socket = raw.pgconn.socket
-    except psycopg.OperationalError:  # closed, and known to be
+    except psycopg.OperationalError:  # closed
         return True
     unread = select.poll()
     unread.register(socket, select.POLLIN)
     return bool(unread.poll(0))
 
 
-def _is_manual(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the caller commits by hand: then every statement is in a transaction."""
-    return connection.connection is not None and not connection.autocommit
-
-
 def _is_lost(connection: BaseDatabaseWrapper, error: Error) -> bool:
-    # A connection that broke under a statement, or could not be made, reports no SQLSTATE. It
-    # cannot be asked itself: the end of an atomic block has replaced it by a new one.
+    # A connection that broke or could not be made reports no SQLSTATE. The connection itself does
+    # not tell: the end of an atomic block has replaced it by a new one.
     if isinstance(error, OperationalError | InterfaceError) and sqlstate_of(error) is None:
         return True
     raw = connection.connection
@@ -396,16 +381,15 @@ def _is_transient(connection: BaseDatabaseWrapper, error: Error) -> bool:
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """Return the SQLSTATE of one of Django's database errors; None for a lost connection."""
+    """Return the SQLSTATE of a database error of Django; None for a lost connection."""
     return getattr(error.__cause__, "sqlstate", None)
 
 
 def tidy_connections(*, idle: bool) -> Sequence[BaseDatabaseWrapper]:
-    """Close this thread's connections that are of no use or, when idle, outlived CONN_MAX_AGE.
+    """Close this thread's connections that failed or, when idle, outlived CONN_MAX_AGE.
 
-    Return all that it has. Django does this around each request. Here, with the default
-    CONN_MAX_AGE of 0, it would mean a new connection for each message; so age counts only between
-    bursts of work.
+    Returns all connections of the thread. Age counts only between bursts of work: with the default
+    CONN_MAX_AGE of 0, each message would need a new connection.
     """
     kept = connections.all(initialized_only=True)
     for connection in kept:

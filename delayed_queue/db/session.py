@@ -1,8 +1,7 @@
 """Statements over libpq, on connections that are plainly Django's own.
 
-psycopg's cursors and pipelines take longer than most statements of the package do. Where nothing
-stands between Django and the server, libpq's own functions send them. Everywhere else Django's
-cursors do, which see them and may change the session before each.
+psycopg's cursors and pipelines take longer than most statements of the package. Where nothing
+stands between Django and the server, libpq's functions send them; everywhere else Django's cursors.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import count
@@ -36,17 +35,17 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
 Statement = tuple[str, Mapping[str, Any]]
-# A statement as PostgreSQL knows it once it is prepared: its text and the types of its values.
+# The identity of a prepared statement: its text and the types of its values.
 Prepared = tuple[bytes, tuple[int, ...]]
-# A statement as libpq takes it: text, values, types, formats, and its most executions by one name.
+# A statement for libpq: text, values, types, formats, and the maximum of executions by one name.
 Dumped = tuple[bytes, Sequence[Any], tuple[int, ...], Sequence[Format] | None, float]
 
-# Prepared statements per server session; the one used longest ago is deallocated. As in psycopg.
+# Prepared statements per server session, as in psycopg; the least recently used is deallocated.
 MAX_PREPARED: Final = 100
-# PostgreSQL plans a prepared statement so often before it may keep a plan.
+# Executions of a prepared statement after which PostgreSQL may keep its plan.
 _CUSTOM_PLANS: Final = 5
 BINARY: Final = Format.BINARY
-# Longest wait for the server to accept the cancellation of a statement.
+# Maximum wait for the server to accept the cancellation of a statement, in seconds.
 _CANCEL_SECONDS: Final = 2.0
 _PLACE: Final = re.compile(r"%(?:%|\((\w+)\)([sb]))")
 _FORMATS: Final = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
@@ -54,7 +53,7 @@ _FORMATS: Final = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
 # Methods of Django's wrapper that tenants, pools and instruments replace.
 _METHODS: Final = ("cursor", "_cursor", "create_cursor", "chunked_cursor", "get_new_connection")
 _CURSORS: Final[tuple[type[Any], ...]] = (Cursor, ServerBindingCursor)
-# Names of psycopg that its documentation does not promise, and that a session needs.
+# Undocumented names of psycopg that a session needs.
 _INTERNALS: Final = (
     "generators.execute", "generators.fetch", "generators.send", "errors.error_from_result",
     "adapt.Transformer.dump_sequence", "adapt.Transformer.load_rows",
@@ -62,21 +61,13 @@ _INTERNALS: Final = (
 )  # fmt: skip
 
 
-# Statements whose plans may be kept; None to prepare nothing at all.
-Kept = Container[str] | None
-
-
-class _Everything:
-    def __contains__(self, statement: object) -> bool:
-        return True
-
-
-_EVERYTHING: Final = _Everything()
+# Whether the plans of all statements may be kept, or those of ONE_PLAN; None to prepare nothing.
+Kept = bool | None
 
 
 @lru_cache(maxsize=512)
 def _parsed(statement: str) -> tuple[bytes, tuple[str, ...], list[PyFormat]]:
-    """Return the statement as PostgreSQL takes it, and its parameters' names and formats."""
+    """Return the statement with numbered parameters, and their names and formats."""
     places: dict[tuple[str, str], int] = {}
 
     def place(found: re.Match[str]) -> str:
@@ -93,32 +84,32 @@ class Session:
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
         self.raw = raw
-        # Whether the planner is set to keep plans, so that every statement can be prepared.
+        # True if the planner is set to keep plans, so that every statement can be prepared.
         self.keeps_plans = False
-        # Each with the executions so far.
+        # The name of each prepared statement, and its executions so far.
         self._names: OrderedDict[Prepared, tuple[bytes, int]] = OrderedDict()
         # Unique, because a pooler may give a server session to another client.
         self._prefix = f"delayed_queue_{secrets.token_hex(4)}_"
         self._numbers = count()
         self._transformer = Transformer(raw)
 
-    def kept_among(self, steps: Sequence[Statement]) -> Kept:
-        """Return the statements whose plans may be kept when these are sent together."""
-        if self.raw.prepare_threshold is not None:  # psycopg prepares by itself
+    def kept_among(self, steps: Sequence[Statement], is_prepared: bool) -> Kept:
+        """Return whether plans may be kept when these statements are sent together."""
+        if not is_prepared or self.raw.prepare_threshold is not None:  # psycopg prepares by itself
             return None
-        keeps = self.keeps_plans or any(statement in KEPT_BEHIND for statement, _ in steps)
-        return _EVERYTHING if keeps else ONE_PLAN
+        return self.keeps_plans or any(statement in KEPT_BEHIND for statement, _ in steps)
 
     def dumped(self, statement: str, params: Mapping[str, Any], kept: Kept) -> Dumped:
         query, names, formats = _parsed(statement)
         transformer = self._transformer
         values = transformer.dump_sequence([params[name] for name in names], formats)
         types, formats_sent = transformer.types or (), transformer.formats
-        most = 0 if kept is None else math.inf if statement in kept else _CUSTOM_PLANS
+        keeps = kept or statement in ONE_PLAN
+        most = 0 if kept is None else math.inf if keeps else _CUSTOM_PLANS
         return query, values, types, formats_sent, most
 
     def result(self, dumped: Dumped, name: bytes) -> PGresult:
-        """Send a statement alone and return its result; by its name if it is prepared."""
+        """Send a single statement, by its name if it is prepared, and return its result."""
         query, values, types, formats, _ = dumped
         pgconn = self.raw.pgconn
         try:
@@ -147,8 +138,8 @@ class Session:
             if each.status == ExecStatus.FATAL_ERROR:
                 error = psycopg.errors.error_from_result(each, self.raw.info.encoding)
                 if isinstance(error, psycopg.errors.InvalidSqlStatementName):
-                    self._names.clear()  # deallocated by other code: prepare each anew
-                # An error without a code is libpq's own: the connection is lost.
+                    self._names.clear()  # deallocated by other code
+                # libpq's own error has no code: the connection is lost.
                 return error if error.sqlstate else psycopg.OperationalError(str(error))
         return None
 
@@ -164,7 +155,7 @@ class Session:
         return name
 
     def add_name(self, statement: Prepared) -> tuple[bytes, bytes | None]:
-        """Return a new name, and one to deallocate: the statement's last, or one too many."""
+        """Return a new name, and one to deallocate: the statement's last, or that of another."""
         evicted, _ = self._names.pop(statement, (None, 0))
         if evicted is None and len(self._names) >= MAX_PREPARED:
             evicted, _ = self._names.popitem(last=False)[1]
@@ -173,14 +164,14 @@ class Session:
         return name, evicted
 
     def forget(self, statements: Iterable[Prepared]) -> None:
-        """Prepare these anew at their next use: the server may not have them."""
+        """Prepare these again at their next use: the server may not have them."""
         for each in statements:
             self._names.pop(each, None)
 
     # Transactions and interruptions
 
     def must_begin(self) -> bool:
-        """Return whether a BEGIN is due before the next statement."""
+        """True if a BEGIN is due before the next statement."""
         raw = self.raw
         return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
 
@@ -197,22 +188,26 @@ class Session:
         return " ".join(parts).encode()
 
     def _abandon(self) -> None:
-        """End the connection after an interruption if an answer is still to come.
+        """Close the connection after an interruption if a reply is still to come.
 
-        At Ctrl-C psycopg cancels the statement and reads its answer; at an exception from another
-        signal handler it does not.
+        psycopg cancels the statement and reads its reply at Ctrl-C, but not at the exception of
+        another signal handler.
         """
         if self.raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             self.cut()
 
     def cut(self) -> None:
-        """Cancel the running statement and close: its answer may take as long as a lock."""
+        """Cancel the running statement, which may wait for a lock, and close the connection."""
         try:
-            # Without it the statement would take effect once it has the lock.
-            with suppress(psycopg.Error):
-                self.raw.cancel_safe(timeout=_CANCEL_SECONDS)
+            cancel(self.raw)
         finally:
             self.raw.close()
+
+
+def cancel(raw: psycopg.Connection[Any]) -> None:
+    """Cancel the running statement, so that it does not take effect later."""
+    with suppress(psycopg.Error):
+        raw.cancel_safe(timeout=_CANCEL_SECONDS)
 
 
 # Which connections have a session
@@ -221,9 +216,9 @@ _sessions: Final[WeakKeyDictionary[psycopg.Connection[Any], Session]] = WeakKeyD
 
 
 def session_of(connection: BaseDatabaseWrapper) -> Session | None:
-    """Return the session of a connection, opened if need be; None to use Django's cursors.
+    """Return the session of a connection; None to use Django's cursors.
 
-    Raises what Django's cursors would in a transaction that is broken.
+    Connects if necessary. Raises what Django's cursors would in a broken transaction.
     """
     if not _is_plain(connection):
         return None
@@ -242,7 +237,7 @@ def session_of(connection: BaseDatabaseWrapper) -> Session | None:
 
 
 def _is_plain(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether nothing stands between Django's connection and the server."""
+    """True if nothing stands between Django's connection and the server."""
     if connection.execute_wrappers or connection.queries_logged or is_in_pool(connection):
         return False
     replaced, kind = vars(connection), type(connection)
@@ -278,29 +273,28 @@ def _missing_internals() -> tuple[str, ...]:
 @cache
 def _log_once(missing: tuple[str, ...]) -> None:
     fields = {"version": psycopg.__version__.split()[0], "missing": ",".join(missing)}
-    # As observe.logs has it, which is above this layer.
+    # The format of delayed_queue.logs, which is above this layer.
     extra = {"event": "psycopg_differs", "fields": fields}
     logger = logging.getLogger("delayed_queue")
     logger.warning("event=psycopg_differs version=%s missing=%s", *fields.values(), extra=extra)
 
 
 def prepares(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether statements are prepared on this alias (setting PREPARE)."""
+    """True if statements are prepared on this alias (setting PREPARE)."""
     chosen = get_settings().PREPARE
     return not is_pooled(connection) if chosen is None else chosen
 
 
 def is_pooled(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a pooler in transaction mode is declared to be in between."""
+    """True if a pooler in transaction mode is declared."""
     return bool(connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS", False))
 
 
 # The planner of a worker's own connections
 
-# The planner's settings of a connection that runs nothing but the package's statements. Even a plan
-# that is made on an empty table then goes by the index, and need not be made again: planning takes
-# a third of a single claim. Before PostgreSQL 18 a forbidden node counts as expensive, so the
-# statement would be compiled at each run. Nothing there needs more than READ COMMITTED.
+# Settings of a connection that runs only statements of the package. Even a plan that is made on an
+# empty table uses the index, so it can be kept: planning takes a third of a single claim. Before
+# PostgreSQL 18 a disabled node counts as expensive, so JIT would compile each statement.
 _PLANNER_SETTINGS: Final = """
 SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off;
@@ -312,7 +306,7 @@ SET default_transaction_isolation = 'read committed'
 
 
 def _keep_plans(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
-    """Set the planner on an own connection, as soon as it is made."""
+    """Set the planner on a new connection of our own."""
     if not is_own(connection) or is_pooled(connection) or not prepares(connection):
         return
     with connection.wrap_database_errors:
@@ -321,7 +315,7 @@ def _keep_plans(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
                 session.raw.execute(_PLANNER_SETTINGS)
                 session.keeps_plans = True
         finally:
-            if connection.connection.closed:  # an atomic block would not replace it
+            if connection.connection.closed:  # an atomic block does not replace it
                 connection.close()
 
 

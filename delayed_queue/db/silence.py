@@ -1,10 +1,9 @@
-"""Limits for waits on a connection whose other side may be gone without a word (W17)."""
+"""Limits for waits on connections whose other side may be gone (W17)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -14,6 +13,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from delayed_queue.db.own import is_in_pool, is_own
+from delayed_queue.db.session import cancel
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -29,41 +29,35 @@ SILENCE: Final = {
     "keepalives_count": 3,
     "connect_timeout": 10,
 }
-# Longest wait for an answer, in seconds. TCP notices nothing where a pooler or proxy
-# acknowledges bytes that it drops. With a poll interval of 8 s, a claim follows within 30 s.
+# Maximum wait for a reply, in seconds. TCP notices nothing where a pooler or proxy acknowledges
+# bytes that it drops. With a poll interval of 8 s, a claim follows within 30 s.
 ANSWER_SECONDS: Final = 15.0
-# Limit of that wait after several late answers in a row, in seconds. The claim loop must turn
-# within the setting WATCHDOG, 2 minutes by default.
+# Maximum of that wait after several late replies, in seconds. An iteration of the claim loop must
+# end within the setting WATCHDOG, 2 minutes by default.
 _MOST_SECONDS: Final = 90.0
-# Longest wait for the server to accept the cancellation of a statement, in seconds.
-_CANCEL_SECONDS: Final = 2.0
 
 _limited: Final[WeakSet[BaseDatabaseWrapper]] = WeakSet()
 
 
 def limit_silence(using: str) -> None:
-    """Set libpq's limits for this process's further connections.
-
-    Options of the project take precedence. Sockets in the file system ignore the limits of TCP.
-    """
+    """Set libpq's limits for new connections of this process; the project's options win."""
     options = connections[using].settings_dict["OPTIONS"]
     for name, value in SILENCE.items():
         options.setdefault(name, value)
 
 
 def limit_waits(using: str) -> None:
-    """Limit the waits on this thread's further connections, as on a worker's own.
+    """Limit the waits on new connections of a thread that runs only statements of the package.
 
-    For threads that run statements of the package only. Not with Django's pool, which lends the
-    connection to the project afterwards.
+    Not with Django's pool, which lends them to the project afterwards.
     """
     _limited.add(connections[using])
 
 
 class _WaitLimit:
-    """The longest wait for an answer on the connections of one Django wrapper.
+    """The maximum wait for a reply on the connections of one Django wrapper.
 
-    It doubles after a late answer, so that a slow server can finish a statement in the end.
+    It doubles after a late reply, so that a slow server can finish a statement.
     """
 
     def __init__(self) -> None:
@@ -72,7 +66,7 @@ class _WaitLimit:
     def wait(
         self, raw: psycopg.Connection[Any], steps: Generator[Any, Any, T], *args: Any, **kwargs: Any
     ) -> T:
-        """Wait as psycopg does; close the connection and raise if no answer comes in time."""
+        """Wait as psycopg does; close the connection and raise if no reply comes in time."""
         started_at = time.monotonic()
         found: T = type(raw).wait(raw, self._limit(raw, steps), *args, **kwargs)
         taken = time.monotonic() - started_at
@@ -98,9 +92,7 @@ class _WaitLimit:
     def _give_up(self, raw: psycopg.Connection[Any]) -> None:
         waited = self._seconds
         self._seconds = min(2 * waited, _MOST_SECONDS)
-        # A server that is only slow must not carry out the statement later.
-        with suppress(psycopg.Error):
-            raw.cancel_safe(timeout=_CANCEL_SECONDS)
+        cancel(raw)
         raw.close()
         raise psycopg.OperationalError(f"the database has not answered within {waited:.0f} s")
 
@@ -115,4 +107,5 @@ def _limit_waits(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
         raw.wait = partial(limit.wait, raw)
 
 
+# After the receiver of delayed_queue.db.session: a quick SET would end the longer wait.
 connection_created.connect(_limit_waits, dispatch_uid="delayed_queue.silence")

@@ -17,20 +17,19 @@ from psycopg import sql as composed
 
 from delayed_queue.codecs import channel_of as channel_of
 from delayed_queue.conf import get_settings
+from delayed_queue.db.session import cancel
 from delayed_queue.db.silence import ANSWER_SECONDS, SILENCE
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 
-# How long a signal handler waits for the server to cancel a statement, in seconds.
-_CANCEL_SECONDS: Final = 2.0
-# Where those who hold a lease hear that it, or a part of it, was ended by somebody else.
+# Announces leases that someone other than the holder has ended, at least in part.
 LEASES_CHANNEL: Final = "delayed_queue_leases"
 
 
 class WakeChannel:
-    """Wake a thread that sleeps in select(): from any thread, or from a signal handler."""
+    """Wakes a thread that sleeps in select(), from any thread or signal handler."""
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -41,12 +40,12 @@ class WakeChannel:
         return self._receiver.fileno()
 
     def wake(self) -> None:
-        # Full or closed: then the sleeper has been told, or has gone.
+        # When it is full or closed, the sleeper was woken or has gone.
         with suppress(OSError):
             self._sender.send(b"\0")
 
     def clear(self) -> None:
-        """Forget the rings so far, so that the next sleep is one."""
+        """Discard earlier wake-ups, so that the next sleep lasts."""
         with suppress(OSError):
             while self._receiver.recv(4096):
                 pass
@@ -60,9 +59,9 @@ class WakeChannel:
 
 
 class StopSignal(WakeChannel):
-    """A flag another thread or a signal handler sets to end a blocking ``poll()`` at once.
+    """A flag by which another thread or a signal handler ends a blocking ``poll()``.
 
-    It ends a sleep, and cancels the statement that the polling thread is waiting for.
+    It ends a sleep, and cancels the statement that the polling thread waits for.
     """
 
     def __init__(self) -> None:
@@ -83,8 +82,8 @@ class StopSignal(WakeChannel):
 
     @contextmanager
     def cancelling(self, using: str) -> Iterator[None]:
-        """Cancel what the alias's connection is running if the flag is set meanwhile."""
-        # The wrapper, not its present connection: a repeated call may bring another.
+        """Cancel the alias's running statement if the flag is set in the block."""
+        # By the wrapper: a repeated call may bring another connection.
         self._cancel = partial(_cancel, connections[using])
         try:
             yield
@@ -93,20 +92,16 @@ class StopSignal(WakeChannel):
 
 
 def _cancel(connection: Any) -> None:
-    raw = connection.connection
-    # Gone, or refusing another: then there is no statement to wait for.
-    if raw is not None:
-        with suppress(psycopg.Error):
-            raw.cancel_safe(timeout=_CANCEL_SECONDS)
+    if connection.connection is not None:
+        cancel(connection.connection)
 
 
 class Listener:
-    """Sleep on the alias's own connection until NOTIFY, a time-out or a stop signal.
+    """Sleeps on the alias's own connection until a NOTIFY, a time-out or a stop signal.
 
-    Where notifications cannot arrive (setting NOTIFY off, or inside a transaction, in which
-    LISTEN has no effect) it only sleeps. A connection that was replaced since is listened on
-    anew, and that counts as a wake-up: something may have been announced in between.
-    With ``hears_leases`` it also hears which leases others have ended.
+    It only sleeps where notifications cannot arrive: with the setting NOTIFY off, and in a
+    transaction. It listens again on a new connection, which counts as a wake-up. With
+    ``hears_leases`` it also receives which leases others have ended.
     """
 
     def __init__(self, kinds: list[str], using: str, *, hears_leases: bool = False) -> None:
@@ -121,7 +116,7 @@ class Listener:
         self._has_missed = False
 
     def __enter__(self) -> Listener:
-        # If the connection is lost, the caller's first query reconnects, and wait() listens anew.
+        # If the connection is lost, the caller's first query reconnects, and wait() listens again.
         self._ask(self._listen)
         return self
 
@@ -129,16 +124,16 @@ class Listener:
         self.stop()
 
     def stop(self) -> None:
-        """Listen no more, so that the connection can go back to a pool."""
+        """Stop listening, so that the connection can go back to a pool."""
         raw, self._raw = self._raw, None
         if raw is not None and raw is self._connection.connection:
             raw.remove_notify_handler(self._hear)
-            # A broken connection listens no more, and its next user gets the error.
+            # The next user of a broken connection gets the error.
             with suppress(psycopg.Error):
                 _together(raw, "UNLISTEN {}", [*self._kinds, *self._leases])
 
     def listen_to(self, kinds: Iterable[str]) -> None:
-        """Listen for these kinds from now on, and for no others."""
+        """Replace the kinds to listen for."""
         wanted = {channel_of(kind): kind for kind in kinds}
         gone = self._kinds.keys() - wanted.keys()
         new = wanted.keys() - self._kinds.keys()
@@ -149,7 +144,7 @@ class Listener:
                 _together(self._raw, "LISTEN {}", sorted(new))
 
     def announced(self) -> set[str] | None:
-        """Return the kinds announced since the last question; None when any may have been."""
+        """Return the kinds announced since the last call; None when any may have been."""
         channels, self._announced = self._announced, set()
         has_missed, self._has_missed = self._has_missed, False
         if has_missed:
@@ -157,16 +152,13 @@ class Listener:
         return {self._kinds[each] for each in channels if each in self._kinds}
 
     def touched_leases(self) -> set[str] | None:
-        """Return the leases touched since the last question; None when any may have been."""
+        """Return the leases touched since the last call; None when any may have been."""
         touched, self._touched = self._touched, set()
         has_missed, self._has_missed_leases = self._has_missed_leases, False
         return None if has_missed else touched
 
     def wait(self, seconds: float, *wake_channels: WakeChannel | None) -> bool:
-        """Sleep for at most ``seconds`` or until one is woken.
-
-        Returns whether something may have been offered meanwhile.
-        """
+        """Sleep for ``seconds`` or until woken; True if something may have been offered."""
         rung = [each.fileno() for each in wake_channels if each is not None]
         if not self._can_listen():
             select.select(rung, [], [], max(seconds, 0))
@@ -174,10 +166,10 @@ class Listener:
         return self._ask(lambda: self._listen() or self._wait(seconds, rung))
 
     def heard(self) -> bool:
-        """Return whether a notification came along with the answers since the last question."""
+        """True if a notification arrived with replies since the last call."""
         raw = self._raw
         if raw is not None and not raw.closed:
-            # One behind the last answer is in libpq's memory, unread, where no select() sees it.
+            # One after the last reply is in libpq's memory, where select() does not see it.
             self._read(raw)
         has_heard, self._has_heard = self._has_heard, False
         return has_heard
@@ -204,8 +196,7 @@ class Listener:
             with self._connection.wrap_database_errors:
                 return question()
         except OperationalError:
-            # Lost: the poll that follows reconnects with the queue's own backoff. The next call
-            # listens on that new connection.
+            # Lost: the next poll reconnects with the queue's backoff, and the next call listens.
             self.stop()
             self._connection.close()
             self._miss()
@@ -215,14 +206,14 @@ class Listener:
         return get_settings().NOTIFY and not self._connection.in_atomic_block
 
     def _listen(self) -> bool:
-        """Listen on the present connection; return whether that was new to it."""
+        """Listen on the present connection; True if it did not before."""
         if not self._can_listen():
             return False
         self._connection.ensure_connection()
         if self._raw is self._connection.connection:
             return False
         raw = self._connection.connection
-        # First the handler: a notification may come along with the answer to LISTEN.
+        # First the handler: a notification may arrive with the reply to LISTEN.
         raw.add_notify_handler(self._hear)
         with self._connection.wrap_database_errors:
             _together(raw, "LISTEN {}", [*self._kinds, *self._leases])
@@ -231,7 +222,6 @@ class Listener:
         return True
 
     def _wait(self, seconds: float, rung: list[int]) -> bool:
-        # What came along with an earlier answer is no longer where select() could see it.
         if self.heard():
             return True
         socket_number = self._raw.fileno()
@@ -241,16 +231,13 @@ class Listener:
         return self.heard()
 
     def _receive(self) -> None:
-        """Read what has arrived, all of it: one left behind would be a second, idle wake-up.
-
-        By libpq itself: psycopg's generator costs as much as a small statement.
-        """
+        """Read all that has arrived; psycopg's generator costs as much as a small statement."""
         self._raw.pgconn.consume_input()
         self._read(self._raw)
 
 
 def _together(raw: Any, statement: LiteralString, channels: Iterable[str]) -> None:
-    """Say it for each channel, in one round trip."""
+    """Run the statement for each channel, in one round trip."""
     said = [composed.SQL(statement).format(composed.Identifier(each)) for each in channels]
     if said:
         psycopg.Cursor(raw).execute(composed.SQL("; ").join(said))
@@ -260,18 +247,18 @@ def _together(raw: Any, statement: LiteralString, channels: Iterable[str]) -> No
 
 RECONNECT_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 5
-# Interval of the round trips that check whether the connection still answers, in seconds.
+# Interval of the round trips that check the connection, in seconds.
 _CHECK_SECONDS: Final = 60.0
-# Of Django's parameters, those that are about its own kind of connection.
+# Parameters of Django that apply to its own kind of connection.
 _DJANGOS: Final = frozenset({"context", "cursor_factory", "prepare_threshold"})
 
 
 class AsyncListener:
-    """Hears notifications on an event loop, on a connection of its own; reconnects by itself.
+    """Receives notifications on an event loop, on a connection of its own; reconnects.
 
-    Who is on a channel is told of every notification, and of every new connection: something
-    may have been announced in between. While there is none, nobody is told of anything, and
-    waiting falls back to looking from time to time.
+    ``heard`` is called with the channel of every notification, and with None after every new
+    connection, because something may have been announced in between. ``lost`` gets the error when
+    the connection is lost.
     """
 
     def __init__(
@@ -281,7 +268,7 @@ class AsyncListener:
         lost: Callable[[psycopg.Error], None],
     ) -> None:
         self._using = using
-        self._heard = heard  # with a channel, or None for all
+        self._heard = heard
         self._lost = lost
         self._wanted: Counter[str] = Counter()
         self._connection: psycopg.AsyncConnection[Any] | None = None
@@ -293,7 +280,7 @@ class AsyncListener:
         self._is_deaf = False
 
     async def add(self, channels: Iterable[str]) -> None:
-        """Listen on the channels, if the database lets us; returns when it does."""
+        """Listen on the channels; returns when it does, or has failed to connect."""
         async with self._turn:
             new = [each for each in channels if not self._wanted[each]]
             self._wanted.update(channels)
@@ -311,13 +298,13 @@ class AsyncListener:
             await self._say("UNLISTEN {}", gone)
 
     def deafen(self) -> None:
-        """Make no connection any more; one that is being made is for ``close``."""
+        """Stop connecting."""
         self._is_deaf = True
         if self._reconnecting is not None:
             self._reconnecting.cancel()
 
     async def close(self) -> None:
-        """End for good. Waits for whoever is adding or removing channels."""
+        """Close for good, after calls that are adding or removing channels."""
         self.deafen()
         async with self._turn:
             self._wanted.clear()
@@ -335,7 +322,7 @@ class AsyncListener:
         except psycopg.Error as error:
             self._retry_later(error)
             return
-        # A notification may come along with the answer to LISTEN.
+        # A notification may arrive with the reply to LISTEN.
         made.add_notify_handler(lambda notification: self._heard(notification.channel))
         self._connection = made
         await self._say("LISTEN {}", list(self._wanted))
@@ -345,7 +332,7 @@ class AsyncListener:
         raw = self._connection
         if raw is None:
             return
-        self._unwatch()  # psycopg waits on the same descriptor, and would take our reader off it
+        self._unwatch()  # psycopg waits on the same descriptor, and would remove our reader
         overdue = asyncio.get_running_loop().call_later(ANSWER_SECONDS, _shut_down, raw)
         try:
             for each in channels:
@@ -358,7 +345,7 @@ class AsyncListener:
             overdue.cancel()
 
     async def _check(self) -> None:
-        """Listen again, in a round trip that a half-open connection does not answer."""
+        """Listen again: a half-open connection does not reply."""
         async with self._turn:
             await self._say("LISTEN {}", list(self._wanted)[:1])
 
@@ -370,10 +357,10 @@ class AsyncListener:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._watched, self._read)
         self._next_check = loop.call_later(_CHECK_SECONDS, self._start_check)
-        self._read()  # what came behind the last answer is in libpq's memory already
+        self._read()  # libpq may have read notifications with the last reply
 
     def _unwatch(self) -> None:
-        # By its number: a connection that broke tells no more which it was.
+        # By its number, which a broken connection does not return.
         number, self._watched = self._watched, None
         if number is not None:
             asyncio.get_running_loop().remove_reader(number)
@@ -416,7 +403,7 @@ class AsyncListener:
 
 
 def _shut_down(raw: psycopg.AsyncConnection[Any]) -> None:
-    """End a connection for libpq, too; psycopg closes its descriptor when it notices."""
+    """Shut the socket down, so that libpq notices; psycopg closes the descriptor then."""
     with (
         suppress(OSError, psycopg.Error),
         socket.fromfd(raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as found,

@@ -16,7 +16,7 @@ from django.db import transaction
 from delayed_queue import ScheduledMessage
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import Lost, is_in_transaction, repeat
-from delayed_queue.db.statements import fetch_all_at_once
+from delayed_queue.db.statements import run
 from delayed_queue.messages import Counts
 from delayed_queue.notifications.catalogue import (
     RememberedTemplates,
@@ -229,7 +229,7 @@ class _Intake:
         if firsts:
             steps.append((CLAIM_KEYS, self._claim_params(firsts)))
         steps.append((INSERT, self._columns(asked)))
-        answers = fetch_all_at_once(USING, steps)
+        answers = run(USING, steps, savepoint=False)
         if confirmation is not None:
             demand_none(answers[0])
         return _statuses(answers[-1])

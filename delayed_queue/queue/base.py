@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.conf import check_interval, check_lease, get_settings
 from delayed_queue.db.resilience import Lost, announce, check_vendor, drop_if_lost, never, repeat
-from delayed_queue.db.statements import fetch_all_at_once
+from delayed_queue.db.statements import run
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND, check_claim, to_milliseconds
@@ -105,7 +105,9 @@ class QueueBase:
         """
         is_outermost = len(connections[self.using].atomic_blocks) == 1
         behind = "COMMIT" if is_outermost else "SET CONSTRAINTS ALL DEFERRED"
-        fetch_all_at_once(self.using, [("SET CONSTRAINTS ALL IMMEDIATE", {}), (behind, {})])
+        run(
+            self.using, [("SET CONSTRAINTS ALL IMMEDIATE", {}), (behind, {})], savepoint=False
+        )  # fmt: skip
 
     def _is_soon(self, schedule: int | None, delay: int) -> bool:
         """Return whether a sleeping poller could be late for the message unless woken."""

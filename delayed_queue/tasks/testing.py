@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
 from delayed_queue.db.sql import Step
-from delayed_queue.db.statements import fetch, fetch_all
+from delayed_queue.db.statements import fetch, run
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
 from delayed_queue.handlers import Verdict, judge
 from delayed_queue.messages import MILLISECOND, Envelope
@@ -95,7 +95,7 @@ def _settled(serving: Serving, envelope: Envelope, error: BaseException | None, 
         return "handled" if is_settled else "lost"
     verdict = serving.judge(error, envelope) or judge(error, envelope.attempt, UNLIMITED)
     steps = [*serving.recording([(envelope, error, verdict)]), _ending(envelope, verdict)]
-    if not fetch_all(using, steps)[-1]:
+    if not run(using, steps)[-1]:
         return "lost"
     return _END if verdict.counts else "snoozed"
 
@@ -107,7 +107,7 @@ def _acknowledging(envelope: Envelope) -> Step:
 def _ending(envelope: Envelope, verdict: Verdict) -> Step:
     if verdict.delay is None:
         return dead_lettering(
-            envelope.lease_id, envelope.message_id, verdict.reason or "rejected",
+            envelope.lease_id, [envelope.message_id], verdict.reason or "rejected",
             verdict.error or None,
         )  # fmt: skip
     return releasing(

@@ -11,7 +11,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.sql import CLOCK, KEPT_BEHIND, Step, array_of, beside
-from delayed_queue.db.statements import fetch_all_and_notify
+from delayed_queue.db.statements import run
 from delayed_queue.http.store.topics import LOCK_JOBS, TopicRow
 from delayed_queue.queue.store.claim import limit_waits_step
 from delayed_queue.queue.store.fragments import REPLACE, TELL_HOLDER
@@ -225,7 +225,7 @@ class AddStore:
             settings = [] if timeout is None else [limit_waits_step(timeout)]
         else:
             settings = [keeping_plans(timeout)]
-        *_, answer = fetch_all_and_notify(using, steps, channels, settings=settings)
+        *_, answer = run(using, steps, channels, settings=settings)
         found = beside(AddedRow, answer)
         if not all(fits for fits, _ in found):
             return None

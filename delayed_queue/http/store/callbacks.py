@@ -8,7 +8,7 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.sql import CLOCK, first_row, rows_of, value_of
-from delayed_queue.db.statements import execute, fetch, fetch_all
+from delayed_queue.db.statements import execute, fetch, run
 from delayed_queue.rates import Event
 
 # The registered prefixes of an origin, for the caller to choose the longest that matches.
@@ -349,7 +349,7 @@ class EndpointManager(models.Manager[M]):
             "concurrency": concurrency, "timeout": timeout, "now": now,
         }  # fmt: skip
         lock = (LOCK_SLOTS, {"id": endpoint_id})
-        _, answer = fetch_all(using, [lock, (HOLD_SLOTS, params)])
+        _, answer = run(using, [lock, (HOLD_SLOTS, params)])
         held: int = value_of(answer)
         return held
 

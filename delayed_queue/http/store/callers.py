@@ -11,7 +11,7 @@ from delayed_queue.db.sql import CLOCK, Step, first_row, rows_of
 from delayed_queue.db.statements import (
     execute,
     fetch,
-    fetch_all_at_once,
+    run,
 )
 
 # A token in force: neither revoked nor expired, by the database's clock. Whether its last use
@@ -259,7 +259,7 @@ class IdempotencyKeyManager(models.Manager[M]):
         params = {"scope": scope, "key": key, "age": age, "now": None}
         # Two statements: the second sees what the holder before has committed.
         steps: list[Step] = [(TRY_KEY, {"lock": lock}), (READ_ANSWER, params)]
-        ((is_held,),), rows = fetch_all_at_once(using, steps)
+        ((is_held,),), rows = run(using, steps, savepoint=False)
         return is_held, first_row(AnswerRow, rows)
 
     def save(

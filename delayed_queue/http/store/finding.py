@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.db.sql import CLOCK, Step, beside, column_of, first_row, rows_of
 from delayed_queue.db.statements import (
     fetch,
-    fetch_all,
+    run,
 )
 from delayed_queue.http.jobs.kinds import PLACES
 from delayed_queue.http.store.topics import locking_jobs
@@ -322,7 +322,7 @@ class FindStore:
         """
         job = {"topic": topic, "key": key}
         steps = [locking_jobs(topic, [key]), (DROP_JOB, job), (DROP_DEAD_JOB, job)]
-        _, [(found, dropped)], dead = fetch_all(using, steps)
+        _, [(found, dropped)], dead = run(using, steps)
         return DroppedRow(bool(dropped or dead), found > dropped)
 
     def letters_of(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[int]:
@@ -356,5 +356,5 @@ class FindStore:
         """
         params = {"topic": topic, "ids": list(ids), "newest_only": newest_only, "now": None}
         steps: list[Step] = [locking_jobs(topic, keys), (KICK_JOBS, params)]
-        _, kicked = fetch_all(using, steps)
+        _, kicked = run(using, steps)
         return dict(kicked)

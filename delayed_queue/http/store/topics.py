@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.db.sql import CLOCK, Step, first_row, rows_of
 from delayed_queue.db.statements import (
     fetch,
-    fetch_all,
+    run,
 )
 from delayed_queue.http.jobs.kinds import TOPIC, topic_of
 
@@ -242,7 +242,7 @@ class TopicStore:
         Holds it alone until the end of the transaction: waits for redrives of a queue of its name.
         """
         steps = [_locking_topic(topic), (CREATE_TOPIC, {"topic": topic, "now": None})]
-        _, created = fetch_all(using, steps)
+        _, created = run(using, steps)
         return bool(created)
 
     def read(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
@@ -254,7 +254,7 @@ class TopicStore:
 
         Behind the lock of those who add jobs: everybody takes that first.
         """
-        rows = fetch_all(using, [locking_jobs(topic, []), (HOLD_TOPIC, {"topic": topic})])[-1]
+        rows = run(using, [locking_jobs(topic, []), (HOLD_TOPIC, {"topic": topic})])[-1]
         return TopicRow._make(rows[0]) if rows else None
 
     def after(self, topic: str, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:

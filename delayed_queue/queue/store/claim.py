@@ -383,7 +383,8 @@ class ClaimStore:
         Sets the savepoint HANDLER behind the deletion, so that a handler's writes can be undone.
         """
         consume = _consume_step(kind, limit, (NO_FLOOR, 0), now)
-        rows, _ = db.fetch_all_at_once(using, [consume, (f"SAVEPOINT {HANDLER}", {})])
+        steps = [consume, (f"SAVEPOINT {HANDLER}", {})]
+        rows, _ = db.run(using, steps, savepoint=False)
         return earliest_first(rows_of(ConsumedRow, rows))
 
     def take(

@@ -8,7 +8,7 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of, value_of
-from delayed_queue.db.statements import execute, fetch, fetch_all
+from delayed_queue.db.statements import execute, fetch, run
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.fragments import REPLACE, offering_again
 from delayed_queue.queue.store.inspect import walking
@@ -316,7 +316,7 @@ class DeadLetterManager(models.Manager[M]):
         params = {"ids": list(ids), "overwrite": overwrite, "kind": kind, "now": now}
         params |= family_params()
         steps = [*_guarding(ids, kind), (REDRIVE, params)]
-        *_, redriven = fetch_all(using, steps)
+        *_, redriven = run(using, steps)
         return rows_of(RedrivenRow, redriven)
 
     def count_of(
@@ -337,7 +337,7 @@ class DeadLetterManager(models.Manager[M]):
         For those who lock the letters before it: others take these locks first, then the letters.
         """
         if steps := _guarding(ids, None):
-            fetch_all(using, steps)
+            run(using, steps)
 
     def next_letters(
         self,

@@ -437,7 +437,7 @@ class GroupStore:
             (GROUPS_AHEAD, params),
             (UNGROUPED_AHEAD, params),
         ]
-        turn, rules, groups, ungrouped = db.fetch_all_at_once(using, steps)[len(waits) :]
+        turn, rules, groups, ungrouped = db.run(using, steps, savepoint=False)[len(waits) :]
         return Look(
             value_of(turn), first_row(RulesRow, rules), rows_of(GroupRow, groups),
             row_of(UngroupedRow, ungrouped),

@@ -167,10 +167,7 @@ class OfferStore:
             "kind": kind, "key": key, "payload": payload, "schedule_at": schedule_at,
             "delay": delay, "headers": headers, "group": group, "now": now,
         }  # fmt: skip
-        if channel is None:
-            rows = db.fetch(using, statement, params)
-        else:
-            rows = db.fetch_and_notify(using, statement, params, channel)
+        (rows,) = db.run(using, [(statement, params)], [] if channel is None else [channel])
         created: bool | None = rows[0][0] if rows else None
         return created
 
@@ -198,7 +195,7 @@ class OfferStore:
             "headers": array_of(headers), "groups": array_of(groups), "now": now,
         }  # fmt: skip
         channels = [] if channel is None else [channel]
-        (rows,) = db.fetch_all_and_notify(using, [(statement, params)], channels)
+        (rows,) = db.run(using, [(statement, params)], channels)
         return dict(rows)
 
     def find_offers(

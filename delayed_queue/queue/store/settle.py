@@ -1,10 +1,10 @@
-"""End and change leases: every write names the lease that it ends."""
+"""Settle leased messages and change leases: every write names the lease."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple
+from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, column_of, rows_of
@@ -19,8 +19,7 @@ from delayed_queue.queue.store.fragments import (
 if TYPE_CHECKING:
     from delayed_queue.db.sql import Step
 
-# Delete some members of a lease (or, with a NULL lease, rows that are not leased).
-# Reads: the primary key; the lease is a filter on rows already found.
+# Delete members of a lease or, with a NULL lease, rows without one. Reads: the primary key.
 ACKNOWLEDGE: Final[LiteralString] = """
 DELETE FROM delayed_queue
 WHERE id = ANY (%(ids)b::bigint[])
@@ -28,8 +27,7 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id
 """
 
-# Delete some members of several leases, all of which belong to the caller.
-# Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
+# Delete members of several leases. Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
 ACKNOWLEDGE_MEMBERS: Final[LiteralString] = """
 DELETE FROM delayed_queue
 WHERE id = ANY (%(ids)b::bigint[])
@@ -37,7 +35,7 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id
 """
 
-# Delete all that is still under some leases, each handled to its last member.
+# Delete what is still under leases that were handled completely.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 ACKNOWLEDGE_LEASES: Final[LiteralString] = """
 DELETE FROM delayed_queue
@@ -45,18 +43,17 @@ WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
 RETURNING id
 """
 
-# Delete all that is still under a lease. Members that were updated, dropped, released or
-# leased again no longer carry it (Q24).
+# Delete what is still under a lease: not members that were updated, dropped, released or leased
+# again (Q24).
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 ACKNOWLEDGE_LEASE: Final[LiteralString] = """
 DELETE FROM delayed_queue
 WHERE "lockUuid" = %(lease_id)s
 """
 
-# Give messages back, due after the delay; %(refund)s takes deliveries that do not count off the
-# count (a snooze, a message nobody has begun). With a NULL delay they are due when they were before
-# the lease, so that what was not begun does not go behind a long backlog. With a NULL lease it
-# moves rows that are not leased: "deliver now".
+# Release messages, due after the delay or, with a NULL delay, at their old due time, so that they
+# keep their position in a backlog. %(refund)s deliveries do not count (a snooze, a message that was
+# not begun). With a NULL lease it moves rows without one: "deliver now".
 # Reads: the primary key.
 RELEASE: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
@@ -72,8 +69,7 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id
 """
 
-# Give back all that is under leases whose messages nobody has seen, but the named ones: the
-# delivery is taken off the count.
+# Release everything under leases except the named messages, without counting the delivery.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 RELEASE_LEASES: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
@@ -85,17 +81,17 @@ WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
 RETURNING id
 """
 
-# Tell who holds these leases that somebody else has ended something under them. Reads: nothing.
+# Notify the workers that hold these leases that someone else has ended them. Reads: nothing.
 TELL_HOLDERS: Final[LiteralString] = """
 SELECT pg_notify('delayed_queue_leases', lease_id)
 FROM unnest(%(lease_ids)s::text[]) AS lease_id
 """
 
-# End leases whose holder is gone. Messages that were begun, and those under the leases of suspects,
-# get a mark: the id of a lease that nobody holds. By it the next claim sees that a delivery ended
-# without an answer. The delivery is taken off the count; of messages that were begun %(refund)s
-# is, which is 0 where one was alone in flight and so is known to have killed the process. So no
-# message loses an attempt to a crash beside it. Those begun record the crash as their last error.
+# End the leases of a dead process. Messages that were begun, and those of suspects, are marked with
+# the id of a lease without a holder, so that the next claim takes them as suspects. Deliveries do
+# not count, so no message loses an attempt to a crash beside it. Messages that were begun get
+# %(refund)s back: 0 where one was alone in flight and so has killed the process. They record the
+# crash as their last error.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 GIVE_BACK: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
@@ -115,9 +111,8 @@ WHERE "lockUuid" = ANY (%(lease_ids)b::text[])
 RETURNING id
 """
 
-# Mark messages that a dead process had begun in a transaction, which its death rolled back. Count
-# that delivery only if the message was alone in flight, as above. Such a message was due; one that
-# is not is left alone: somebody has leased it by now, or updated it to another time.
+# Mark messages that a dead process had begun in a transaction, which was rolled back. The delivery
+# counts as in GIVE_BACK. Messages that are not due are skipped: they were leased or updated since.
 # Reads: the primary key.
 COUNT_CRASH: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
@@ -134,9 +129,8 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id
 """
 
-# Those of the messages that another transaction holds at this moment: a write would wait for it.
-# The locks taken on the others end with the statement.
-# Reads: the primary key.
+# The messages that another transaction has locked, so that a write would wait. The locks on the
+# others end with the statement. Reads: the primary key.
 HELD: Final[LiteralString] = """
 WITH free AS (
     SELECT id
@@ -150,9 +144,8 @@ WHERE id = ANY (%(ids)b::bigint[])
     AND id NOT IN (SELECT id FROM free)
 """
 
-# Prolong leases, never shorten them. Several leases at once, so that a worker renews all it
-# holds in one statement (W3): a row matches only if it is one of the named messages *and* is
-# under one of the named leases, both of which belong to the caller.
+# Prolong leases, never shorten them. A worker renews all its leases in one statement (W3), so a row
+# must be one of the messages and under one of the leases.
 # Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
 EXTEND: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
@@ -162,8 +155,8 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id, "lockUuid", "scheduledAt"
 """
 
-# Move messages to the dead letters in one statement: in the queue or there, never both, never
-# neither (Q28). Reads: the primary key.
+# Move messages to the dead letters: in the queue or there, never both or neither (Q28).
+# Reads: the primary key.
 DEAD_LETTER: Final[LiteralString] = f"""{CLOCK},
 dead_lettered AS (
     DELETE FROM delayed_queue
@@ -190,10 +183,9 @@ SELECT id
 FROM dead_lettered
 """
 
-# Members of a lease as they are now, of one kind, in the order in which they fell due: those that
-# were settled, updated or leased again meanwhile are not among them. The kind is compared as an
-# expression, so that no index of it is read in place of these.
-# Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
+# Members of a lease as they are now, in the order of their due times. The kind is compared as an
+# expression, so that the planner does not read its index.
+# Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
 LEASED_MEMBERS: Final[LiteralString] = """
 SELECT
     id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
@@ -205,9 +197,9 @@ WHERE id = ANY (%(ids)b::bigint[])
 ORDER BY COALESCE("dueAt", "scheduledAt"), id
 """
 
-# Lock messages that are still under their leases until the end of the transaction: statements
-# that delete, update or extend one wait for it. One that somebody is changing is passed over, as
-# are those that are gone. Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
+# Lock messages that are under their leases until the end of the transaction: statements that change
+# one wait. Skips messages that are gone or locked.
+# Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
 HOLD_LEASED: Final[LiteralString] = """
 SELECT id, "lockUuid"
 FROM delayed_queue
@@ -218,7 +210,7 @@ FOR SHARE SKIP LOCKED
 
 
 class ExtendedRow(NamedTuple):
-    """A lease that was prolonged."""
+    """A message whose lease was prolonged."""
 
     id: int
     lease_id: str
@@ -226,7 +218,7 @@ class ExtendedRow(NamedTuple):
 
 
 class HeldRow(NamedTuple):
-    """A message that is held, and its lease."""
+    """A locked message and its lease."""
 
     id: int
     lease_id: str
@@ -247,48 +239,54 @@ class MemberRow(NamedTuple):
 
 
 def acknowledging_leases(lease_ids: Sequence[str]) -> Step:
-    """Delete all that is still under the leases; answered by the ids deleted."""
+    """Delete everything that is still under the leases; returns the deleted ids."""
     return ACKNOWLEDGE_LEASES, {"lease_ids": list(lease_ids)}
 
 
 def acknowledging_members(lease_ids: Sequence[str], ids: Sequence[int]) -> Step:
-    """Delete those messages that are still under the leases; answered by the ids deleted."""
+    """Delete those messages that are still under the leases; returns the deleted ids."""
     return ACKNOWLEDGE_MEMBERS, {"lease_ids": list(lease_ids), "ids": list(ids)}
 
 
 def releasing(
-    lease_id: str, ids: Sequence[int], delay: int | None, refund: int, error: str | None
+    lease_id: str | None,
+    ids: Sequence[int],
+    delay: int | None,
+    refund: int,
+    error: str | None,
+    now: int | None = None,
 ) -> Step:
-    """End the lease of messages, due again after the delay; answered by their ids.
+    """End the lease of messages, due again after the delay; returns their ids.
 
-    Without a delay they are due when they were.
+    Without a delay they are due at their old due time.
     """
     params = {
         "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
-        "error": error, "now": None,
+        "error": error, "now": now,
     }  # fmt: skip
     return RELEASE, params
 
 
-def dead_lettering(lease_id: str, message_id: int, reason: str, error: str | None) -> Step:
-    """Move a message to the dead letters; answered by its id."""
-    return DEAD_LETTER, _dead(lease_id, [message_id], reason, error, None)
-
-
-def _dead(
-    lease_id: str | None, ids: Sequence[int], reason: str, error: str | None, now: int | None
-) -> dict[str, Any]:
+def dead_lettering(
+    lease_id: str | None,
+    ids: Sequence[int],
+    reason: str,
+    error: str | None,
+    now: int | None = None,
+) -> Step:
+    """Move messages to the dead letters; returns their ids."""
     # Loaded with the first failure.
     from delayed_queue.queue.fingerprints import fingerprint
 
-    return {
+    params = {
         "lease_id": lease_id, "ids": list(ids), "reason": reason, "error": error, "now": now,
         "fingerprint": fingerprint(reason, error),
     }  # fmt: skip
+    return DEAD_LETTER, params
 
 
 def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> Step:
-    """Release all messages leased by claims whose answers were lost, without counting attempts."""
+    """Release all messages leased by claims whose replies were lost, without counting attempts."""
     params = {
         "lease_ids": [*lease_ids, *suspects], "begun": [], "suspects": list(suspects),
         "refund": 1, "mark": str(uuid.uuid4()), "error": "", "now": None,
@@ -297,7 +295,7 @@ def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> 
 
 
 class SettleStore:
-    """The statements that end and change leases."""
+    """The statements that settle messages and change leases."""
 
     def acknowledge(
         self, lease_id: str | None, ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS
@@ -307,7 +305,7 @@ class SettleStore:
         return column_of(db.fetch(using, ACKNOWLEDGE, params))
 
     def acknowledge_lease(self, lease_id: str, *, using: str = db.DEFAULT_ALIAS) -> int:
-        """Delete all messages under the lease; return how many."""
+        """Delete all messages under the lease; return their number."""
         return db.execute(using, ACKNOWLEDGE_LEASE, {"lease_id": lease_id})
 
     def release(
@@ -321,18 +319,11 @@ class SettleStore:
         now: int | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> list[int]:
-        """End the lease of those messages, due again after the delay; return their ids.
-
-        Without a delay they are due when they were before the lease.
-        """
-        params = {
-            "lease_id": lease_id, "ids": list(ids), "delay": delay, "refund": refund,
-            "error": error, "now": now,
-        }  # fmt: skip
-        return column_of(db.fetch(using, RELEASE, params))
+        """End the lease of those messages as ``releasing`` does; return their ids."""
+        return column_of(db.fetch(using, *releasing(lease_id, ids, delay, refund, error, now)))
 
     def tell_holders(self, lease_ids: Sequence[str], *, using: str = db.DEFAULT_ALIAS) -> None:
-        """Have the workers that hold these leases ask what is left of them, at the commit."""
+        """Notify the workers that hold these leases, at the commit."""
         db.execute(using, TELL_HOLDERS, {"lease_ids": list(lease_ids)})
 
     def extend(
@@ -344,7 +335,7 @@ class SettleStore:
         now: int | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> list[ExtendedRow]:
-        """Prolong those messages' leases; the ones not returned are lost."""
+        """Prolong the leases of messages; those that are not returned are lost."""
         params = {"lease_ids": list(lease_ids), "ids": list(ids), "lease": lease, "now": now}
         return rows_of(ExtendedRow, db.fetch(using, EXTEND, params))
 
@@ -359,7 +350,7 @@ class SettleStore:
         error: str = "",
         using: str = db.DEFAULT_ALIAS,
     ) -> int:
-        """End a dead process's leases now, and mark what it had begun and its ``suspects``."""
+        """End the leases of a dead process; mark what it had begun and its ``suspects``."""
         params = {
             "lease_ids": list(lease_ids), "begun": list(begun), "suspects": list(suspects),
             "refund": 0 if counts else 1, "mark": mark, "error": error, "now": None,
@@ -375,7 +366,7 @@ class SettleStore:
         error: str = "",
         using: str = db.DEFAULT_ALIAS,
     ) -> int:
-        """Mark messages that nobody holds; count the delivery that a crash rolled back if known."""
+        """Mark messages that a crash rolled back; count the delivery if ``counts``."""
         params = {
             "lease_id": mark, "ids": list(begun), "count": 1 if counts else 0, "error": error,
             "now": None,
@@ -383,16 +374,13 @@ class SettleStore:
         return db.execute(using, COUNT_CRASH, params)
 
     def held(self, ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS) -> list[int]:
-        """Return those messages that another transaction holds, so that a write would wait."""
+        """Return those messages that another transaction has locked."""
         return column_of(db.fetch(using, HELD, {"ids": list(ids)}))
 
     def hold(
         self, lease_ids: Sequence[str], ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS
     ) -> list[HeldRow]:
-        """Hold those messages to the end of the transaction; return those that are held.
-
-        The others are gone, or no longer under their lease, or somebody is changing them.
-        """
+        """Lock messages that are under their leases until the transaction ends; return them."""
         params = {"lease_ids": list(set(lease_ids)), "ids": list(ids)}
         return rows_of(HeldRow, db.fetch(using, HOLD_LEASED, params))
 
@@ -407,5 +395,4 @@ class SettleStore:
         using: str = db.DEFAULT_ALIAS,
     ) -> list[int]:
         """Move those messages to the dead letters; return their ids."""
-        params = _dead(lease_id, ids, reason, error, now)
-        return column_of(db.fetch(using, DEAD_LETTER, params))
+        return column_of(db.fetch(using, *dead_lettering(lease_id, ids, reason, error, now)))

@@ -195,7 +195,7 @@ class Settler:
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
             return Settlement(
-                dead_lettering(envelope.lease_id, envelope.message_id, reason, text), note
+                dead_lettering(envelope.lease_id, [envelope.message_id], reason, text), note
             )  # fmt: skip
         ids = [each.envelope.message_id for each in alike]
         if isinstance(error, NotBegun):
