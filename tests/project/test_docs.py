@@ -71,7 +71,7 @@ EXCEPTIONS = DOCS / "reference/exceptions.md"
 WORKERS = DOCS / "guides/workers.md"
 WATCHING = DOCS / "guides/watching-workers.md"
 CRON = DOCS / "guides/cron.md"
-SCHEMA = DOCS / "internals/schema.md"
+SCHEMAS = (DOCS / "internals/schema.md", DOCS / "internals/schema-apps.md")
 CONCURRENCY = DOCS / "internals/concurrency.md"
 
 # Where the API reference has what is defined elsewhere.
@@ -380,6 +380,7 @@ class TestInternals:
             Topic, IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt, OfferLedger, OfferStage,
             ArchiveManifest, ArchiveFile, PipelineReport,
         )  # fmt: skip
-        for rows, model in zip(documents.tables(SCHEMA, *header), models, strict=True):
+        found = [rows for page in SCHEMAS for rows in documents.tables(page, *header)]
+        for rows, model in zip(found, models, strict=True):
             documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}
             assert documented == {each.column: each.name for each in model._meta.concrete_fields}
