@@ -1,4 +1,4 @@
-"""Codecs: how a payload becomes the bytes of a row, and the kind a queue stores under."""
+"""Codecs, which turn payloads into bytes, and the kinds under which queues are stored."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class JsonCodec:
         return _ENCODER.encode(payload).encode("utf-8")
 
     def decode(self, data: bytes) -> Any:
-        # Canonical JSON in a fifth of the time that loads() takes to look for other forms; those
-        # of other writers (white space, UTF-16, a byte order mark) it then reads all the same.
+        # Five times faster than loads() for canonical JSON. Other forms (white space, UTF-16, a
+        # byte order mark) fall back to loads().
         try:
             text = str(data, "utf-8")
             value, end = _scan_json(text, 0)
@@ -76,14 +76,14 @@ class BytesCodec:
         return data
 
 
-# Made once: `X | Y` makes a new one each time.
+# Made once: `X | Y` makes a new object per call.
 _BYTES: Final = (bytes, bytearray, memoryview)
 # Sorted keys, because a re-offer is recognised by its bytes (Q2): {"a": 1, "b": 2} written in
 # another order must stay IGNORED. NaN is refused: no other JSON reader accepts it.
 _ENCODER: Final = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
 )
-# What raw_decode() calls, without the call around it.
+# The scanner behind raw_decode(), called directly because it is faster.
 _scan_json: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _CODECS: Final[dict[str, Codec]] = {
     codec.name: codec for codec in (JsonCodec(), TextCodec(), BytesCodec())
@@ -107,7 +107,7 @@ def codec_named(codec: str | Codec) -> Codec:
 
 
 def encode(codec: Codec, payload: Any) -> bytes:
-    """Encode with the codec, turning whatever it raises into PayloadNotEncodable."""
+    """Encode with the codec; its errors become PayloadNotEncodable."""
     try:
         data = codec.encode(payload)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -122,11 +122,11 @@ def encode(codec: Codec, payload: Any) -> bytes:
 
 
 def decode(codec: Codec, data: bytes) -> Any:
-    """Decode with the codec, turning whatever it raises into PayloadNotDecodable."""
+    """Decode with the codec; its errors become PayloadNotDecodable."""
     try:
         return codec.decode(data)
-    # A codec is the caller's code and stored bytes are anyone's: whatever decoding raises must
-    # end as a dead letter, or one row would block its queue for ever (Q22).
+    # A codec is foreign code, and any writer may have stored the bytes. Every error must end as a
+    # dead letter, or one row would block its queue forever (Q22).
     except Exception as error:
         raise PayloadNotDecodable(
             f"The {codec.name} codec cannot decode {len(data)} stored bytes: "

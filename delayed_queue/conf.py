@@ -47,6 +47,12 @@ def is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def optional(rule: Rule) -> Rule:
+    """Return a rule that also accepts None."""
+    hint = f"{rule.hint.removesuffix('.')}, or None."
+    return Rule(lambda value: value is None or rule.accepts(value), hint)
+
+
 def counts(least: int, most: int) -> Rule:
     return Rule(
         lambda value: type(value) is int and least <= value <= most,
@@ -55,13 +61,13 @@ def counts(least: int, most: int) -> Rule:
 
 
 class Section(Protocol):
-    """A part of the settings dict that an app registers by ``conf.register_section``."""
+    """A part of the settings dict that an app registers with ``register_section``."""
 
     def made(self, value: Any) -> Any:
-        """Return the section's frozen object for a dict of it, or for such an object."""
+        """Return the section's frozen object for a dict, or the object itself."""
 
     def wrongs(self, value: Any) -> Iterator[tuple[str, str]]:
-        """Yield (what is wrong, what to do) for each problem; never a value: some are secret."""
+        """Yield (problem, hint) for each problem; never a value, because some are secret."""
 
 
 class RuledSection(NamedTuple):
@@ -100,26 +106,25 @@ class QueueSettings:
     Apps add sections of their own: ``register_section``.
 
     ``LEASE_DURATION``: how long a polled message stays exclusive.
-    ``POLL_INTERVAL``: the longest a sleeping poller goes without looking.
-    ``RETRY_POLICY``: what happens after a failed attempt where the queue or handler says nothing.
-    ``BACKOFF``: how calls are repeated while the database is away.
+    ``POLL_INTERVAL``: the longest time between two polls of a sleeping poller.
+    ``RETRY_POLICY``: the delays after failed attempts, unless the queue or handler has its own.
+    ``BACKOFF``: the repetition of calls while the database is away.
     ``NOTIFY``: wake sleeping pollers with LISTEN/NOTIFY; False polls only.
-    ``PREPARE``: use prepared statements; None decides by the database alias: not where its
-    ``DISABLE_SERVER_SIDE_CURSORS`` says that a transaction pooler is in between.
+    ``PREPARE``: use prepared statements; None: unless the database alias has
+    ``DISABLE_SERVER_SIDE_CURSORS``, as behind a transaction pooler.
     ``CONCURRENCY``: handler threads of a worker.
-    ``ASYNC_CONCURRENCY``: how many ``async def`` handlers a worker runs at a time.
-    ``BATCH_SIZE``: the most messages that one claim of a worker leases.
+    ``ASYNC_CONCURRENCY``: ``async def`` handlers that a worker runs at a time.
+    ``BATCH_SIZE``: the maximum of messages that one claim of a worker leases.
     ``SHUTDOWN_TIMEOUT``: how long a stopping worker waits for handlers in flight.
     ``WATCHDOG``: how long a worker's claim loop may stand still before its process is replaced.
     ``HANDLERS_MODULE``: the module of each installed app that is imported for its handlers.
     ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
-    ``INSTRUMENTS``: what is called around offers and handlers: objects, or dotted paths to
-    them or to their classes.
-    ``DEAD_LETTER_RETENTION``: how long dead letters are kept, which workers see to; None keeps
-    them.
-    ``SAMPLE_RETENTION``: how long samples of queues are kept; None takes none.
-    ``LOG_ERRORS``: log a handler's failure with its error and traceback, which may hold what the
-    payload held; None does so where ``DEBUG`` is on.
+    ``INSTRUMENTS``: code that runs around offers and handlers: objects, or dotted paths to them
+    or to their classes.
+    ``DEAD_LETTER_RETENTION``: how long workers keep dead letters; None keeps them forever.
+    ``SAMPLE_RETENTION``: how long samples of queues are kept; None takes no samples.
+    ``LOG_ERRORS``: log a handler's error with its traceback, which may contain parts of the
+    payload; None: while ``DEBUG`` is on.
     """
 
     LEASE_DURATION: timedelta = timedelta(minutes=5)
@@ -141,27 +146,82 @@ class QueueSettings:
     LOG_ERRORS: bool | None = None
 
 
+def is_instrument(value: Any) -> bool:
+    return all(callable(getattr(value, name, None)) for name in INSTRUMENT_METHODS)
+
+
+def _names_instrument(value: Any) -> bool:
+    """True for an instrument or a dotted path; a system check imports the path later.
+
+    Not here: the module behind it may be importing the caller.
+    """
+    return _is_dotted(value) if isinstance(value, str) else is_instrument(value)
+
+
+def _is_dotted(path: str) -> bool:
+    return "." in path and all(name.isidentifier() for name in path.split("."))
+
+
+def at_least(least: timedelta, words: str) -> Rule:
+    return Rule(between(least, timedelta.max), f"It must be a timedelta of {words} or more.")
+
+
+_FLAG: Final = Rule(is_flag, "It must be True or False.")
+_LEASE: Final = Rule(
+    between(_MILLISECOND, MAX_LEASE), f"It must be a timedelta from 1 ms to {MAX_LEASE.days} days."
+)
+_INTERVAL: Final = Rule(
+    between(_MILLISECOND, MAX_INTERVAL), "It must be a timedelta from 1 ms to one day."
+)
+_RULES: Final[dict[str, Rule]] = {
+    "LEASE_DURATION": _LEASE,
+    "POLL_INTERVAL": _INTERVAL,
+    "RETRY_POLICY": Rule(lambda value: isinstance(value, RetryPolicy), "It must be a RetryPolicy."),
+    "BACKOFF": Rule(lambda value: isinstance(value, Backoff), "It must be a Backoff."),
+    "NOTIFY": _FLAG,
+    "PREPARE": optional(_FLAG),
+    "CONCURRENCY": counts(1, 1000),
+    "ASYNC_CONCURRENCY": counts(1, 10_000),
+    "BATCH_SIZE": counts(1, 10_000),
+    "SHUTDOWN_TIMEOUT": at_least(timedelta(0), "0"),
+    "WATCHDOG": at_least(timedelta(seconds=10), "10 seconds"),
+    "HANDLERS_MODULE": Rule(
+        lambda value: isinstance(value, str) and value.isidentifier(),
+        "It must be the name of a module, as in 'handlers'.",
+    ),
+    "INSTRUMENTS": Rule(
+        each(_names_instrument),
+        "It must be a list of dotted paths, as in 'shop.tracing.Instrument', or of objects "
+        "with offering() and handling().",
+    ),
+    "DEAD_LETTER_RETENTION": optional(at_least(timedelta(hours=1), "an hour")),
+    "SAMPLE_RETENTION": optional(at_least(timedelta(days=1), "a day")),
+    "LOG_ERRORS": optional(_FLAG),
+}
+# Checks that raise DelayedQueueError for a wrong value, by key; packages add their own.
+_checks: Final[dict[str, Callable[[Any], object]]] = {}
+
+
 def check_lease(duration: Any) -> timedelta:
-    """Return the lease duration, or refuse what is not from 1 ms to ten years (Q20)."""
-    if not isinstance(duration, timedelta) or not _MILLISECOND <= duration <= MAX_LEASE:
-        raise InvalidConfiguration(
-            f"A lease duration is a timedelta from 1 ms to {MAX_LEASE.days} days, not {duration!r}."
-        )
-    return duration
+    """Return the lease duration, or refuse one that is not from 1 ms to ten years (Q20)."""
+    return _checked("lease duration", duration, _LEASE)
 
 
 def check_interval(interval: Any) -> timedelta:
-    """Return the poll interval, or refuse what is not from 1 ms to one day."""
-    if not isinstance(interval, timedelta) or not _MILLISECOND <= interval <= MAX_INTERVAL:
-        raise InvalidConfiguration(
-            f"A poll interval is a timedelta from 1 ms to one day, not {interval!r}."
-        )
-    return interval
+    """Return the poll interval, or refuse one that is not from 1 ms to one day."""
+    return _checked("poll interval", interval, _INTERVAL)
+
+
+def _checked(what: str, value: Any, rule: Rule) -> timedelta:
+    if not rule.accepts(value):
+        raise InvalidConfiguration(f"The {what} is {value!r}. {rule.hint}")
+    checked: timedelta = value
+    return checked
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with the settings, and what to do about it."""
+    """A wrong key or value of the settings, and how to correct it."""
 
     key: str
     message: str
@@ -169,7 +229,7 @@ class Problem:
 
 
 def find_problems(configured: Any) -> list[Problem]:
-    """Return everything wrong with a DELAYED_QUEUE dict; an empty list when it can be used."""
+    """Return all problems of a DELAYED_QUEUE dict."""
     if not isinstance(configured, dict):
         return [Problem(SETTING, f"{SETTING} must be a dict.", f"Write {SETTING} = {{…}}.")]
     known = {each.name for each in fields(QueueSettings)}
@@ -177,10 +237,11 @@ def find_problems(configured: Any) -> list[Problem]:
     problems = [_unknown(key, all_known) for key in configured if key not in all_known]
     for key, value in configured.items():
         if key in _sections:
-            problems += _of_section(key, value)
-            continue
-        wrong = _wrong(key, value) if key in known else None
-        if wrong is not None:
+            problems += [
+                Problem(key, f"{SETTING}[{key!r}]{wrong}", hint)
+                for wrong, hint in _sections[key].wrongs(value)
+            ]
+        elif key in known and (wrong := _wrong(key, value)):
             problems.append(Problem(key, f"{SETTING}[{key!r}] is {value!r}.", wrong))
     return problems
 
@@ -193,93 +254,20 @@ def _unknown(key: Any, known: set[str]) -> Problem:
     return Problem(str(key), f"{SETTING} has an unknown key {key!r}.", hint)
 
 
-def _of_section(key: str, value: Any) -> list[Problem]:
-    return [
-        Problem(key, f"{SETTING}[{key!r}]{wrong}", hint)
-        for wrong, hint in _sections[key].wrongs(value)
-    ]
-
-
-def _is_count(value: Any, most: int) -> bool:
-    return type(value) is int and 1 <= value <= most
-
-
-def is_instrument(value: Any) -> bool:
-    return all(callable(getattr(value, name, None)) for name in INSTRUMENT_METHODS)
-
-
-def _are_instruments(value: Any) -> bool:
-    """Return whether each is one, or a path to one; what a path leads to is for a check to see.
-
-    Not for this: the module behind it may be importing the very code that asks.
-    """
-    return isinstance(value, list | tuple) and all(
-        _is_dotted(each) if isinstance(each, str) else is_instrument(each) for each in value
-    )
-
-
-def _is_dotted(path: str) -> bool:
-    return "." in path and all(name.isidentifier() for name in path.split("."))
-
-
-# Functions that raise DelayedQueueError for a wrong value, by key.
-_CHECKED: Final[dict[str, Callable[[Any], object]]] = {
-    "LEASE_DURATION": check_lease,
-    "POLL_INTERVAL": check_interval,
-}
-
-
-def _wrong(key: str, value: Any) -> str | None:
-    """Return what the value must be, or None when it is."""
+def _wrong(key: str, value: Any) -> str:
+    """Return what the value must be, or an empty text if it is right."""
     try:
-        if key in _CHECKED:
-            _CHECKED[key](value)
+        if key in _checks:
+            _checks[key](value)
     except DelayedQueueError as error:
         return str(error)
-    fits, rule = _rules(value).get(key, (True, ""))
-    return None if fits else rule
-
-
-def _rules(value: Any) -> dict[str, tuple[bool, str]]:
-    """Return by key whether the value fits it, and what it must be."""
-    positive = isinstance(value, timedelta) and value >= timedelta(0)
-    return {
-        "RETRY_POLICY": (isinstance(value, RetryPolicy), "It must be a RetryPolicy."),
-        "BACKOFF": (isinstance(value, Backoff), "It must be a Backoff."),
-        "NOTIFY": (isinstance(value, bool), "It must be True or False."),
-        "PREPARE": (value is None or isinstance(value, bool), "It must be True, False or None."),
-        "DEAD_LETTER_RETENTION": (
-            value is None or (isinstance(value, timedelta) and value >= timedelta(hours=1)),
-            "It must be a timedelta of an hour or more, or None.",
-        ),
-        "SAMPLE_RETENTION": (
-            value is None or (isinstance(value, timedelta) and value >= timedelta(days=1)),
-            "It must be a timedelta of a day or more, or None.",
-        ),
-        "LOG_ERRORS": (value is None or isinstance(value, bool), "It must be True, False or None."),
-        "CONCURRENCY": (_is_count(value, 1000), "It must be an int from 1 to 1000."),
-        "ASYNC_CONCURRENCY": (_is_count(value, 10_000), "It must be an int from 1 to 10000."),
-        "BATCH_SIZE": (_is_count(value, 10_000), "It must be an int from 1 to 10000."),
-        "SHUTDOWN_TIMEOUT": (positive, "It must be a timedelta of 0 or more."),
-        "WATCHDOG": (
-            isinstance(value, timedelta) and value >= timedelta(seconds=10),
-            "It must be a timedelta of 10 seconds or more.",
-        ),
-        "HANDLERS_MODULE": (
-            isinstance(value, str) and value.isidentifier(),
-            "It must be the name of a module, as in 'handlers'.",
-        ),
-        "INSTRUMENTS": (
-            _are_instruments(value),
-            "It must be a list of dotted paths, as in 'shop.tracing.Instrument', or of objects "
-            "with offering() and handling().",
-        ),
-    }
+    rule = _RULES.get(key)
+    return "" if rule is None or rule.accepts(value) else rule.hint
 
 
 @lru_cache(maxsize=1)
 def get_settings() -> QueueSettings:
-    """Return the settings in force, or raise InvalidConfiguration naming all that is wrong."""
+    """Return the settings in force, or raise InvalidConfiguration with all problems."""
     configured = _configured()
     return QueueSettings(**{key: configured[key] for key in configured if key not in _sections})
 
@@ -297,14 +285,14 @@ def section(key: str) -> Any:
 
 
 def register_section(key: str, registered: Section) -> None:
-    """Make a key of ``DELAYED_QUEUE`` known; for an app's module ``conf``, loaded with the app."""
+    """Add a key of ``DELAYED_QUEUE``; for an app's module ``conf``, loaded with the app."""
     _sections[key] = registered
     _forget(setting=SETTING)
 
 
 def register_check(key: str, check: Callable[[Any], object]) -> None:
-    """Add the check of a key whose package this module must not import."""
-    _CHECKED[key] = check
+    """Add the check of a key; for packages that this module must not import."""
+    _checks[key] = check
 
 
 def _configured() -> dict[str, Any]:

@@ -3,23 +3,23 @@
 ::
 
     DelayedQueueError
-    ├── InvalidConfiguration      a queue, policy, handler or worker was described wrongly
+    ├── InvalidConfiguration      a queue, policy, handler or worker has a wrong setting
     │   ├── ExtraNotInstalled     a library is missing; the message names the extra with it
     │   └── CallbacksOff          a job has a url, and workers send no callbacks
-    ├── DatabaseRefused           the database will not have a worker: its name, user or permissions
+    ├── DatabaseRefused           the database refuses a worker: its name, user or permissions
     ├── InvalidMessage            a message was refused before any SQL ran
     │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
     │   ├── InvalidJob            a job was refused; its errors name the fields
     │   └── UrlRefused            a callback must not be sent to this url
     ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
     ├── ConfirmationRequired      a destructive call came without its exact confirmation
-    ├── HandlerNotFound           a worker was asked for a queue that no handler serves
+    ├── HandlerNotFound           a worker was started for a queue that no handler serves
     ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
     ├── SecretNotReadable         no key in force opens the sealed secret of an endpoint
     ├── SchemaMismatch            the tables are of another version than the package
     ├── RunInProgress             a bulk run over the same dead letters is in progress
     ├── NoSuchLetters             there is no such dead letter, or none of such a group
-    ├── JobFinished               a Spark job was run again under an id that is done
+    ├── JobFinished               a Spark job was run again under the id of a finished one
     └── ResourceUnavailable       the database stayed unreachable through every retry
         ├── OutcomeUnknown        it went away mid-write: the write may or may not have happened
         ├── TooManyConnections    a Spark job would need more connections than are free
@@ -37,13 +37,14 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Final
 
-# To compare two names takes as long as the one times the other, and callers choose the names.
+# Comparing two names takes time in proportion to the product of their lengths, and callers
+# choose the names.
 MAX_LENGTH: Final = 40
 MAX_KNOWN: Final = 200
 
 
 class DelayedQueueError(Exception):
-    """The queue could not do what was asked."""
+    """The queue could not do the operation."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message if message is not None else self._default_message())
@@ -158,9 +159,9 @@ def needing(extra: str, what: str) -> Iterator[None]:
 
 
 def suggest(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like this one, whatever its case; None if none is.
+    """Return the most similar known name, ignoring case; None if none is similar.
 
-    None, too, for a name that is too long to be a slip of the pen.
+    Also None for a name that is too long to be a typing error.
     """
     if not isinstance(name, str) or len(name) > MAX_LENGTH:
         return None
@@ -170,6 +171,6 @@ def suggest(name: object, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return a question that names the nearest of what is known, after a blank; "" for none."""
+    """Return " Did you mean …?" with the most similar known name; "" without one."""
     close = suggest(name, known)
     return f" Did you mean {close!r}?" if close else ""

@@ -1,4 +1,4 @@
-"""The queue: its verbs in one class, each with its ``a``-prefixed form, as in Django."""
+"""``DelayedQueue``: all operations of a queue, each with its ``a``-prefixed form."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ T = TypeVar("T")
 def awaited(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return the method as a coroutine function: it runs in asgiref's thread for such code."""
+    """Return the method as a coroutine function, which runs in asgiref's thread."""
 
     @functools.wraps(method)
     async def in_thread(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -94,10 +94,10 @@ class DelayedQueue(Offering, Polling):
 
     @property
     def groups(self) -> GroupService:
-        """What holds the groups of this queue back."""
+        """The limits and pauses of this queue's groups."""
         return GroupService(self, self._limits)
 
-    # What operators do
+    # Operations
 
     def read(self, key: str) -> StoredMessage | None:
         """Return the message as it stands, without leasing it; None when there is none."""
@@ -130,9 +130,9 @@ class DelayedQueue(Offering, Polling):
         return self._repeat(lambda: self._messages.has_key(self.kind, key, using=self.using))
 
     def drop_message(self, key: str) -> bool:
-        """Delete the message whatever its state; return whether there was one.
+        """Delete the message in any state; return whether there was one.
 
-        Raises OutcomeUnknown when the connection was lost meanwhile and no message is there.
+        Raises OutcomeUnknown if the connection was lost and the message is gone.
         """
         check_key(key)
         dropped: bool = self._repeat(
@@ -141,9 +141,9 @@ class DelayedQueue(Offering, Polling):
         return dropped
 
     def drop_all_messages(self, confirm: str) -> int:
-        """Delete every message of this queue, leased ones too; return how many.
+        """Delete every message of this queue, leased ones too; return their number.
 
-        Raises OutcomeUnknown when the connection was lost meanwhile and no message is there.
+        Raises OutcomeUnknown if the connection was lost and no message is left.
         """
         if confirm != DROP_ALL_CONFIRMATION:
             raise ConfirmationRequired(
@@ -167,12 +167,12 @@ class DelayedQueue(Offering, Polling):
     def redrive(
         self, letter_ids: Sequence[int], *, overwrite: bool = False
     ) -> dict[int, OfferOutcome]:
-        """Offer those dead letters again, due now; return the outcome of each one found.
+        """Offer dead letters again, due now; return the outcome of each one found.
 
-        IGNORED stayed dead: its key is in use again, or a newer letter of that key was redriven.
-        ``overwrite`` replaces the active message instead. What an app guards (``hooks``) is locked
-        to the end of the transaction; it waits for whoever holds that. Raises OutcomeUnknown when
-        the connection was lost meanwhile and a letter is not there.
+        IGNORED ones stay dead: their key is in use again, or a newer dead letter of the key was
+        redriven. ``overwrite`` replaces the active message instead. Locks of an app (``hooks``) are
+        held to the end of the transaction. Raises OutcomeUnknown if the connection was lost and a
+        dead letter is gone.
         """
         call = partial(
             self._letters.redrive,
@@ -191,11 +191,10 @@ class DelayedQueue(Offering, Polling):
     def redrive_all(
         self, *, reason: str | None = None, overwrite: bool = False
     ) -> Counter[OfferOutcome]:
-        """Redrive all dead letters whose reason starts with the text, a thousand at a time.
+        """Redrive all dead letters whose reason starts with the text, in batches of 1,000 at most.
 
-        Or as many as guards of the kind allow. All there are when it begins: those that die again
-        meanwhile wait for the next call. Of several letters of one key the newest is offered; the
-        others stay dead, IGNORED, overwriting or not.
+        Messages that die again meanwhile are not redriven. If a key has several dead letters, the
+        newest is offered; the others stay dead, IGNORED, with ``overwrite`` too.
         """
         ids, older = self._newest_ids(reason)
         outcomes = Counter({OfferOutcome.IGNORED: older} if older else {})
@@ -206,7 +205,7 @@ class DelayedQueue(Offering, Polling):
         return outcomes
 
     def _newest_ids(self, reason: str | None) -> tuple[Sequence[int], int]:
-        """Return the letters that are the newest of their keys, and how many are not."""
+        """Return the ids of the newest dead letter per key, and the number of the others."""
         next_letters = partial(
             self._letters.next_letters, self.kind, reason=reason, limit=_BATCH, using=self.using
         )
@@ -218,9 +217,9 @@ class DelayedQueue(Offering, Polling):
         return ids, found - len(ids)
 
     def prune_dead_letters(self, older_than: timedelta) -> int:
-        """Delete dead letters that died longer ago than that, a thousand at a time.
+        """Delete dead letters older than this, 1,000 at a time; return their number.
 
-        Those that block their group stay until the group is resumed.
+        Dead letters that block their group stay until the group is resumed.
         """
         if not isinstance(older_than, timedelta) or older_than < timedelta(0):
             raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
@@ -235,14 +234,14 @@ class DelayedQueue(Offering, Polling):
             total += batch
         return total
 
-    # Pausing: whoever claims or consumes obeys it, in any process
+    # Pausing: claims and consumers of all processes obey it
 
     def pause(self, reason: str = "", by: str = "") -> bool:
-        """Hand out no message until resumed; return False when the queue is paused already.
+        """Deliver no message until resumed; return False if the queue is paused already.
 
-        Offers go on, and so do the leases of messages in flight: they can be acknowledged,
-        extended and released. A second pause leaves the reason of the first. After a lost
-        connection, False may also mean that an earlier try did it.
+        Offers continue. Messages in flight keep their leases: they can be acknowledged, extended
+        and released. A second pause keeps the reason of the first. After a lost connection, False
+        may also mean that an earlier try paused it.
         """
         return self._repeat(
             lambda: self._limits.pause(
@@ -256,22 +255,22 @@ class DelayedQueue(Offering, Polling):
         )
 
     def resume(self) -> bool:
-        """Hand out messages again, to sleeping consumers too; return whether it was paused.
+        """Deliver messages again and wake sleeping consumers; return whether it was paused.
 
-        After a lost connection, False may also mean that an earlier try did it.
+        After a lost connection, False may also mean that an earlier try resumed it.
         """
         resumed = self._repeat(
             lambda: self._limits.resume(self.kind, using=self.using), doubt=never
         )
-        # Also when it was not: an earlier try whose answer was lost has woken nobody.
+        # Also after False: an earlier try whose result was lost has not woken the consumers.
         self._wake()
         return resumed
 
     def is_paused(self) -> bool:
-        """Return whether the queue hands out nothing."""
+        """Return whether the queue is paused."""
         return self._repeat(lambda: self._limits.is_paused(self.kind, using=self.using))
 
-    # With the prefix
+    # Asynchronous forms
 
     aoffer_or_update = awaited(Offering.offer_or_update)
     aoffer_if_not_exists = awaited(Offering.offer_if_not_exists)
@@ -291,9 +290,9 @@ class DelayedQueue(Offering, Polling):
     async def apoll(self, timeout: timedelta | float | None = None) -> Envelope | None:
         """Wait for a due message without occupying a thread; None only on timeout.
 
-        It looks at the next due time or after the poll interval, whichever comes first, and is
-        cancelled like any coroutine. It does not LISTEN: the connection of asgiref's thread is
-        shared by all coroutines, and must not be held by one that waits.
+        It polls at the next due time or after the poll interval, whichever comes first, and can be
+        cancelled like any coroutine. It does not LISTEN, because all coroutines share the
+        connection of asgiref's thread.
         """
         deadline = None if timeout is None else time.monotonic() + seconds_of(timeout)
         while True:

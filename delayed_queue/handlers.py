@@ -1,4 +1,4 @@
-"""The registry of handlers: which function serves which queue, and how it answers."""
+"""The registry of handlers: the function of each queue, and its possible outcomes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ F = TypeVar("F", bound=HandlerFunction)
 
 
 class HandlerSignal(Exception):
-    """The base of what a handler raises to answer with something other than done or failed."""
+    """Base of the exceptions that give a handler an outcome other than done or failed."""
 
 
 class Snooze(HandlerSignal):
     """Deliver the message again after the delay; the attempt does not count as a failure.
 
-    ``rest``: for so long the worker claims nothing more of the queue, as what all its messages
-    need is away. Other workers find that out for themselves.
+    ``rest``: how long this worker claims nothing more of the queue, because a resource that all
+    its messages need is unavailable. Other workers are not affected.
     """
 
     def __init__(self, delay: timedelta, *, rest: timedelta = timedelta(0)) -> None:
@@ -42,9 +42,8 @@ class Snooze(HandlerSignal):
 class Retry(HandlerSignal):
     """Deliver the message again after this delay instead of the policy's; the attempt failed.
 
-    For handlers that know better than a policy: the other side said when, or the waits travel
-    with the message. The policy still says how many attempts there are. ``error`` is kept as the
-    message's error.
+    For handlers that know the delay, from a ``Retry-After`` header or the message itself. The
+    policy still limits the attempts. ``error`` is stored as the message's last error.
     """
 
     def __init__(self, delay: timedelta, error: str = "") -> None:
@@ -55,9 +54,9 @@ class Retry(HandlerSignal):
 
 
 class Reject(HandlerSignal):
-    """Move the message to the dead letters at once: trying again would not help.
+    """Move the message to the dead letters at once, because a retry would not help.
 
-    ``error`` is kept as the message's last error.
+    ``error`` is stored as the message's last error.
     """
 
     def __init__(self, reason: str, error: str = "") -> None:
@@ -70,7 +69,7 @@ class Reject(HandlerSignal):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on a message whose handler did not return: again after a delay, or dead."""
+    """The fate of a message whose handler raised: due again after a delay, or dead."""
 
     delay: timedelta | None
     reason: str = ""
@@ -91,25 +90,25 @@ def judge(error: BaseException, attempt: int, policy: RetryPolicy) -> Verdict:
     delay = policy.delay_after(attempt)
     reason = f"attempts exhausted: {type(error).__name__}" if delay is None else ""
     if isinstance(error, Retry):
-        # In its own words, and not with a traceback, which tells nothing but where it was raised.
+        # The text alone: a traceback would only show the line that raised Retry.
         return Verdict(None if delay is None else error.delay, reason, storable(str(error)))
     return Verdict(delay, reason, error_text(error))
 
 
 def attempts_used_up(envelope: Envelope) -> Reject:
-    """Return the failure of a message that has no attempt left before it is handled.
+    """Return the failure of a claimed message that has no attempt left.
 
-    Its last attempt crashed, or the database refused its dead letter, as the last error says.
+    Its last attempt crashed, or the database refused its dead letter; the last error has the cause.
     """
     crashed = "crashed: attempts used up without an answer"
     return Reject(crashed if envelope.is_retaken else "attempts exhausted")
 
 
 def error_text(error: BaseException) -> str:
-    """Return the traceback, its end when it is long."""
+    """Return the traceback; of a long one, the end."""
     try:
         lines = traceback.format_exception(error)
-    # The project's own code says what is printed of an error.
+    # Printing calls the exception's own methods.
     except Exception as failure:
         cls = type(error)
         lines = [f"{cls.__module__}.{cls.__qualname__}, which cannot be printed: {failure!r}\n"]
@@ -123,58 +122,58 @@ def storable(text: str) -> str:
 
 
 class Manner(NamedTuple):
-    """The treatment of one message: on the event loop or in a thread, and within what time."""
+    """Where one message is handled, on the event loop or in a thread, and its time limit."""
 
     is_async: bool
     timeout: float | None = None
 
 
-# A message whose handler did not return, what it raised, and what becomes of the message.
+# A message, the exception of its handler, and the verdict.
 Failure = tuple[Envelope, BaseException, Verdict]
 
 
 class Treatment(Protocol):
-    """The treatment of each message of a queue by which an app serves many functions."""
+    """An app's own handling of the messages of a queue, which may be for many functions."""
 
     def manner(self, envelope: Envelope) -> Manner:
-        """Return how the message is to be handled; asked when it was claimed."""
+        """Return where and how long to handle the message; called after its claim."""
 
     async def acall(self, envelope: Envelope) -> object:
-        """Handle a message whose manner is asynchronous; the handler's function has the others."""
+        """Handle a message whose manner is asynchronous; the handler's function does the others."""
 
     def judge(self, error: BaseException, envelope: Envelope) -> Verdict | None:
-        """Return what becomes of a failed message; None leaves it to the policy."""
+        """Return the verdict on a failed message; None leaves it to the policy."""
 
     def unwanted(self, envelopes: Sequence[Envelope], using: str) -> Iterable[Envelope]:
-        """Return those in flight that are to end, though their lease holds.
+        """Return the messages in flight that should stop although their lease holds.
 
-        Asked in a thread beside the handlers, where a lease was touched or is renewed.
+        Called in the thread that renews leases.
         """
 
     def acknowledging(self, done: Sequence[Envelope]) -> tuple[str, dict[str, Any]] | None:
-        """Return a statement that deletes what is still under its lease of these, and returns ids.
+        """Return a statement that deletes the messages still under their lease and returns ids.
 
-        With whatever else there is to write about them, in one. None leaves it to the worker. It
-        may be asked for again when an answer was lost.
+        It also writes the app's own rows about them. None leaves the deletion to the worker. Called
+        again if the statement's result was lost.
         """
 
     def recording(self, failed: Sequence[Failure]) -> list[tuple[str, dict[str, Any]]]:
-        """Return statements to run in the transaction that settles the failed, before it does.
+        """Return statements to run first in the transaction that settles failed messages.
 
-        They return rows, which nobody reads, are to write only what belongs to a message that is
-        still under its lease, and may be asked for again when an answer was lost.
+        Each must return rows, which are ignored, and write only about messages that are still under
+        their lease. Called again if the transaction's result was lost.
         """
 
     def refusal(self, payload: Any) -> str:
-        """Return why a payload that an operator wrote could not be handled; empty if it could."""
+        """Return why a payload that an operator edited cannot be handled; empty if it can."""
 
     def kinds(self) -> Sequence[str]:
-        """Return the kinds to claim from, the most urgent first; asked before each claim."""
+        """Return the kinds to claim from, the most urgent first; called before each claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function and how the worker treats the messages it is given."""
+    """A function, and the options with which a worker calls it."""
 
     queue: str
     function: HandlerFunction
@@ -187,7 +186,7 @@ class Handler:
     batch_size: int | None = None
     claim: str = "fast"
     groups: Groups | None = None
-    # Where messages of the queue differ in how they are handled, judged and settled.
+    # For a queue whose messages are handled, judged and settled in different ways.
     treatment: Treatment | None = field(default=None, compare=False)
 
     @property
@@ -196,7 +195,7 @@ class Handler:
 
     @property
     def path(self) -> str:
-        """Where the function was defined, as ``module.name``, or what its treatment is called."""
+        """The function as ``module.name``, or the name of its treatment."""
         if self.treatment is not None:
             return str(self.treatment)
         return f"{self.function.__module__}.{self.function.__qualname__}"
@@ -206,12 +205,10 @@ class Handler:
 class Source:
     """Handlers of queues that come and go while workers run.
 
-    ``handlers`` is called with a database alias, every few seconds by each worker and at a
-    ``NOTIFY`` for the kind ``wake_channel``, on the worker's own connection and in the thread that
-    claims: it must be quick. A handler of a kind that is known is kept as long as it compares
-    equal. Their queues take turns, and none may hold so much of a worker that nothing is left for
-    the others.
-    ``prepare`` is called when a worker that is to ask it is made, and stops it by what it raises.
+    Each worker calls ``handlers`` with a database alias, every few seconds and at a ``NOTIFY`` for
+    the kind ``wake_channel``, in the thread that claims: it must be quick. A known handler is kept
+    while the new one compares equal. The queues take turns, and each leaves room for the others.
+    A worker that uses the source calls ``prepare`` at its start; an exception stops the worker.
     """
 
     name: str
@@ -226,7 +223,7 @@ class Registry:
 
     by_queue: dict[str, Handler] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
-    # By the name of a module that should have been imported for its handlers: why it was not.
+    # Modules of handlers that could not be imported, each with the error as a sentence.
     failures: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -234,7 +231,7 @@ class Registry:
         return tuple(self._sources.values())
 
     def add_source(self, source: Source) -> None:
-        """Have workers ask this source for more handlers; one of the same name is replaced."""
+        """Add a source of handlers, or replace the one of the same name."""
         self._sources[source.name] = source
 
     def add(self, handler: Handler) -> None:
@@ -248,7 +245,7 @@ class Registry:
         self.by_queue[handler.queue] = handler
 
     def get(self, queue: str) -> Handler:
-        """Return the handler of the queue, or raise HandlerNotFound naming those there are."""
+        """Return the handler of the queue, or raise HandlerNotFound with the known queues."""
         try:
             return self.by_queue[queue]
         except KeyError:
@@ -260,7 +257,7 @@ class Registry:
             ) from None
 
     def lack_of(self, queue: str, kind: str) -> str:
-        """Return that no handler takes what is offered under the kind; nothing where one does."""
+        """Return a sentence if no handler takes messages of the kind, else an empty text."""
         if any(each.kind == kind for each in self):
             return ""
         handled = self.by_queue.get(queue)
@@ -298,11 +295,11 @@ def handler(
 
     ``retry`` and ``lease`` default to the queue settings of ``DELAYED_QUEUE``; ``codec`` and
     ``kind`` must be those the messages are offered with. A handler that takes longer than
-    ``timeout`` has failed: an async one is cancelled, the thread of another is given up.
-    ``transactional`` commits what the handler writes together with the message's deletion, a
-    batch at a time: exactly once, or not at all. ``batch_size`` is the most that one claim, or
-    one such transaction, takes. ``claim="strict"`` has one worker claim at a time. ``groups`` are
-    the limits that messages with a group are held to.
+    ``timeout`` has failed: an async one is cancelled, the thread of another is abandoned.
+    ``transactional`` commits the handler's writes together with the message's deletion, a batch at
+    a time: exactly once, or not at all. ``batch_size`` limits the messages of one claim or one such
+    transaction. With ``claim="strict"`` one worker claims at a time. ``groups`` are the limits of
+    messages with a group.
     """
     if callable(queue):
         raise InvalidConfiguration(
@@ -334,7 +331,7 @@ def handler(
 def _check_arguments(function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # written in C, which keeps quiet about it
+    except (TypeError, ValueError):  # a C function has no signature
         return
     try:
         signature.bind(None)
@@ -375,7 +372,7 @@ def _check_duration(name: str, duration: Any) -> None:
 
 
 def _check_transactional(function: Any, lease: Any, timeout: Any, claim: str) -> None:
-    """Refuse what a transaction of Django's cannot give: it belongs to one thread."""
+    """Refuse options that do not work in a transaction, which belongs to one thread."""
     if inspect.iscoroutinefunction(function):
         raise InvalidConfiguration(
             f"{function!r} is async; a transactional handler must be a plain function, because "

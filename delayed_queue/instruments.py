@@ -1,4 +1,4 @@
-"""Instruments: what a project hangs around offers and handlers, as metrics and traces do."""
+"""Instruments: a project's own code around offers and handlers, such as metrics and traces."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ Headers = Mapping[str, Any]
 class Instrument(Protocol):
     """The interface of an entry of the setting ``INSTRUMENTS``.
 
-    Neither method can break what it watches: what it raises is logged, and changes nothing.
+    Neither method can break the call it watches: an error is logged, and has no other effect.
     """
 
     def offering(self, queue: str, headers: Headers | None) -> Headers | None:
-        """Return the headers to offer with: those given, perhaps with more."""
+        """Return the headers to offer with: the given ones, possibly extended."""
 
     def handling(self, envelope: Envelope) -> AbstractContextManager[Any]:
-        """Return what to enter around one call of a handler.
+        """Return the context manager to enter around one call of a handler.
 
-        Its exit sees the handler's error, and cannot hide it. It is entered and left in one
-        thread, in one task where the handler is asynchronous.
+        Its exit receives the handler's error and cannot suppress it. It is entered and left in one
+        thread, for an asynchronous handler in one task.
         """
 
 
-# Instruments that this process has beside those of the settings.
+# Instruments of this process in addition to those of the settings.
 _added: list[Instrument] = []
 
 
@@ -62,7 +62,7 @@ def load(entry: Any) -> Instrument:
         found = import_string(entry) if isinstance(entry, str) else entry
         made: Instrument = found() if isinstance(found, type) else found
     except Exception as error:
-        # The caller's module, or an extra that is not installed: either says what it lacks.
+        # Foreign code may raise anything; the message of a missing extra names it.
         raise InvalidConfiguration(
             f"The instrument {entry!r} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
@@ -78,14 +78,14 @@ def headers_for(queue: str, headers: Headers | None) -> Headers | None:
     for each in get_instruments():
         try:
             headers = each.offering(queue, headers)
-        # The project's own code, which only watches: the offer goes on without it.
+        # Foreign code that only watches: the offer continues without it.
         except Exception as error:
             _report(each, error)
     return headers
 
 
 def ending(error: BaseException | None) -> str:
-    """Return the word for how a handler ended: done, snoozed, rejected or failed."""
+    """Return the outcome of a handler as a word: done, snoozed, rejected or failed."""
     if error is None:
         return "done"
     if isinstance(error, Snooze):
@@ -104,7 +104,7 @@ def wrap(handler: Handler) -> HandlerFunction:
 
 
 def awrap(handler: Handler) -> HandlerFunction:
-    """Return what is called on the event loop, inside the instruments."""
+    """Return the function for the event loop, inside the instruments."""
     chosen, treatment = get_instruments(), handler.treatment
     function = handler.function if treatment is None else treatment.acall
     return _around_async(function, chosen) if chosen else function
@@ -129,7 +129,7 @@ def _around_async(function: HandlerFunction, chosen: tuple[Instrument, ...]) -> 
 
 
 class _Handling:
-    """The contexts of all instruments around one call, none of which can change its end."""
+    """The contexts of all instruments around one call; none can change its outcome."""
 
     __slots__ = ("_chosen", "_entered", "_envelope")
 
@@ -143,7 +143,7 @@ class _Handling:
             try:
                 context = each.handling(self._envelope)
                 context.__enter__()
-            # As with offers: the handler runs unwatched by this one.
+            # As with offers: the handler runs without this instrument.
             except Exception as error:
                 _report(each, error)
             else:
@@ -157,9 +157,9 @@ class _Handling:
     ) -> None:
         for each, context in reversed(self._entered):
             try:
-                # The answer is left aside: a failure that it hid would be acknowledged.
+                # The return value is ignored: a suppressed failure would be acknowledged.
                 context.__exit__(kind, error, trace)
-            # Nor may it change how the handler ended; the handler's own error comes by here too.
+            # The context manager may re-raise the handler's own error.
             except Exception as raised:
                 if raised is not error:
                     _report(each, raised)

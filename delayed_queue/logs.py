@@ -50,6 +50,6 @@ def described(error: BaseException) -> str:
 
 
 def log_poll(queue: str, keys: Sequence[str]) -> None:
-    """Tell of one look at a queue, that found nothing too: how many, and which."""
+    """Log one poll of a queue, also an empty one: the number of messages, and their keys."""
     if logger.isEnabledFor(logging.DEBUG):
         log(logging.DEBUG, "polled", queue=queue, count=len(keys), keys=",".join(keys))

@@ -1,4 +1,4 @@
-"""The values of a queue: what is offered, what is delivered, and what can be read back."""
+"""The values of a queue: messages as they are offered, delivered and read back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 
 MAX_KEY_LENGTH: Final = 200
 MAX_GROUP_LENGTH: Final = 100
-# Characters of a message's headers, written as JSON. Headers are about a message, and each claim
-# reads them: what is larger belongs into the payload.
+# Characters of a message's headers as JSON. Each claim reads the headers, so large data belongs
+# in the payload.
 MAX_HEADERS_LENGTH: Final = 65_536
-# How messages are claimed: passing over what others are claiming, or one claim at a time.
+# Fast claims skip rows that another claim has locked; strict ones run one at a time.
 CLAIMS: Final = ("fast", "strict")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND: Final = timedelta(milliseconds=1)
@@ -162,7 +162,7 @@ def check_texts(what: str, value: Any) -> None:
         check_text(what, each)
 
 
-# Made once: with such arguments json.dumps() makes one each time.
+# Made once: json.dumps() with these arguments makes an encoder per call.
 _HEADERS: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
@@ -224,8 +224,8 @@ class Envelope:
 
     Every method that ends or changes the lease returns False when the lease was lost (the
     message was updated, dropped, or leased again after expiry); then nothing was changed.
-    Instants are kept in milliseconds and made into datetimes on demand: most handlers never
-    ask, and the worker makes one envelope per message.
+    Instants are kept in milliseconds and become datetimes on demand, because most handlers do not
+    read them.
     """
 
     key: str
@@ -240,20 +240,19 @@ class Envelope:
     headers: dict[str, Any]
     leases: Leases
     group: str | None = None
-    # Whether the delivery before this one ended without an answer: its process died, or its lease
-    # ran out.
+    # The delivery before this one ended without a result: its process died, or its lease expired.
     is_retaken: bool = False
     lease_lost: bool = False
-    # Whether somebody asked for its handling to end, though the lease holds.
+    # The lease holds, but the handler should stop: its task was cancelled, for example.
     is_unwanted: bool = False
-    # Whether the handler itself has offered the key anew, which ends the lease and not the handler.
-    # Stays so if the offer's transaction is rolled back, of which nobody is told.
+    # The handler itself offered the key anew, which ends the lease, not the handler. A rollback of
+    # that offer goes unnoticed, so the flag stays.
     is_replaced: bool = False
-    # Whether the handler has settled it by what it wrote itself, or consume() as failed.
+    # The handler's own statement has settled it, or consume() has recorded its failure.
     is_settled: bool = False
-    # Which of many functions handles it, where a treatment tells them apart: one of few names.
+    # The name of the function that handles it, where a treatment has several.
     handler: str = ""
-    # What the handler's treatment knows of this delivery.
+    # Data of the handler's treatment about this delivery.
     state: Any = None
 
     def __repr__(self) -> str:
@@ -262,9 +261,9 @@ class Envelope:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the handler's end any more, so that it had better end now.
+        """True when the handler's result is no longer wanted, so that it should stop.
 
-        The message was dropped, taken over, or replaced by others than the handler itself, the task
+        The message was dropped, taken over or replaced (not by the handler itself), the task was
         cancelled, or the timeout is over.
         """
         return (self.lease_lost and not self.is_replaced) or self.is_unwanted
@@ -296,7 +295,7 @@ class Envelope:
         return self.leases.acknowledge(self)
 
     def release(self, delay: timedelta | None = None, error: str = "") -> bool:
-        """Give the message back, due now or after the delay, noting the error."""
+        """Give the message back, due now or after the delay, and record the error."""
         return self.leases.release(self, delay, error)
 
     def extend(self, duration: timedelta | None = None) -> bool:
@@ -389,8 +388,8 @@ class QueueStats:
 
     @property
     def is_capped(self) -> bool:
-        """Whether a count reached the cap, so that the truth may be larger."""
-        # Scheduled and leased ones are told apart only after they were counted together.
+        """True if a count reached the cap, so that the real number may be larger."""
+        # Scheduled and leased messages are counted together, then separated.
         return self.cap <= max(self.due, self.scheduled + self.leased, self.dead)
 
 
@@ -414,15 +413,15 @@ class Counts:
         return self.created + self.updated + self.ignored
 
 
-# The delivery whose handler runs here: in a task of an event loop, or in a thread.
+# The delivery whose handler runs in the current thread or asyncio task.
 current_envelope: Final[ContextVar[Envelope | None]] = ContextVar("current_envelope", default=None)
 
 
 def begin_replacing(queue: str, keys: Collection[str]) -> Envelope | None:
-    """Note that these keys are about to be offered anew, maybe by the handler of one of them.
+    """Mark the current delivery as replaced if its handler now offers its own key anew.
 
-    Return that handler's delivery, if this is its first such offer: should the offer be ignored,
-    the lease still holds, and the note is to be taken back.
+    Return that delivery the first time. If the offer is then ignored, the lease still holds and the
+    caller must clear the mark.
     """
     envelope = current_envelope.get()
     if envelope is None or envelope.queue != queue or envelope.key not in keys:

@@ -102,7 +102,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What changes the state of a circuit."""
+    """An event that may change the state of a circuit."""
 
     TRIP = "too many calls failed"
     EXPIRE = "the pause, or the time of a probe, is over"
@@ -161,8 +161,8 @@ class Circuit:
 
     It opens for ``pause`` when the results are bad. Then one call at a time, the probe, decides. A
     probe without a result within ``probe_timeout`` (by default the pause) is replaced by another.
-    Results of calls that began before it opened are ignored, except during a probe, from whose
-    result they cannot be told apart here.
+    Results of calls that began before it opened are ignored, except during a probe, whose result
+    looks the same here.
     """
 
     def __init__(

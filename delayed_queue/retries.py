@@ -15,7 +15,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 
 _ZERO: Final = timedelta(0)
 _LONGEST: Final = timedelta(days=3650)
-# It may be a caller's, and an error quotes it.
+# Characters of a duration. Callers' texts are quoted in errors.
 _LONGEST_TEXT: Final = 50
 _UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
@@ -23,14 +23,12 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 # The server is a standby, or was made read-only: another one may take writes by now.
 READ_ONLY: Final = "25006"
 # Serialization failure, deadlock; connection exceptions; shutdown, crash and start-up of the
-# server; a transaction that was idle too long; disk, memory or connections used up. Each says that
-# the statement did not happen, or that the session is gone (Q33).
+# server; a transaction that was idle too long; disk, memory or connections used up. With each the
+# statement had no effect, or the session is gone (Q33).
 _TRANSIENT: Final = (
     "40001", "40P01", "08", "57P0", READ_ONLY, "25P03", "53100", "53200", "53300",
 )  # fmt: skip
-
-
-# What one transaction is ended with because of others that ran beside it.
+# PostgreSQL aborts one of several concurrent transactions with these.
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
 
 
@@ -187,7 +185,7 @@ def parse_rate(text: str) -> float:
 
 
 def written_rate(interval: float) -> str:
-    """Return the rate whose permits are so many milliseconds apart, of the shortest unit it has."""
+    """Return the rate as text, for permits that are ``interval`` milliseconds apart."""
     for unit in ("s", "m", "h", "d"):
         permits = timedelta(**{_UNITS[unit]: 1}) / timedelta(milliseconds=1) / interval
         if permits >= 1 and math.isclose(permits, round(permits), rel_tol=1e-9):
@@ -207,14 +205,13 @@ def check_limit(name: str, value: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """How the groups of a queue are held back, and the queue itself.
+    """The limits of a queue's groups, and of the queue as a whole.
 
-    ``concurrency``: at most so many messages of a group are leased at a time. ``order="fifo"``: one
-    after the other, in their order; nothing passes one that waits for a retry. ``on_dead="block"``:
-    nor one that is dead, until an operator acts. ``rate``: so many messages of a group are started,
-    as ``"10/s"``, evenly, or up to ``burst`` at once after a rest; ``queue_rate`` and
-    ``queue_burst`` are of all groups together. ``fair``: claims take the groups by turns, else the
-    most overdue first.
+    ``concurrency``: leases at a time per group. ``order="fifo"``: the messages of a group one after
+    the other in their order, also past a retry. ``on_dead="block"``: a dead letter blocks its group
+    until an operator acts. ``rate``: starts per group, such as ``"10/s"``, evenly spaced, or up to
+    ``burst`` at once after a rest. ``queue_rate`` and ``queue_burst`` count all groups together.
+    ``fair``: claims take turns between the groups; otherwise the most overdue message is first.
     """
 
     concurrency: int | None = None
@@ -236,7 +233,7 @@ class Groups:
         if self.is_ordered and (self.concurrency or 1) > 1:
             raise InvalidConfiguration(
                 f'order="fifo" is one at a time, so concurrency={self.concurrency} contradicts it. '
-                "Leave concurrency out, or give each thing that is to be in order a group."
+                "Leave concurrency out, or use one group per sequence."
             )
         _check_rate("rate", self.rate, "burst", self.burst)
         _check_rate("queue_rate", self.queue_rate, "queue_burst", self.queue_burst)
@@ -250,7 +247,7 @@ class Groups:
         return self.on_dead == "block"
 
     def __str__(self) -> str:
-        """Return what differs from nothing, as JSON: equal declarations are equal texts."""
+        """Return the options that are set, as JSON: equal declarations have equal texts."""
         plain = asdict(Groups())
         return json.dumps(
             {name: each for name, each in asdict(self).items() if each != plain[name]}

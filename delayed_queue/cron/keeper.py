@@ -1,4 +1,4 @@
-"""Keeping the schedules that code declares and operators made: one pass, or a thread."""
+"""Keep declared schedules and operators' schedules installed: one pass, or a thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import select
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -20,7 +20,6 @@ from delayed_queue.cron.models import Schedule
 from delayed_queue.cron.registry import (
     CronEntry,
     Definition,
-    cron,
     crontab,
     definition_of,
     entries_of,
@@ -40,12 +39,12 @@ from delayed_queue.messages import MILLISECOND
 from delayed_queue.queue.offering import Offering
 
 __all__ = [
-    "CronEntry", "CronKeeper", "CronThread", "Definition", "Kept", "cron", "declared",
+    "CronEntry", "CronKeeper", "CronThread", "Definition", "Kept", "declared",
     "definition_of", "installer_of", "schedule", "schedule_of",
 ]  # fmt: skip
 
 
-# How soon a change that an operator makes is seen.
+# The longest time until a keeper sees an operator's change.
 CHECK_SECONDS: Final = 10.0
 
 
@@ -56,7 +55,7 @@ def declared() -> list[CronEntry]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The result of one pass for one schedule: nothing if it was up to date, or its error."""
+    """The result of one pass for one schedule: a report, or an error."""
 
     name: str
     config_hash: str
@@ -67,7 +66,7 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class _Duty:
-    """A schedule to be kept, with the stored row it was found in, if any."""
+    """A schedule to keep, with its stored row, if any."""
 
     entry: CronEntry
     installer: ScheduleInstaller
@@ -83,10 +82,10 @@ class _Duty:
 
 
 class CronKeeper:
-    """Keeps installed, on one database, what code declares and operators enabled.
+    """Keeps declared schedules and operators' schedules installed, on one database.
 
-    One query tells what is up to date; only the rest is run, each schedule in a transaction
-    of its own. Any number of keepers may run: whoever comes first does the work.
+    One query finds the schedules that are not up to date; each of these is installed in a
+    transaction of its own. Any number of keepers may run: the first one does the work.
     """
 
     def __init__(
@@ -100,25 +99,25 @@ class CronKeeper:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next pass; apart from those of other keepers."""
+        """Seconds until the next pass, with jitter, so that keepers do not run together."""
         duties = [*self._declared.values(), *self._made.values()]
         intervals = [duty.installer.interval.total_seconds() for duty in duties]
-        # A daily schedule may ask for every millisecond; its horizon is days.
+        # A daily schedule's interval may be a millisecond, but its horizon is days.
         shortest = max(min([CHECK_SECONDS, *intervals]), 1.0)
         return shortest * random.uniform(0.8, 1.0)  # noqa: S311
 
     def check(self, *, force: bool = False, is_dry: bool = False) -> list[Kept]:
-        """Make one pass and return what it did about each schedule.
+        """Make one pass and return its result for each schedule.
 
-        An error of one schedule does not keep the others from their turn. ``force`` installs
-        everything, and gives way to nobody. A dry one changes nothing.
+        An error of one schedule does not stop the others. ``force`` installs every schedule, also
+        over a newer configuration or a pause. A dry pass changes nothing.
         """
         return [
             self._kept(duty, force=force, is_dry=is_dry) for duty in self._duties(is_dry=is_dry)
         ]
 
     def uninstall(self) -> list[Kept]:
-        """Remove the pending ticks of every schedule, whichever configuration wrote them."""
+        """Remove the pending ticks of every schedule, of any configuration."""
         return [
             Kept(
                 str(duty.installer), duty.row.config_hash,
@@ -156,15 +155,15 @@ class CronKeeper:
             self._complain(name, str(error))
             return None
         known = self._made.get(name)
-        # The same as before keeps its installer, which knows that its first run is over.
+        # An unchanged schedule keeps its installer, whose first run is over.
         return known if known is not None and known.entry == entry else _duty(entry, self._using)
 
     def _kept(self, duty: _Duty, *, force: bool, is_dry: bool) -> Kept:
         name, config_hash = str(duty.installer), duty.installer.config_hash
         try:
-            with self._trial() if is_dry else nullcontext():
+            with _rolled_back(self._using) if is_dry else nullcontext():
                 kept = self._keep(duty, force=force, is_dry=is_dry)
-        # A generator may raise anything, and the other schedules must have their turn.
+        # A generator may raise anything; the other schedules must still run.
         except Exception as error:
             self._complain(duty.entry.id, _text_of(error), error)
             return Kept(name, config_hash, error=_text_of(error))
@@ -190,17 +189,14 @@ class CronKeeper:
         return Kept(kept.name, kept.config_hash, report)
 
     def _describe(self, duty: _Duty) -> None:
-        """Have operators see what the code declares, once it is what is installed."""
+        """Show operators the declared definition, once it is installed."""
         described = _row_of(duty.entry)
         if duty.row is None or _definition(duty.row) != _definition(described):
             write = partial(Schedule.objects.describe, described, using=self._using)
             repeat(self._using, write)
 
-    def _trial(self) -> AbstractContextManager[Any]:
-        return _RolledBack(self._using)
-
     def _complain(self, name: tuple[str, str], text: str, error: Exception | None = None) -> None:
-        if self._errors.get(name) != text:  # not every ten seconds
+        if self._errors.get(name) != text:  # each error once, not every pass
             fields = {"schedule": "/".join(name), "error": text}
             log(logging.ERROR, "install_failed", _mistake(error), **fields)
         self._errors[name] = text
@@ -211,28 +207,19 @@ def _text_of(error: Exception) -> str:
 
 
 def _mistake(error: Exception | None) -> Exception | None:
-    """Return an error that is logged with its traceback: an outage needs none, a mistake does."""
+    """Return the error if its traceback should be logged: not for an outage."""
     return None if isinstance(error, Error | ResourceUnavailable) else error
 
 
-class _RolledBack(AbstractContextManager[None]):
-    """A transaction that leaves nothing behind."""
-
-    def __init__(self, using: str) -> None:
-        self._using = using
-        self._atomic = transaction.atomic(using=using)
-
-    def __enter__(self) -> None:
-        self._atomic.__enter__()
-
-    def __exit__(self, *exc_info: Any) -> None:
-        if exc_info[0] is None:
-            transaction.set_rollback(True, using=self._using)
-        self._atomic.__exit__(*exc_info)
+@contextmanager
+def _rolled_back(using: str) -> Iterator[None]:
+    with transaction.atomic(using=using):
+        yield
+        transaction.set_rollback(True, using=using)
 
 
 def installer_of(entry: CronEntry, using: str = DEFAULT_DB_ALIAS) -> ScheduleInstaller:
-    """Return what installs the entry's ticks."""
+    """Return the installer of the entry's ticks."""
     assert isinstance(entry.schedule, Rule)  # noqa: S101 - since CronEntry.__post_init__
     queue = Offering(entry.queue, codec=entry.codec, kind=entry.kind, using=using)
     return CronService(Ticks(queue, Schedule.objects)).installer(
@@ -299,7 +286,7 @@ class CronThread:
             try:
                 with self._stop.cancelling(self._using):
                     self._keeper.check()
-            # An outage, or a table that is not migrated yet: the next pass may find it mended.
+            # An outage, or a table that is not migrated yet: the next pass may succeed.
             except Exception as error:
                 self._complain(error)
             finally:

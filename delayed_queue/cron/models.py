@@ -72,9 +72,9 @@ class Schedule(models.Model):
         return f"{self.kind}/{self.key_prefix}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Write the definition, and that it is to be installed anew.
+        """Save the definition, and request a new installation.
 
-        The rest of the state stays as installers have written it since this row was read.
+        The rest of the state stays as installers have saved it since this row was read.
         """
         if kwargs.get("update_fields") is None and not self._state.adding and not args:
             self.retired_hashes, self.installed_at = [], None

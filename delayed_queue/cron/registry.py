@@ -38,7 +38,7 @@ _UNITS: Final = {
 
 
 class Definition(NamedTuple):
-    """A schedule as the table of schedules writes it."""
+    """A schedule as the table of schedules stores it."""
 
     type: str
     expression: str
@@ -48,7 +48,7 @@ class Definition(NamedTuple):
 
 
 def definition_of(schedule: Schedule) -> Definition:
-    """Return the written form of a schedule; a daily one's times of writing ahead are lost."""
+    """Return the stored form of a schedule; ``schedule_in_advance`` and the like are not in it."""
     match schedule:
         case CronSchedule():
             name, text = "cron", schedule.expression
@@ -62,7 +62,7 @@ def definition_of(schedule: Schedule) -> Definition:
 
 
 def schedule_of(definition: Definition) -> Schedule:
-    """Return the schedule of a written form, or raise InvalidConfiguration with the reason."""
+    """Return the schedule of a stored form, or raise InvalidConfiguration with the reason."""
     name, text, timezone, gap, fold = definition
     zoned: dict[str, Any] = {"timezone": timezone or None, "gap": gap or "shift"}
     if fold:
@@ -95,7 +95,7 @@ class CronEntry:
     """One schedule of ``DELAYED_QUEUE["CRON"]`` or of the decorator.
 
     ``schedule`` is a schedule, or a cron expression in ``timezone``. The payload of a tick is
-    ``payload``, or what ``generator``, a function or its dotted path, returns for its time.
+    ``payload``, or the result of ``generator``, a function or its dotted path, for its time.
     """
 
     queue: str
@@ -195,7 +195,7 @@ class CronTable:
     _entries: dict[tuple[str, str], CronEntry] = field(default_factory=dict)
 
     def add(self, entry: CronEntry) -> None:
-        """Add; a second entry of a prefix is refused, one of a reloaded function replaces."""
+        """Add an entry. A second one for the prefix is refused, except after a reload."""
         known = self._entries.get(entry.id)
         if known is not None and _origin(known) != _origin(entry):
             raise InvalidConfiguration(
@@ -212,13 +212,13 @@ class CronTable:
 
 
 def _origin(entry: CronEntry) -> Any:
-    # Entries of settings have no function that could have been reloaded: each is another.
+    # Entries without a function cannot be reloaded, so each has an origin of its own.
     name = getattr(entry.generator, "__qualname__", None)
     return object() if name is None else (entry.declared_in, name)
 
 
 def joined(*groups: Iterable[CronEntry]) -> list[CronEntry]:
-    """Return the entries of all groups, refusing two of one prefix."""
+    """Return the entries of all groups; refuse two for one prefix."""
     table = CronTable()
     for group in groups:
         for entry in group:
@@ -240,7 +240,7 @@ def schedule(
     missed: MissedTicks | str = MissedTicks.LATEST,
     missed_cap: int = 100,
 ) -> Callable[[F], F]:
-    """Declare a schedule whose payloads the decorated function makes; return it unchanged.
+    """Declare a schedule; the decorated function returns the payload of a tick.
 
     Put it beside the handlers, which are imported at start-up.
     """
@@ -255,6 +255,3 @@ def schedule(
         return function
 
     return register
-
-
-cron: Final = schedule  # its name before tasks had a decorator of that name

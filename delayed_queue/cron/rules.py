@@ -1,7 +1,7 @@
-"""The base of all schedules: the times to write ahead, those that were missed, and their ticks.
+"""The base of all schedules: the next times, the missed ones, and the ticks made of them.
 
-Pure functions of the instant they are given: no database, no clock of their own, no Django.
-Instants come back in UTC, on whole milliseconds, as the queue stores them.
+Pure functions of the given instant: no database, no clock, no Django. Instants are returned in UTC,
+in whole milliseconds, as the queue stores them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEAR: Final = [timedelta(hours=hour) for hour in range(-26, 27)]
 
 
 def check_instant(what: str, value: datetime) -> datetime:
-    """Return the instant in UTC, or refuse a naive one and years too near the calendar's ends."""
+    """Return the instant in UTC; refuse naive ones and years near the calendar's ends."""
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidConfiguration(f"{what} must be an aware datetime, not {value!r}.")
     if not 1 < value.year < 9900:
@@ -42,31 +42,31 @@ def check_instant(what: str, value: datetime) -> datetime:
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """Return the time zone of this IANA name, or refuse a name the tz database lacks."""
+    """Return the time zone of an IANA name; refuse an unknown one."""
     if not isinstance(name, str) or not name:
         raise InvalidConfiguration(f"A time zone is an IANA name, not {name!r}.")
     try:
         return ZoneInfo(name)
-    # Not found is a KeyError, a path outside the database a ValueError, a folder an OSError.
+    # ZoneInfo raises KeyError for unknown names, ValueError for bad paths, OSError for folders.
     except (KeyError, ValueError, OSError) as error:
         hint = "write an IANA name such as 'Europe/Bucharest'." if has_zones() else NO_ZONES
         raise InvalidConfiguration(f"Unknown time zone {name!r}: {hint}") from error
 
 
 def has_zones() -> bool:
-    """Return whether Python finds a time zone database, which slim images lack."""
+    """Return whether Python finds a time zone database; slim images have none."""
     try:
-        ZoneInfo("UTC")  # which every one has
+        ZoneInfo("UTC")
     except ZoneInfoNotFoundError:
         return False
     return True
 
 
 def instants(walls: Iterable[datetime], zone: ZoneInfo, gap: Gap, fold: Fold) -> Iterator[datetime]:
-    """Yield the instants of ascending wall times, ascending and each once, in UTC.
+    """Yield the instants of ascending wall times in UTC, ascending and without duplicates.
 
-    A wall time of a gap is read as before the change (``shift``: 02:30 becomes 03:30) or left
-    out (``skip``); one of a fold gives its first instant, its second, or both.
+    A wall time in a gap is read with the offset before it (``shift``: 02:30 becomes 03:30) or left
+    out (``skip``). A wall time in a fold gives its first instant, its second, or both.
     """
     last = _EVER
     pending: list[datetime] = []
@@ -74,9 +74,8 @@ def instants(walls: Iterable[datetime], zone: ZoneInfo, gap: Gap, fold: Fold) ->
         first, second = _reading(wall, zone, 0), _reading(wall, zone, 1)
         for each in _chosen(first, second, gap, fold):
             heappush(pending, each)
-        # No later wall time can come earlier than this one's earlier reading. In a gap that is
-        # the reading after the change, which lies before it, where every later one does not;
-        # elsewhere it is the first, and first readings fall back only at the end of a gap.
+        # No later wall time has an instant before min(first, second): first readings only fall
+        # back at the end of a gap, and within a gap the second reading lies before all later ones.
         while pending and pending[0] <= min(first, second):
             at = heappop(pending)
             if at > last:
@@ -86,8 +85,8 @@ def instants(walls: Iterable[datetime], zone: ZoneInfo, gap: Gap, fold: Fold) ->
 
 def _reading(wall: datetime, zone: ZoneInfo, fold: int) -> datetime:
     at = wall.replace(tzinfo=zone, fold=fold).astimezone(UTC)
-    # The queue keeps milliseconds: a finer instant would come back as an earlier one, and a
-    # tick after it would be the same tick again.
+    # The queue stores milliseconds. A finer instant would be read back as an earlier one, and the
+    # next tick after it would be the same tick.
     return at.replace(microsecond=at.microsecond // 1000 * 1000)
 
 
@@ -102,8 +101,8 @@ def _chosen(first: datetime, second: datetime, gap: Gap, fold: Fold) -> tuple[da
 def wall_before(at: datetime, zone: ZoneInfo) -> datetime:
     """Return a wall time such that no wall time up to it has an instant after ``at``.
 
-    It is the local time itself except near a change, where it lies as much earlier as the
-    clocks move: a wall time is its instant plus one of the offsets in use around it.
+    This is the local time; near a change of the clocks it is earlier by the change, because a wall
+    time is its instant plus one of the offsets in use around it.
     """
     return (at + min(_offset(at + near, zone) for near in _NEAR)).replace(tzinfo=None)
 
@@ -173,22 +172,22 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def canonical_text(self) -> str:
-        """The text the configuration hash is made of."""
+        """The text behind the configuration hash."""
 
     @property
     @abstractmethod
     def interval(self) -> timedelta:
-        """How often to write the next ticks ahead."""
+        """The time between two installations of the next ticks."""
 
     @property
     @abstractmethod
     def horizon(self) -> timedelta:
-        """How far ahead of now every tick is written."""
+        """Ticks up to now + horizon are written ahead."""
 
     @property
     @abstractmethod
     def ticks_ahead(self) -> int:
-        """How many ticks are written ahead at least, however far off they are."""
+        """The minimum number of ticks written ahead, beyond the horizon too."""
 
     @abstractmethod
     def _times_after(self, after: datetime) -> Iterator[datetime]:
@@ -196,17 +195,17 @@ class Schedule(ABC):
 
     @property
     def config_hash(self) -> str:
-        """The MD5 of the canonical text: other services write the same keys with it."""
+        """The MD5 of the canonical text; other services derive the same keys from it."""
         return hashlib.md5(self.canonical_text.encode(), usedforsecurity=False).hexdigest()
 
     def times_after(self, after: datetime) -> Iterator[datetime]:
-        """Yield every instant strictly after this one, ascending, without an end."""
+        """Yield all instants strictly after this one, ascending, without an end."""
         return self._times_after(check_instant("after", after))
 
     def next_times(self, now: datetime) -> list[datetime]:
-        """Return the times to write ahead at ``now``: never none, all strictly after it.
+        """Return the times to write ahead: up to ``now + horizon``, at least ``ticks_ahead``.
 
-        They are those up to ``now + horizon`` and at least the next ``ticks_ahead``.
+        All are strictly after ``now``.
         """
         now = check_instant("now", now)
         until = now + self.horizon
@@ -226,8 +225,8 @@ class Schedule(ABC):
     def latest_between(self, after: datetime, until: datetime, limit: int) -> list[datetime]:
         """Return the last ``limit`` times with after < time ≤ until, ascending.
 
-        It looks back over growing spans, so that a year of missed seconds costs no more than
-        the few that are wanted.
+        It searches backwards over growing spans, so that a year of missed seconds costs no more
+        than the few that are returned.
         """
         check_count("limit", limit, 10**6)
         after, until = check_instant("after", after), check_instant("until", until)
@@ -247,8 +246,8 @@ class Schedule(ABC):
 class ZonedSchedule(Schedule):
     """A schedule of wall-clock times in a time zone.
 
-    ``timezone=None`` leaves the zone to whoever installs the schedule: see
-    ``with_default_timezone``; until then it is UTC.
+    With ``timezone=None`` the installation sets the zone (``with_default_timezone``); until then it
+    is UTC.
     """
 
     __slots__ = ()
@@ -269,7 +268,7 @@ class ZonedSchedule(Schedule):
         return "UTC" if self.timezone is None else self.timezone
 
     def with_default_timezone(self, timezone: str) -> Self:
-        """Return the schedule in this zone if it names none, else itself."""
+        """Return the schedule in this zone, or unchanged if it has a zone."""
         if self.timezone is not None:
             return self
         return replace(self, timezone=timezone)  # type: ignore[type-var]
@@ -281,17 +280,17 @@ class ZonedSchedule(Schedule):
         return (at for at in times if at > after)
 
     def _policy_text(self, default_fold: Fold) -> str:
-        # Only what differs from the defaults, so that the plain text is the one others hash.
+        # Only values that differ from the defaults: other services hash the text without them.
         text = "" if self.gap == "shift" else f"  gap: {self.gap}\n"
         return text if self.fold == default_fold else f"{text}  fold: {self.fold}\n"
 
 
-# Of an instant in milliseconds, from 2001 to 2286.
+# Digits of an instant in milliseconds, from 2001 to 2286.
 _USUAL_DIGITS: Final = 13
 
 
 class MissedTicks(StrEnum):
-    """The choice of ticks to create after a time in which nobody created any."""
+    """The missed ticks to create after a time without an installer."""
 
     SKIP = "skip"
     LATEST = "latest"
@@ -300,7 +299,7 @@ class MissedTicks(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CronMessage:
-    """A tick to install: its key is made of ``schedule_at``, it is due at ``deliver_at``."""
+    """A tick to install: its key contains ``schedule_at``, it is due at ``deliver_at``."""
 
     payload: Any
     schedule_at: datetime
@@ -317,7 +316,7 @@ class CronMessage:
 
     @property
     def due_at(self) -> datetime:
-        """When the tick is delivered: ``deliver_at``, or else ``schedule_at``."""
+        """``deliver_at``, or else ``schedule_at``."""
         return self.schedule_at if self.deliver_at is None else self.deliver_at
 
 
@@ -333,7 +332,7 @@ def tick_key(key_prefix: str, config_hash: str, schedule_at: datetime) -> str:
 
 
 def check_key_prefix(key_prefix: str, config_hash: str = "0" * 32) -> str:
-    """Return the prefix, or refuse one that cannot start the keys of ticks, from now on."""
+    """Return the prefix, or refuse one whose tick keys would not fit."""
     if not isinstance(key_prefix, str) or not key_prefix.strip():
         raise InvalidConfiguration(f"A key prefix must not be blank: {key_prefix!r}.")
     _check_text("key prefix", key_prefix)
@@ -378,8 +377,8 @@ def missed(
 ) -> list[datetime]:
     """Return the ticks to create for last_tick < time ≤ now, ascending.
 
-    ``skip`` gives none, ``latest`` the last one, ``all`` the last ``cap``. A schedule that has
-    never had a tick, and a last tick ahead of now (another host's clock), have missed none.
+    ``skip`` gives none, ``latest`` the last one, ``all`` the last ``cap``. A schedule without a
+    tick, or with a last tick after ``now`` (another host's clock), has missed none.
     """
     limits = {MissedTicks.SKIP: 0, MissedTicks.LATEST: 1, MissedTicks.ALL: cap}
     if policy not in limits:

@@ -1,8 +1,8 @@
-"""Schedules: a cron expression, the same hours of every day, every so long.
+"""Schedules: a cron expression, fixed hours of every day, or a fixed period.
 
-croniter finds the days of an expression, its fields the wall times of a day, the zone's rules make
-them instants. croniter is given naive local times only: with aware ones its 7.0 runs a fixed 01:30
-twice on the night the clocks go back.
+croniter finds the days of an expression, its fields give the wall times of a day, and the zone's
+rules turn them into instants. croniter gets naive local times only: with aware ones, version 7.0
+runs a fixed 01:30 twice on the night the clocks go back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAMES: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-# Each field with all of its values written out comes to less.
+# Every field with all its values written out is shorter.
 MAX_EXPRESSION: Final = 1000
 _MINUTE_FIELD: Final = 0
 _HOUR_FIELD: Final = 1
@@ -48,9 +48,9 @@ _SECOND: Final = timedelta(seconds=1)
 _MINUTE: Final = timedelta(minutes=1)
 _HOUR: Final = timedelta(hours=1)
 _LEAP_YEAR: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall time has no zone
-# croniter draws these anew for every object, so that two hosts would not agree on a tick.
+# croniter draws random and hashed fields per object, so two hosts would disagree on a tick.
 _DRAWN: Final = re.compile(r"[hr](\(.*|/.*)?", re.ASCII)
-# croniter reads a range from a value to itself as the whole field: 5-5 as every hour.
+# croniter reads a range from a value to itself, such as 5-5, as the whole field.
 _ONE_VALUE: Final = re.compile(r"(?<![^,])(\w+)-\1(?:/0*[1-9]\d*)?(?![^,#])", re.ASCII)
 
 
@@ -73,15 +73,14 @@ class CronSchedule(ZonedSchedule):
     second. Or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``. When both day
     fields are restricted, either may match.
 
-    Local times that clocks jump over run as if they had not (``gap="shift"``: 02:30 runs at
-    03:30), or not at all (``"skip"``); runs that meet on one instant are one tick, so that
-    ``*/5 * * * *`` loses nothing and gains nothing. An expression with ``*`` or ``/`` in its
-    minute or hour field repeats: it keeps running through the hour that comes twice
-    (``fold="both"``). Any other is fixed and runs once in it, the ``"first"`` time or the
-    ``"second"``.
+    Local times that the clocks skip run shifted (``gap="shift"``: 02:30 runs at 03:30) or not at
+    all (``"skip"``). Runs at the same instant are one tick, so ``*/5 * * * *`` loses and gains
+    none. An expression with ``*`` or ``/`` in its minute or hour field repeats: it runs through
+    both occurrences of an hour (``fold="both"``). Any other expression runs once in such an hour,
+    the ``"first"`` or the ``"second"`` time.
 
-    The next ``ticks_ahead`` are written ahead every minute; for expressions of several seconds
-    in a minute every ten seconds, and at least those of the next twenty.
+    The next ``ticks_ahead`` are written ahead every minute. Expressions with several seconds are
+    written every ten seconds, for at least the next twenty.
     """
 
     expression: str
@@ -99,7 +98,7 @@ class CronSchedule(ZonedSchedule):
                 f"{len(self.expression):,}."
             )
         fold = self._parsed.fold if self.fold is None else self.fold
-        # Made explicit, so that schedules are equal when they do the same.
+        # Made explicit, so that schedules with the same effect are equal.
         object.__setattr__(self, "fold", fold)
         load_zone(self.timezone_name)
         check_count("ticks_ahead", self.ticks_ahead, MOST_AHEAD)
@@ -137,7 +136,7 @@ class CronSchedule(ZonedSchedule):
 
     def _walls_after(self, wall: datetime) -> Iterator[datetime]:
         parsed = self._parsed
-        # croniter is asked for the days alone: for each tick it takes fifty times as long.
+        # croniter finds the days only; finding each tick would take fifty times as long.
         day = datetime.combine(wall.date(), time.min)
         days = croniter(parsed.days, day - _SECOND)
         while True:
@@ -149,7 +148,7 @@ class CronSchedule(ZonedSchedule):
 
 
 def _walls_of(day: datetime, parsed: _Parsed, wall: datetime) -> Iterator[datetime]:
-    """Yield the times of a day after that one, past those before it by hours and minutes."""
+    """Yield the times of a day after ``wall``; whole hours and minutes before it are skipped."""
     for hour in parsed.hours:
         at = day.replace(hour=hour)
         if at + _HOUR <= wall:
@@ -214,14 +213,14 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class DailySchedule(ZonedSchedule):
-    """Ticks at these hours of every day; each hour of each day once.
+    """Ticks at these hours of every day, each once a day.
 
-    An hour that clocks jump over runs once as if they had not (``gap="shift"``: 02:30 runs at
-    03:30) or not on that day (``"skip"``); an hour that comes twice runs the ``"first"`` time
-    or the ``"second"``. Two hours that meet on one instant are one tick.
+    An hour that the clocks skip runs shifted (``gap="shift"``: 02:30 runs at 03:30) or not on that
+    day (``"skip"``). An hour that occurs twice runs the ``"first"`` or the ``"second"`` time. Two
+    hours at the same instant are one tick.
 
-    Ticks are written ahead over ``schedule_in_advance``, and at least the next one, every
-    ``schedule_interval``; keep the first the longer one.
+    Every ``schedule_interval`` the ticks of the next ``schedule_in_advance`` are written ahead, at
+    least one. ``schedule_in_advance`` should be longer than ``schedule_interval``.
     """
 
     timezone: str | None = None
@@ -293,10 +292,10 @@ _NONE: Final = timedelta(0)
 
 @dataclass(frozen=True, slots=True)
 class PeriodicSchedule(Schedule):
-    """Ticks at every multiple of the period since the epoch: every hour is on the hour.
+    """Ticks at every multiple of the period since the epoch: an hourly one is on the hour.
 
-    The next ``ticks_ahead`` are written ahead, four times a period but at most once a second;
-    of periods under half a second so many that a check may fail and none is missing.
+    The next ``ticks_ahead`` are written ahead, four times a period but at most once a second. Short
+    periods have enough ticks ahead for one failed installation.
     """
 
     period: timedelta

@@ -1,4 +1,4 @@
-"""The cron service of a queue: ticks written ahead by whoever is up, each handled once."""
+"""The cron service of a queue: any process writes ticks ahead, each is handled once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 
 CLOSE_SECONDS: Final = 5.0
-# After an error the next try comes sooner than a daily schedule's six hours.
+# The longest wait after an error; a daily schedule's interval is six hours.
 RETRY_SECONDS: Final = 30.0
 
 Generator = Callable[[datetime], Any]
@@ -59,13 +59,13 @@ class Installer:
         return f"{self.ticks}/{self.key_prefix}"
 
     def messages(self, now: datetime, state: ScheduleRow | None) -> list[CronMessage]:
-        """Return the ticks to have at ``now``, in this state of the schedule's row."""
+        """Return the ticks to install at ``now``, given the state of the schedule's row."""
         raise NotImplementedError
 
     def run(self, *, yields: bool = True) -> TickReport:
-        """Install what is to be written ahead now; give way to newer ones, saying so once.
+        """Write the next ticks ahead, unless a newer configuration is active (logged once).
 
-        Payloads of ticks that are there are replaced until a first run succeeds.
+        Payloads of existing ticks are replaced until a first run succeeds.
         """
         now, state = self.ticks.read_schedule(self.key_prefix)
         messages = self.messages(from_milliseconds(now), state)
@@ -93,7 +93,7 @@ class Installer:
 
 
 class ManyInstaller(Installer):
-    """Installs what a function of the present returns."""
+    """Installs the ticks that a function of the current time returns."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ManyInstaller(Installer):
 
 
 class ScheduleInstaller(Installer):
-    """Installs the next ticks of a schedule, and by policy those that were missed."""
+    """Installs the next ticks of a schedule, and the missed ones by policy."""
 
     def __init__(
         self,
@@ -129,9 +129,9 @@ class ScheduleInstaller(Installer):
         missed(schedule, None, from_milliseconds(0), missed_policy, missed_cap)  # checks both
 
     def times(self, now: datetime, state: ScheduleRow | None) -> list[datetime]:
-        """Return the times of the ticks that are not known to be installed yet."""
+        """Return the times of the ticks that may not be installed yet."""
         times = self.schedule.next_times(now)
-        # Without a configuration nothing was missed: it is new, or was taken down on purpose.
+        # Without a configuration it is new or was uninstalled on purpose: nothing was missed.
         if state is None or not state.config_hash or state.last_tick is None:
             return times
         last_tick = from_milliseconds(state.last_tick)
@@ -145,16 +145,16 @@ class ScheduleInstaller(Installer):
 
 
 def in_default_zone(schedule: Schedule) -> Schedule:
-    """Return the schedule in ``settings.TIME_ZONE``, unless it names a zone or needs none."""
+    """Return the schedule in ``settings.TIME_ZONE``, unless it has a zone or needs none."""
     if isinstance(schedule, ZonedSchedule):
         return schedule.with_default_timezone(settings.TIME_ZONE)
     return schedule
 
 
 class InstallerHandle:
-    """A thread that runs an installer, at once and then every interval, until closed.
+    """A thread that runs an installer at once and then every interval, until closed.
 
-    It logs whatever a run raises and goes on. A context manager.
+    It logs the errors of a run and continues. A context manager.
     """
 
     def __init__(self, installer: Installer) -> None:
@@ -173,13 +173,13 @@ class InstallerHandle:
         self.close()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return whether a run has succeeded, after waiting that many seconds for it."""
+        """Wait up to ``timeout`` seconds for a successful run; return whether there was one."""
         return self._installed.wait(timeout)
 
     def close(self) -> bool:
-        """Stop within five seconds, leaving the ticks; return whether the thread has ended.
+        """Stop within five seconds, keeping the ticks; return whether the thread has ended.
 
-        It has not if the generator does not return; whatever that returns is not installed.
+        It has not ended while the generator is running; its result is not installed.
         """
         self.installer.is_closed = True
         self._stop.set()
@@ -197,7 +197,7 @@ class InstallerHandle:
         try:
             with self._stop.cancelling(self.installer.ticks.queue.using):
                 self.installer.run()
-        # A generator may raise anything, and the schedule must outlive it.
+        # A generator may raise anything; the next run tries again.
         except Exception as error:
             self._complain(error)
             return False
@@ -215,10 +215,10 @@ class InstallerHandle:
 
 
 class CronService:
-    """Installs ticks: messages of the future, under keys that make each of them unique.
+    """Installs ticks: future messages whose keys make each of them unique.
 
-    All of it may be done by any number of processes at the same time: what is written for a
-    prefix is decided under a lock on its row in the table of schedules.
+    Any number of processes may do this at the same time: a lock on the prefix's row in the table of
+    schedules orders them.
     """
 
     def __init__(self, ticks: Ticks) -> None:
@@ -227,17 +227,17 @@ class CronService:
     def install_tick(
         self, config_hash: str, key_prefix: str, cron_messages: Iterable[CronMessage]
     ) -> TickReport:
-        """Make these the prefix's ticks, removing the pending ones of all other hashes.
+        """Install the prefix's ticks and remove the pending ones of all other hashes.
 
-        One transaction, or part of the one that is open. Ticks that are there stay as they
-        are. One at or before the last tick of the schedule is not created again.
+        This is one transaction, or part of the open one. Existing ticks stay unchanged. A tick at
+        or before the schedule's last tick is not created again.
         """
         return self.ticks.install(config_hash, key_prefix, cron_messages)
 
     def uninstall_tick(self, config_hash: str, key_prefix: str) -> int:
-        """Remove the pending ticks of this prefix and hash; return how many there were.
+        """Remove the pending ticks of this prefix and hash; return their number.
 
-        Those of other hashes stay, and those that somebody is handling.
+        Ticks of other hashes and leased ticks stay.
         """
         return self.ticks.uninstall(config_hash, key_prefix)
 
@@ -264,8 +264,8 @@ class CronService:
     ) -> InstallerHandle:
         """Keep the schedule's next ticks installed, with the payload ``generator(at)``.
 
-        ``missed`` says which ticks are caught up after a time in which nobody installed any:
-        ``latest``, ``skip``, or ``all``, of which the last ``missed_cap``.
+        ``missed``: the ticks to create after a time without an installer: ``latest``, ``skip``, or
+        ``all``, at most the last ``missed_cap``.
         """
         return InstallerHandle(
             self.installer(key_prefix, schedule, generator, missed=missed, missed_cap=missed_cap)
@@ -292,5 +292,5 @@ class CronService:
         missed: MissedTicks | str = MissedTicks.LATEST,
         missed_cap: int = 100,
     ) -> ScheduleInstaller:
-        """Return what ``install_schedule`` runs, for a caller with a loop of its own."""
+        """Return the installer of ``install_schedule``, for a caller with its own loop."""
         return ScheduleInstaller(self.ticks, key_prefix, schedule, generator, missed, missed_cap)

@@ -18,9 +18,9 @@ _STATE: Final[LiteralString] = """
     "lastTick", "installedAt", "scheduleInterval"
 """
 
-# Lock a prefix's row, made if there is none: installers of one prefix take turns, and what the
-# row shows what the last one committed. The update changes nothing but takes the lock, also
-# on a row that another transaction has just inserted, where SELECT FOR UPDATE would see none.
+# Lock a prefix's row, which is inserted if missing. So installers of one prefix take turns, and
+# each sees what the last one committed. The update changes nothing, but also locks a row that
+# another transaction has just inserted, where SELECT FOR UPDATE would find none.
 # Reads: schedule_kind_prefix.
 LOCK_SCHEDULE: Final[LiteralString] = (
     """
@@ -47,9 +47,9 @@ LEFT JOIN delayed_queue_schedule
 """
 )
 
-# All schedules that are described in full, by an operator or by code; not those that exist only
-# because a program calls install_tick(). Not <> '', which the planner takes for nearly all of a
-# table that was never analyzed. Reads: schedule_described.
+# All schedules with a definition, by an operator or by code; not those of install_tick(). The
+# planner would take "type" <> '' for nearly all rows of a table that was never analyzed.
+# Reads: schedule_described.
 DESCRIBED_SCHEDULES: Final[LiteralString] = (
     CLOCK
     + """
@@ -62,12 +62,11 @@ ORDER BY id
 """
 )
 
-# Lock and return the ticks of a prefix that nobody handles in a transaction (CONSUME); those
-# hold their row and are passed. Two-segment keys below the prefix are ticks, all others are the
-# caller's own: '0' is the character after '/', so in the "C" collation the range is exactly the
-# keys that start with prefix and slash. A cheap comparison, where LIKE would read the prefix as
-# a pattern. The first column is the clock, in one row at least. It is read when all rows are
-# locked (counting them comes first), so that no tick due after it can have been claimed.
+# Lock and return the ticks of a prefix, except those that CONSUME has locked. Two-segment keys
+# below the prefix are ticks; other keys belong to callers. '0' follows '/', so in the "C"
+# collation the range is exactly the keys that start with prefix and slash; LIKE would read the
+# prefix as a pattern. The first column is the clock, in at least one row. It is read after all
+# rows are locked (they are counted first), so no tick due after it can have been claimed.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 PENDING_TICKS: Final[LiteralString] = """
 WITH pending AS MATERIALIZED (
@@ -98,7 +97,8 @@ FROM clock
 LEFT JOIN pending ON true
 """
 
-# Delete ticks that PENDING_TICKS has locked, and tell who holds them. Reads: the primary key.
+# Delete ticks that PENDING_TICKS has locked, and notify their lease holders.
+# Reads: the primary key.
 DROP_TICKS: Final[LiteralString] = (
     """
 DELETE FROM delayed_queue AS stored
@@ -108,7 +108,7 @@ RETURNING """
     + "\n"
 )
 
-# Write what LOCK_SCHEDULE's caller has done. Reads: schedule_kind_prefix.
+# Save the state after an installation, under LOCK_SCHEDULE. Reads: schedule_kind_prefix.
 SAVE_SCHEDULE: Final[LiteralString] = """
 UPDATE delayed_queue_schedule
 SET "configHash" = %(config_hash)s,
@@ -120,8 +120,8 @@ WHERE "pKind" = %(kind)s
     AND "keyPrefix" = %(key_prefix)s
 """
 
-# Describe a schedule that code declares. Only its definition: whether it is enabled belongs to
-# the operators. Reads: schedule_kind_prefix.
+# Store the definition that code declares; "isEnabled" belongs to the operators.
+# Reads: schedule_kind_prefix.
 DESCRIBE_SCHEDULE: Final[LiteralString] = """
 UPDATE delayed_queue_schedule
 SET queue = %(queue)s,
@@ -142,7 +142,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class ScheduleRow(NamedTuple):
-    """A schedule: how it is defined, and how far its ticks were written ahead."""
+    """A schedule: its definition, and the state of its ticks."""
 
     kind: str
     key_prefix: str
@@ -166,7 +166,7 @@ class ScheduleRow(NamedTuple):
 
 
 class TickRow(NamedTuple):
-    """A tick in the queue, and whether somebody is handling it under a lease."""
+    """A tick in the queue, and whether it is leased."""
 
     id: int
     key: str
@@ -174,7 +174,7 @@ class TickRow(NamedTuple):
 
 
 class ScheduleManager(models.Manager[M]):
-    """The statements of the cron service, in the manner of MessageManager."""
+    """The statements of the cron service."""
 
     def lock(
         self,
@@ -185,7 +185,7 @@ class ScheduleManager(models.Manager[M]):
         codec: str,
         using: str = DEFAULT_DB_ALIAS,
     ) -> ScheduleRow:
-        """Return the prefix's row, made if need be, locked to the end of the transaction."""
+        """Return the prefix's row, inserted if missing, locked to the end of the transaction."""
         params = {"kind": kind, "key_prefix": key_prefix, "queue": queue, "codec": codec}
         return row_of(ScheduleRow, fetch(using, LOCK_SCHEDULE, params))
 
@@ -205,7 +205,7 @@ class ScheduleManager(models.Manager[M]):
     def described(
         self, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> list[tuple[int, ScheduleRow]]:
-        """Return all schedules of operators and code, each with the clock."""
+        """Return all schedules with a definition, each with the clock."""
         found = beside(ScheduleRow, fetch(using, DESCRIBED_SCHEDULES, {"now": now}))
         return [(clock, row) for clock, row in found if row is not None]
 
@@ -217,20 +217,20 @@ class ScheduleManager(models.Manager[M]):
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> tuple[int, list[TickRow]]:
-        """Return the clock and the prefix's ticks, locked, but for those being consumed."""
+        """Return the clock and the prefix's ticks, locked, except those being consumed."""
         params = {"kind": kind, "key_prefix": key_prefix, "now": now}
         found = beside(TickRow, fetch(using, PENDING_TICKS, params))
         clock = max(clock for clock, _ in found)  # the same in each row
         return clock, [tick for _, tick in found if tick is not None]
 
     def drop_ticks(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
-        """Delete those ticks, which the transaction must have locked; return how many."""
+        """Delete ticks that the transaction has locked; return their number."""
         return execute(using, DROP_TICKS, {"ids": list(ids)})
 
     def save(self, row: ScheduleRow, *, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Write the state of a schedule whose row the transaction has locked."""
+        """Save the state of a schedule whose row the transaction has locked."""
         execute(using, SAVE_SCHEDULE, row._asdict())
 
     def describe(self, row: ScheduleRow, *, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Write the definition of a schedule that code declares; its row must exist."""
+        """Save the definition of a declared schedule; its row must exist."""
         execute(using, DESCRIBE_SCHEDULE, row._asdict())

@@ -1,4 +1,4 @@
-"""Writing the ticks of a prefix ahead, and taking them back: each call one transaction."""
+"""Write the ticks of a prefix ahead, and remove them: each call is one transaction."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 
 MOST_RETIRED: Final = 20
-# An active configuration that was not installed for so many of its intervals is gone.
+# An active configuration that was not installed for N of its intervals is gone.
 SILENT_INTERVALS: Final = 3
-# How hashes look that no row here knows: those of services of other languages.
+# Hashes of services in other languages, which no row here contains.
 _MD5: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """What an installation did to the ticks of its prefix, in counts.
+    """The changes of an installation to the ticks of its prefix, as counts.
 
-    ``kept`` were there already; ``skipped`` are not there and not after the schedule's last
-    tick, so they were handled or dropped. ``removed`` belonged to other configurations.
-    ``superseded_by`` is the newer configuration this one gave way to; then nothing was
-    changed, nor when an operator has paused the schedule.
+    ``kept`` ticks existed. ``skipped`` ones do not exist and are not after the schedule's last
+    tick: they were handled or dropped. ``removed`` ones belonged to other configurations. Nothing
+    was changed if ``superseded_by`` names a newer configuration, or if an operator has paused the
+    schedule.
     """
 
     created: int = 0
@@ -55,12 +55,12 @@ class TickReport:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the ticks stand as asked."""
+        """True if the ticks of this configuration are installed."""
         return not self.superseded_by and not self.is_paused
 
 
 class Installation(NamedTuple):
-    """What is to be installed: the ticks of one configuration, by key."""
+    """A request: install the ticks of one configuration, by key."""
 
     config_hash: str
     key_prefix: str
@@ -71,7 +71,7 @@ class Installation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TickPlan:
-    """The ids to delete, the messages to offer, and what the schedule's row is to say."""
+    """The ids to delete, the messages to offer, and the new state of the schedule's row."""
 
     drops: list[int]
     offers: list[ScheduledMessage]
@@ -83,7 +83,7 @@ class TickPlan:
 def by_key(
     config_hash: str, key_prefix: str, messages: Iterable[CronMessage]
 ) -> dict[str, CronMessage]:
-    """Return the ticks by their keys; of two for one instant the first."""
+    """Return the ticks by key; for two of the same instant, the first."""
     check_key_prefix(key_prefix, check_config_hash(config_hash))
     ticks: dict[str, CronMessage] = {}
     for message in messages:
@@ -94,16 +94,16 @@ def by_key(
 
 
 def retired(state: ScheduleRow) -> list[str]:
-    """Return the configurations that others have replaced, the latest last."""
+    """Return the replaced configurations, the latest last."""
     hashes: list[str] = json.loads(state.retired_hashes)
     return hashes
 
 
 def rival(state: ScheduleRow, config_hash: str, now: int) -> str:
-    """Return the configuration that this one must give way to, or nothing.
+    """Return the configuration that must stay active instead of this one, or an empty text.
 
-    One that was never seen here is newer than all that were. One that was replaced may come
-    back when its successor has fallen silent: that is a deployment rolled back.
+    A configuration that this row has never seen is newer than all others. A replaced one may return
+    when its successor is no longer installed: a deployment was rolled back.
     """
     if config_hash == state.config_hash or config_hash not in retired(state):
         return ""
@@ -111,9 +111,9 @@ def rival(state: ScheduleRow, config_hash: str, now: int) -> str:
 
 
 def is_alive(state: ScheduleRow, now: int) -> bool:
-    """Return whether somebody still keeps the active configuration.
+    """Return whether an installer still renews the active configuration.
 
-    One that was installed by hand has no interval, and stays until it is replaced by hand.
+    A configuration installed by hand has no interval, and stays until it is replaced by hand.
     """
     if not state.config_hash or state.installed_at is None:
         return False
@@ -121,14 +121,14 @@ def is_alive(state: ScheduleRow, now: int) -> bool:
 
 
 def plan(wanted: Installation, state: ScheduleRow, rows: Sequence[TickRow], now: int) -> TickPlan:
-    """Return how to get from the stored state and the pending ticks to what is wanted."""
+    """Return the changes that lead from the stored state and ticks to the wanted ones."""
     present = {row.key: row for row in rows}
     last_tick = _last_tick(state, wanted.config_hash, now)
     offers, kept, skipped = [], 0, 0
     for key, tick in wanted.ticks.items():
         row = present.get(key)
         if row is None and last_tick is not None and ticked_at(tick) <= last_tick:
-            # It was offered before and is gone, or another transaction is handling it.
+            # It was handled or dropped, or another transaction is handling it.
             skipped += 1
         elif row is not None and (row.is_leased or not wanted.can_update):
             kept += 1
@@ -161,15 +161,15 @@ def ticked_at(tick: CronMessage) -> int:
 
 
 def hash_of(key: str, key_prefix: str) -> str:
-    """Return the configuration a tick's key names."""
+    """Return the configuration hash in a tick's key."""
     return key[len(key_prefix) + 1 :].partition("/")[0]
 
 
 def _others(wanted: Installation, state: ScheduleRow, rows: Sequence[TickRow]) -> list[int]:
-    """Return the ids of ticks of other configurations that nobody is handling.
+    """Return the ids of unleased ticks of other configurations.
 
-    Those that were installed here, and those of services of other languages; not a caller's
-    own ``daily/order/42``, which has the form of a tick.
+    These are the configurations known here and those of services in other languages, but not a
+    caller's own key such as ``daily/order/42``, which looks like a tick.
     """
     known = {state.config_hash, *retired(state)}
     return [
@@ -184,8 +184,8 @@ def _others(wanted: Installation, state: ScheduleRow, rows: Sequence[TickRow]) -
 def _last_tick(state: ScheduleRow, config_hash: str, now: int) -> int | None:
     """Return the instant up to which no tick may be created.
 
-    A tick of the future that a replaced configuration had written ahead was not handled yet,
-    so the new one may have it; what lies in the past may have been.
+    Future ticks that a replaced configuration wrote ahead were not handled yet, so the new one may
+    create them. Past ones may have been handled.
     """
     if config_hash == state.config_hash or state.last_tick is None:
         return state.last_tick
@@ -207,12 +207,12 @@ def _replaced(state: ScheduleRow, wanted: Installation) -> ScheduleRow:
 
 
 class Ticks:
-    """The ticks of a queue, by their prefixes; ``queue.cron`` stands on it."""
+    """The ticks of a queue, by their prefixes; the base of ``queue.cron``."""
 
     def __init__(self, queue: Offering, schedules: ScheduleManager[Schedule]) -> None:
         self.queue = queue
         self._schedules = schedules
-        # What the in-memory queue does otherwise.
+        # The in-memory queue replaces these.
         self._repeat = queue._repeat  # noqa: SLF001
         self._transaction = queue._transaction  # noqa: SLF001
         self._now = queue._now  # noqa: SLF001
@@ -232,9 +232,9 @@ class Ticks:
     ) -> TickReport:
         """Replace the pending ticks of other configurations by these, in one transaction.
 
-        ``can_update`` replaces payloads of ticks that are there, unless they are leased.
-        ``yields`` gives way to a newer configuration and to an operator's pause; without it
-        this one wins. ``interval`` is how often the caller will install again.
+        ``can_update`` replaces payloads of existing ticks that are not leased. ``yields`` changes
+        nothing if a newer configuration is active or an operator has paused the schedule.
+        ``interval``: the time until the caller installs again.
         """
         ticks = by_key(config_hash, key_prefix, messages)
         wanted = Installation(config_hash, key_prefix, ticks, can_update, interval)
@@ -244,16 +244,16 @@ class Ticks:
         return report
 
     def uninstall(self, config_hash: str, key_prefix: str) -> int:
-        """Remove the pending ticks of this configuration alone; return how many.
+        """Remove the pending ticks of this configuration; return their number.
 
-        Leased ones stay: their run is under way.
+        Leased ones stay, because they are being handled.
         """
         check_key_prefix(key_prefix, check_config_hash(config_hash))
         removed: int = self._repeat(partial(self._uninstall, config_hash, key_prefix), doubt=never)
         return removed
 
     def read_schedule(self, key_prefix: str) -> tuple[int, ScheduleRow | None]:
-        """Return the clock in milliseconds, and the prefix's row if it has one."""
+        """Return the clock in milliseconds, and the prefix's row if there is one."""
         read = partial(self._schedules.read, self.queue.kind, key_prefix, using=self.queue.using)
         return self._repeat(lambda: read(now=self._now()))
 

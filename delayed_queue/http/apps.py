@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.urls import URLResolver, get_resolver
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.apps import check_alias
+from delayed_queue.checks import check_alias
 from delayed_queue.conf import SETTING, find_problems
 from delayed_queue.exceptions import ExtraNotInstalled, InvalidConfiguration
 from delayed_queue.handlers import Handler, Source, registry

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 
-from delayed_queue.apps import NO_APP, NO_APP_HINT
+from delayed_queue.checks import NO_APP, NO_APP_HINT
 from delayed_queue.codecs import encode
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import Lost, check_vendor, repeat

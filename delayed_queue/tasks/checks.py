@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage
 
-from delayed_queue.apps import check_alias
+from delayed_queue.checks import check_alias
 from delayed_queue.handlers import registry
 from delayed_queue.tasks._api import task_backends
 from delayed_queue.tasks.backend import DelayedQueueBackend

@@ -17,7 +17,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from delayed_queue import CronEntry, CronSchedule, DailySchedule, DelayedQueue, PeriodicSchedule
-from delayed_queue.cron.keeper import CronKeeper, CronThread, cron, declared, schedule
+from delayed_queue.cron.keeper import CronKeeper, CronThread, declared, schedule
 from delayed_queue.cron.registry import crontab, definition_of, schedule_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import from_milliseconds
@@ -111,7 +111,6 @@ def decorated() -> Iterator[CronEntry]:
 
 
 def test_the_decorator_declares_and_leaves_the_function(decorated: CronEntry):
-    assert cron is schedule
     assert schedule("ledger", "decorated", "@daily")(payload_of) is payload_of  # as a reload does
     assert [each.key_prefix for each in declared()] == ["hourly", "decorated"]
     assert decorated.declared_in == __name__

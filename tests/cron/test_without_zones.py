@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayed_queue.apps import check_zones
+from delayed_queue.checks import check_zones
 from delayed_queue.cron.rules import has_zones
 from tests.words.test_imports import run
 
@@ -43,5 +43,5 @@ def test_periodic_schedules_need_none():
 
 def test_the_system_check_warns():
     settings = "from django.conf import settings; settings.configure(USE_I18N=False)\n"
-    code = "from delayed_queue.apps import check_zones; print(check_zones()[0].id)"
+    code = "from delayed_queue.checks import check_zones; print(check_zones()[0].id)"
     assert run(NO_ZONES + settings + code) == "delayed_queue.W004\n"

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from delayed_queue.apps import check_settings
+from delayed_queue.checks import check_settings
 from delayed_queue.notifications.apps import check_hash_key, check_providers
 from tests.notifications.configured import configure
 from tests.support.processes import managed, wait_until

@@ -22,7 +22,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope, Reject, ScheduledMessage, Snooze
-from delayed_queue.apps import check_instruments
+from delayed_queue.checks import check_instruments
 from delayed_queue.models import Message
 from delayed_queue.models import Worker as WorkerRow
 from delayed_queue.observe.metrics import (

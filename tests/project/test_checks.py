@@ -21,7 +21,7 @@ from django.utils.autoreload import StatReloader, autoreload_started
 from pytest_django import Settings
 
 from delayed_queue import CronEntry
-from delayed_queue.apps import check_time_zone
+from delayed_queue.checks import check_time_zone
 from delayed_queue.cron.registry import crontab
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import registry

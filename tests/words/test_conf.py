@@ -13,7 +13,7 @@ from django.core.checks import ERROR, WARNING
 from django.db import connections
 
 from delayed_queue import DelayedQueue
-from delayed_queue.apps import check_databases, check_instruments, check_settings
+from delayed_queue.checks import check_databases, check_instruments, check_settings
 from delayed_queue.conf import QueueSettings, find_problems, get_settings, section
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.conf import ApiSettings, CallbackSettings

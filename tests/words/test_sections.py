@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.conf import LazySettings
 
-from delayed_queue.apps import check_settings
+from delayed_queue.checks import check_settings
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.conf import (
