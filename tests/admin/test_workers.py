@@ -19,7 +19,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.admin.formats import per_second
 from delayed_queue.admin.lists import LIVE
 from delayed_queue.models import Message, Worker
-from delayed_queue.worker.engine.claims import new_lease_id
+from delayed_queue.worker.engine.plans import new_lease_id
 from delayed_queue.worker.store import WorkerCounts
 from tests.admin.support import (
     LETTERS,

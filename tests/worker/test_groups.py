@@ -233,8 +233,8 @@ def test_what_was_handled_is_written_while_somebody_keeps_the_turn(
         with other.transaction():
             other.execute(TAKE_TURN, {"kind": queue.kind, "idle": None})
             goes_on.set()
-            wait_until(lambda: Message.objects.count() == 1)
-            assert worker.counts.done == 1
+            wait_until(lambda: worker.counts.done == 1)
+            assert Message.objects.count() == 1
         wait_until(lambda: not Message.objects.exists())
 
 

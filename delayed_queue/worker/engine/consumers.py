@@ -307,10 +307,11 @@ class Consumer:
     walk: GroupWalk | None = field(init=False, default=None)
     is_rated: bool = field(init=False, default=True)
     # Whether the limits that the handler declares are written: nothing is claimed before.
-    is_declared: bool = field(init=False, default=False)
+    is_declared: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_async = self.handler.is_async
+        self.is_declared = self.is_dynamic
         self.rules = rules_step(self.queue.kind)
         self.tally = Tally(self.queue.kind)
         self.schedule = ScanSchedule(

@@ -6,16 +6,18 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 from delayed_queue.conf import get_settings
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import Handler, Registry, Source
 from delayed_queue.instruments import awrap, wrap
 from delayed_queue.logs import log
-from delayed_queue.messages import MILLISECOND
+from delayed_queue.messages import MILLISECOND, to_milliseconds
 from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR
@@ -69,10 +71,88 @@ def declare_groups(consumer: Consumer) -> None:
     consumer.is_declared = True
 
 
-def shortest_lease(consumers: list[Consumer]) -> float:
-    """Return the seconds of the shortest lease, or of the default where there is no consumer."""
-    leases = [consumer.queue.lease_duration for consumer in consumers]
-    return min(leases, default=get_settings().LEASE_DURATION).total_seconds()
+class Turns:
+    """The consumers of a worker, in the order in which they may claim.
+
+    Named queues come by priority. Others take turns by rounds, in each of which every consumer
+    that has something claims once, the most overdue first. The dynamic queues as a whole take
+    turns with them.
+    """
+
+    def __init__(self, options: WorkerOptions, registry: Registry) -> None:
+        self._options = options
+        self.fixed = consumers_of(options, registry)
+        self.dynamic = DynamicQueues(options, registry, [each.queue.kind for each in self.fixed])
+        self._is_dynamic_turn = False
+
+    @property
+    def all(self) -> list[Consumer]:
+        return [*self.fixed, *self.dynamic.turns]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds and channels whose notifications wake the worker."""
+        return [*self.dynamic.wake_channels, *(each.queue.kind for each in self.all)]
+
+    @property
+    def next_at(self) -> float:
+        """The monotonic time of the next poll or idle scan."""
+        return min(self.dynamic.next_at, *(each.schedule.next_at for each in self.all), IDLE)
+
+    @property
+    def shortest_lease(self) -> float:
+        """The seconds of the shortest lease, or of the default without a consumer."""
+        leases = [consumer.queue.lease_duration for consumer in self.all]
+        return min(leases, default=get_settings().LEASE_DURATION).total_seconds()
+
+    @property
+    def _has_rounds(self) -> bool:
+        return not self._options.queues and len(self.fixed) > 1
+
+    def __iter__(self) -> Iterator[Consumer]:
+        fixed = sorted(self.fixed, key=_rank) if self._has_rounds else self.fixed
+        dynamic = self.dynamic.turns
+        return chain(dynamic, fixed) if self._is_dynamic_turn else chain(fixed, dynamic)
+
+    def record(self, consumer: Consumer) -> None:
+        """Record that a consumer had its turn."""
+        if consumer.is_dynamic:
+            self.dynamic.had_turn(consumer)
+        self._is_dynamic_turn = not consumer.is_dynamic
+        if consumer.share.had_turn:  # the others that have something had theirs: the next round
+            for each in self.fixed:
+                each.share.had_turn = False
+        consumer.share.had_turn = not consumer.is_dynamic
+
+    def read_overdue(self) -> None:
+        """Read how overdue the queues are, where that decides about the first turns."""
+        if not self._has_rounds:
+            return
+        using = self._options.using
+        kinds = [consumer.queue.kind for consumer in self.fixed]
+        waits = Message.objects.next_due_of_kinds(kinds, [NO_FLOOR] * len(kinds), 0, using=using)
+        now = to_milliseconds(database_now(using))
+        for consumer in self.fixed:
+            consumer.share.overdue_since = now + waits.get(consumer.queue.kind, 0)
+
+    def wake(self, kinds: set[str] | None = None) -> None:
+        """Poll at once: the queues of these kinds, or all."""
+        for consumer in self.fixed:
+            if kinds is None or consumer.queue.kind in kinds:
+                consumer.schedule.wake()
+        self.dynamic.wake(kinds)
+
+    def scan_fully(self, since: float) -> bool:
+        """Scan every queue from its start, unless that was done since; return whether it will be.
+
+        A message that committed late, or was locked, may lie below where polls begin.
+        """
+        are_scanned = [consumer.schedule.scan_fully(since) for consumer in self.all]
+        return self.dynamic.scan_fully(since) or any(are_scanned)
+
+
+def _rank(consumer: Consumer) -> tuple[bool, float]:
+    return consumer.share.had_turn, consumer.share.overdue_since
 
 
 class DynamicQueues:
@@ -174,7 +254,7 @@ class DynamicQueues:
         except Exception as error:
             if is_unavailable(error):
                 raise
-            _report(source, error)
+            log(logging.ERROR, "source_failed", error, source=source.name)
             return [consumer.handler for consumer in self._consumers.values()]
         return [each for each in found if named is None or each.queue in named]
 
@@ -220,7 +300,3 @@ class DynamicQueues:
         for consumer in idle:
             if (wait := waits.get(consumer.queue.kind)) is not None:
                 consumer.schedule.wake(now + wait / 1000)
-
-
-def _report(source: Source, error: Exception) -> None:
-    log(logging.ERROR, "source_failed", error, source=source.name)

@@ -25,8 +25,9 @@ from delayed_queue.queue.store.settle import (
     dead_lettering,
     releasing,
 )
-from delayed_queue.worker.engine.claims import Claim, LeaseKeeper, NotBegun
+from delayed_queue.worker.engine.claims import Claim, NotBegun
 from delayed_queue.worker.engine.consumers import Consumer
+from delayed_queue.worker.engine.leases import LeaseKeeper
 from delayed_queue.worker.engine.refusals import wait_after
 
 # Failures are written one statement each, or for those deferred alike, so many in a round trip.
@@ -50,7 +51,7 @@ class _Failure(NamedTuple):
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Settlement:
     """A statement, what to note once its transaction has committed, and whom to wake then."""
 
@@ -310,8 +311,8 @@ class LockDeferral:
         self._using = using
         self._keeper = keeper
 
-    def begin(self) -> None:
-        """Set apart what is held now."""
+    def defer(self) -> None:
+        """Set apart what is locked now."""
         claims = self._keeper.claims()
         held = self._held(claims)
         log(logging.INFO, "messages_held", count=len(held))
@@ -322,7 +323,7 @@ class LockDeferral:
             if claim.is_settled:
                 self._keeper.forget(claim)
 
-    def try_again(self) -> None:
+    def retry(self) -> None:
         """Ask of what was deferred long enough whether it is still held."""
         now = time.monotonic()
         claims = [claim for claim in self._keeper.claims() if 0 < claim.deferred_until <= now]

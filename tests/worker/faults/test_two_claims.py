@@ -116,8 +116,9 @@ class TestBeside:
     def test_a_strict_claim_has_no_other_of_its_queue_beside_it(
         self, queue: DelayedQueue, claim: str, is_alone: bool
     ):
-        dispatcher = worker_of(claim=claim).dispatcher
-        declare_groups(dispatcher.consumers[0])
+        worker = worker_of(claim=claim)
+        dispatcher = worker.dispatcher
+        declare_groups(worker.consumers[0])
         first = dispatcher.plan()
         assert first is not None
         assert (dispatcher.plan() is None) == is_alone

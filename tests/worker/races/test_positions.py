@@ -16,8 +16,8 @@ from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import claim_step
 from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS, OFFER_OR_UPDATE
-from delayed_queue.worker.engine.claims import ClaimPlan
-from delayed_queue.worker.engine.consumers import Consumer, PollResult
+from delayed_queue.worker.engine.consumers import Consumer
+from delayed_queue.worker.engine.plans import ClaimPlan
 from tests.support.running import handler_of, worker_with
 
 LIMIT: Final = 2
@@ -39,9 +39,9 @@ def consumer(queue: DelayedQueue) -> Consumer:
 def poll(consumer: Consumer) -> list[str]:
     """Poll as a worker does, but for rewinds, which come when the test says so."""
     plan = ClaimPlan(consumer, LIMIT)
-    rows = plan.read(run("default", plan.steps)).claimed
-    latest, last_id = (rows[-1].due_at, rows[-1].id) if rows else (None, 0)
-    consumer.end_poll(plan.poll, PollResult(len(rows), latest, last_id=last_id))
+    rows = plan.finish(
+        dict(zip(plan.steps, run("default", list(plan.steps.values())), strict=True))
+    )
     consumer.schedule.rewind_at = consumer.schedule.full_scan_at = math.inf
     return [row.key for row in rows]
 
