@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import django.core.validators
-import django.db.models.deletion
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import migrations, models
 
-import delayed_queue.fields
+from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
 
-# A row is updated many times a second, and none of its indexed columns ever: with room left on the
-# page its versions stay there, and go without a vacuum.
+# A row is updated many times a second, never in an indexed column. With free space on the page its
+# versions stay there, and no vacuum is needed.
 ROOM = "ALTER TABLE delayed_queue_rate SET (fillfactor = 50)"
+
+
+def _id() -> tuple[str, models.Field[Any, Any]]:
+    field = models.BigAutoField(
+        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+    )
+    return "id", field
 
 
 class Migration(migrations.Migration):
@@ -24,22 +32,14 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="Topic",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("name", models.CharField(verbose_name="name", db_collation="C", max_length=80)),
                 (
                     "shards",
                     models.IntegerField(
                         db_default=1,
                         default=1,
-                        validators=[
-                            django.core.validators.MinValueValidator(1),
-                            django.core.validators.MaxValueValidator(64),
-                        ],
+                        validators=[MinValueValidator(1), MaxValueValidator(64)],
                     ),
                 ),
                 ("ladder", models.TextField(blank=True, db_default="", default="")),
@@ -48,28 +48,17 @@ class Migration(migrations.Migration):
                     models.FloatField(
                         db_default=0.0,
                         default=0.0,
-                        validators=[
-                            django.core.validators.MinValueValidator(0.0),
-                            django.core.validators.MaxValueValidator(1.0),
-                        ],
+                        validators=[MinValueValidator(0.0), MaxValueValidator(1.0)],
                     ),
                 ),
                 (
                     "ttr",
                     models.BigIntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1000)],
+                        blank=True, null=True, validators=[MinValueValidator(1000)]
                     ),
                 ),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
-                (
-                    "hosts",
-                    models.TextField(blank=True, db_default="", default="", editable=False),
-                ),
+                ("created_at", EpochMillisecondField(db_column="createdAt")),
+                ("hosts", models.TextField(blank=True, db_default="", default="", editable=False)),
             ],
             options={
                 "verbose_name": "topic",
@@ -81,21 +70,13 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="IdempotencyKey",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("scope", models.CharField(db_collation="C", max_length=200)),
                 ("key", models.CharField(db_collation="C", max_length=200)),
                 ("request_hash", models.BinaryField(db_column="requestHash")),
                 ("status", models.IntegerField()),
                 ("answer", models.TextField()),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
+                ("created_at", EpochMillisecondField(db_column="createdAt")),
             ],
             options={
                 "db_table": "delayed_queue_idempotency_key",
@@ -109,12 +90,7 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="ApiToken",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("name", models.CharField(verbose_name="name", max_length=100)),
                 ("prefix", models.CharField(max_length=12)),
                 ("digest", models.CharField(max_length=64)),
@@ -122,25 +98,22 @@ class Migration(migrations.Migration):
                 ("verbs", models.JSONField(db_default=models.Value([], models.JSONField()))),
                 ("rate", models.FloatField(verbose_name="rate", blank=True, null=True)),
                 ("burst", models.IntegerField(verbose_name="burst", blank=True, null=True)),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
+                ("created_at", EpochMillisecondField(db_column="createdAt")),
                 (
                     "expires_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="expiresAt", null=True
                     ),
                 ),
                 (
                     "disabled_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="disabledAt", null=True
                     ),
                 ),
                 (
                     "last_used_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="lastUsedAt", null=True
                     ),
                 ),
@@ -160,21 +133,13 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="CallbackAttempt",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("key", models.CharField(db_collation="C", max_length=200)),
                 ("topic", models.CharField(db_collation="C", max_length=100)),
                 ("kind", models.CharField(max_length=100)),
                 ("webhook_id", models.TextField(db_column="webhookId")),
                 ("attempt", models.IntegerField()),
-                (
-                    "started_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="startedAt"),
-                ),
+                ("started_at", EpochMillisecondField(db_column="startedAt")),
                 ("duration", models.IntegerField()),
                 ("status", models.IntegerField(blank=True, null=True)),
                 ("failure", models.TextField(blank=True, db_default="")),
@@ -199,12 +164,7 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="Endpoint",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("origin", models.TextField(db_collation="C")),
                 ("prefix", models.TextField(verbose_name="prefix", db_collation="C")),
                 ("secret", models.TextField()),
@@ -214,13 +174,13 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "rotated_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="rotatedAt", null=True
                     ),
                 ),
                 (
                     "disabled_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    EpochMillisecondField(  # type: ignore[misc]
                         blank=True, db_column="disabledAt", null=True
                     ),
                 ),
@@ -231,24 +191,13 @@ class Migration(migrations.Migration):
                 ("per_second", models.FloatField(blank=True, db_column="perSecond", null=True)),
                 (
                     "burst",
-                    models.IntegerField(
-                        db_default=1,
-                        default=1,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                    ),
+                    models.IntegerField(db_default=1, default=1, validators=[MinValueValidator(1)]),
                 ),
                 (
                     "concurrency",
-                    models.IntegerField(
-                        blank=True,
-                        null=True,
-                        validators=[django.core.validators.MinValueValidator(1)],
-                    ),
+                    models.IntegerField(blank=True, null=True, validators=[MinValueValidator(1)]),
                 ),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
+                ("created_at", EpochMillisecondField(db_column="createdAt")),
             ],
             options={
                 "verbose_name": "endpoint",
@@ -268,22 +217,17 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="Host",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("name", models.TextField(db_collation="C")),
                 (
                     "opened_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    EpochMillisecondField(  # type: ignore[misc]
                         db_column="openedAt", null=True
                     ),
                 ),
                 (
                     "open_until",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    EpochMillisecondField(  # type: ignore[misc]
                         db_column="openUntil", null=True
                     ),
                 ),
@@ -292,7 +236,7 @@ class Migration(migrations.Migration):
                 ("probe_by", models.CharField(db_column="probeBy", max_length=36, null=True)),
                 (
                     "probe_until",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
+                    EpochMillisecondField(  # type: ignore[misc]
                         db_column="probeUntil", null=True
                     ),
                 ),
@@ -309,24 +253,14 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="Slot",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("holder", models.CharField(db_collation="C", max_length=36)),
                 ("held", models.IntegerField()),
-                (
-                    "held_until",
-                    delayed_queue.fields.EpochMillisecondField(db_column="heldUntil"),
-                ),
+                ("held_until", EpochMillisecondField(db_column="heldUntil")),
                 (
                     "endpoint",
                     models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        to="delayed_queue_http.endpoint",
+                        db_index=False, on_delete=models.CASCADE, to="delayed_queue_http.endpoint"
                     ),
                 ),
             ],
@@ -343,12 +277,7 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="Rate",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("name", models.CharField(db_collation="C", max_length=200)),
                 ("booked_until", models.BigIntegerField(db_column="bookedUntil")),
                 ("granted", models.IntegerField(db_default=0)),
