@@ -10,12 +10,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.api.auth import ApiRequest
 from delayed_queue.http.api.endpoints import Endpoints
-from delayed_queue.http.api.parameters import Body, JobId, Time, shown
+from delayed_queue.http.api.parameters import JobId
 from delayed_queue.http.api.problems import Problem, invalid, missing
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.consuming import Pop, bury_job, finish_job, release_job, touch_job
-from delayed_queue.http.jobs.jobs import MAX_DELAY, MAX_TTR, Answer
+from delayed_queue.http.jobs.jobs import MAX_DELAY, MAX_TTR, Answer, PoppedJob
 from delayed_queue.http.jobs.kinds import MAX_SHARDS
 from delayed_queue.http.jobs.requests import TopicName
 
@@ -32,17 +32,6 @@ class PopQuery(Struct, forbid_unknown_fields=True):
     shard: Annotated[int, Meta(ge=0, lt=MAX_SHARDS)] | UnsetType = UNSET
 
 
-class PoppedReply(Struct, rename="camel"):
-    """A job under a lease."""
-
-    job_id: str
-    body: Body
-    attempt: int
-    group: str | None
-    lease_token: str
-    expires_at: Time
-
-
 class Lease(Struct, rename="camel", forbid_unknown_fields=True):
     """The proof that a consumer holds a job."""
 
@@ -56,7 +45,7 @@ class Release(Lease, rename="camel", forbid_unknown_fields=True):
 
 
 @calls.post("topics/<topic>/pop", "consume", waits=True)
-async def pop(request: ApiRequest, topic: TopicName, query: PopQuery) -> list[PoppedReply] | None:
+async def pop(request: ApiRequest, topic: TopicName, query: PopQuery) -> list[PoppedJob] | None:
     """Lease due jobs without a url, waiting up to ``timeout`` seconds for the first one.
 
     204 when none fell due. A job that is not finished before ``expiresAt`` goes to another
@@ -69,10 +58,9 @@ async def pop(request: ApiRequest, topic: TopicName, query: PopQuery) -> list[Po
     shard = None if query.shard is UNSET else query.shard
     wanted = Pop(topic, query.count, ttr, shard, settings.DATABASE)
     try:
-        jobs = await waiting_pops.wait_for(request, wanted, query.timeout)
+        return await waiting_pops.wait_for(request, wanted, query.timeout) or None
     except InvalidMessage as error:
         raise invalid("query", [("shard", str(error))]) from None
-    return [shown(each, PoppedReply) for each in jobs] or None
 
 
 def _check_limit(name: str, value: float, most: float) -> None:

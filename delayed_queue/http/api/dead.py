@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -10,21 +11,13 @@ from delayed_queue.db.sql import page_of
 from delayed_queue.http.api.auth import ApiRequest, demand, reaches
 from delayed_queue.http.api.endpoints import Endpoints
 from delayed_queue.http.api.jobs import taken
-from delayed_queue.http.api.parameters import (
-    AddedReply,
-    Body,
-    Id,
-    JobId,
-    Limit,
-    PageQuery,
-    Time,
-    shown,
-)
+from delayed_queue.http.api.parameters import Id, JobId, Limit, PageQuery
 from delayed_queue.http.api.problems import missing
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.adding import find_job
 from delayed_queue.http.jobs.dead import (
     MAX_KICK,
+    DeadGroup,
     DeadJob,
     dead_groups,
     dead_jobs,
@@ -34,58 +27,33 @@ from delayed_queue.http.jobs.dead import (
     kick_topic,
     replay,
 )
-from delayed_queue.http.jobs.jobs import Answer, JobState
+from delayed_queue.http.jobs.jobs import AddedJob, Answer, JobState
 from delayed_queue.http.jobs.requests import TopicName
+from delayed_queue.messages import OfferOutcome
 
 calls: Final = Endpoints("dead jobs")
 
 
-class KickedReply(Struct):
+@dataclass
+class KickedReply:
     """The number of dead jobs that were put back."""
 
     kicked: int
 
 
-class DeadReply(Struct, rename="camel"):
-    """A dead job."""
-
-    id: int
-    job_id: str
-    topic: str
-    body: Body
-    url: str | None
-    retry: int
-    reason: str
-    last_error: str
-    created_at: Time
-    died_at: Time
-
-
-class DeadPage(Struct):
+@dataclass
+class DeadPage:
     """Dead jobs in id order; ``next`` is the ``after`` of the next page, if there is one."""
 
-    items: list[DeadReply]
+    items: list[DeadJob]
     next: int | None
 
 
-class DeadGroupReply(Struct, rename="camel"):
-    """Dead jobs with one cause; ``isCapped``: counting stopped, there may be more."""
-
-    id: str
-    topic: str
-    queue: str
-    failure: str
-    count: int
-    is_capped: bool
-    first_at: Time
-    last_at: Time
-    newest_id: int
-
-
-class DeadGroups(Struct):
+@dataclass
+class DeadGroups:
     """Failures by cause, the latest first."""
 
-    items: list[DeadGroupReply]
+    items: list[DeadGroup]
 
 
 class KickQuery(Struct, forbid_unknown_fields=True):
@@ -127,7 +95,7 @@ def list_dead(request: ApiRequest, query: PageQuery) -> DeadPage:
         using=api_settings().DATABASE,
     )
     page = page_of(found, query.limit, lambda each: each.id)
-    return DeadPage([shown(each, DeadReply) for each in page.items], page.next)
+    return DeadPage(list(page.items), page.next)
 
 
 @calls.get("dead/groups", "read")
@@ -139,7 +107,7 @@ def list_groups(request: ApiRequest, query: GroupsQuery) -> DeadGroups:
         covers=reaches(request.auth),
         using=api_settings().DATABASE,
     )
-    return DeadGroups([shown(each, DeadGroupReply) for each in found])
+    return DeadGroups(found)
 
 
 def _demanded(request: ApiRequest, topic: str | UnsetType) -> str | None:
@@ -150,7 +118,7 @@ def _demanded(request: ApiRequest, topic: str | UnsetType) -> str | None:
 
 
 @calls.post("dead/<letter_id>/replay", "manage", status=202, errors=[404, 409])
-def replay_one(request: ApiRequest, letter_id: Id) -> AddedReply:
+def replay_one(request: ApiRequest, letter_id: Id) -> AddedJob:
     """Make a dead job ready; 409 when a job of its id lives."""
     using = api_settings().DATABASE
     dead = _covered(request, "manage", letter_id, using)
@@ -160,9 +128,8 @@ def replay_one(request: ApiRequest, letter_id: Id) -> AddedReply:
     if answer is Answer.STALE:
         raise taken()
     job = find_job(dead.topic, dead.job_id, using=using)
-    if job is None:
-        return AddedReply(dead.job_id, dead.topic, JobState.READY, None)
-    return shown(job, AddedReply)
+    state, run_at = (JobState.READY, None) if job is None else (job.state, job.run_at)
+    return AddedJob(dead.job_id, dead.topic, OfferOutcome.CREATED, state, run_at)
 
 
 @calls.delete("dead/<letter_id>", "delete", errors=[404])

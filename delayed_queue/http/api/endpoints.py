@@ -10,7 +10,8 @@ Endpoints are declared by decorators; the URLs of an API and its description fol
     api = Api("Orders", "1", "orders-api", "Orders by topic.", calls)
 
 The view's annotations are the types of its path parameters, of its ``query``, its ``body`` and its
-reply; None is 204. The first line of its docstring is the summary.
+reply; None is 204. A reply may be a dataclass, whose names are written in camelCase. The first line
+of the docstring is the summary.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, re_path
 from django.urls.resolvers import ResolverMatch, RoutePattern
-from msgspec import Struct, defstruct, structs
+from msgspec import Struct, convert, defstruct, structs
 
 from delayed_queue.http.api.auth import let_in, let_in_from_loop
 from delayed_queue.http.api.bodies import JSON, Limit, admit, nothing, read_object, reply
 from delayed_queue.http.api.openapi import description_view
 from delayed_queue.http.api.pool import V, View, in_event_loop, in_thread, unstoppable
 from delayed_queue.http.api.problems import Problem, Source, invalid, not_allowed, respond
+from delayed_queue.http.api.replies import reply_type
 from delayed_queue.http.reading import Errors, read
 from delayed_queue.http.tokens import VERBS
 
@@ -127,7 +129,10 @@ class Endpoint:
     def _response(self, found: Any) -> HttpResponse:
         if isinstance(found, HttpResponse):
             return found
-        return nothing() if found is None else reply(min(self.answers), found)
+        if found is None:
+            return nothing()
+        status = min(self.answers)
+        return reply(status, convert(found, self.answers[status], from_attributes=True))
 
 
 def _read(
@@ -234,7 +239,7 @@ def endpoint(
 
 def _answers(status: int, kind: Any) -> dict[int, Any]:
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    return {204 if each is NoneType else status: None if each is NoneType else each
+    return {204 if each is NoneType else status: None if each is NoneType else reply_type(each)
             for each in kinds}  # fmt: skip
 
 

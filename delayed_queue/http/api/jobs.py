@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final
 
@@ -25,7 +26,7 @@ from delayed_queue.http.api.bodies import (
     reply,
 )
 from delayed_queue.http.api.endpoints import Endpoints
-from delayed_queue.http.api.parameters import AddedReply, JobId, Time, shown
+from delayed_queue.http.api.parameters import JobId
 from delayed_queue.http.api.pool import in_event_loop, in_thread
 from delayed_queue.http.api.problems import (
     MEDIA_TYPE,
@@ -49,7 +50,7 @@ from delayed_queue.http.jobs.adding import (
     write_together,
 )
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once
-from delayed_queue.http.jobs.jobs import CODEC, AddedJob, IfExists, JobState, NewJob
+from delayed_queue.http.jobs.jobs import CODEC, AddedJob, IfExists, Job, NewJob
 from delayed_queue.http.jobs.kinds import check_callbacks
 from delayed_queue.http.jobs.requests import NOT_BOTH, JobRequest, TopicName, job_from
 from delayed_queue.http.reading import MAX_GUESSES
@@ -76,35 +77,20 @@ class AddQuery(Struct, rename="camel", forbid_unknown_fields=True):
     if_exists: IfExists = IfExists.FAIL
 
 
-class BulkItem(Struct):
+@dataclass
+class BulkItem:
     """The outcome of one job of a bulk: the job, or a problem."""
 
     status: int
-    job: AddedReply | UnsetType = UNSET
+    job: AddedJob | UnsetType = UNSET
     problem: ProblemReply | UnsetType = UNSET
 
 
-class BulkReply(Struct):
+@dataclass
+class BulkReply:
     """The outcome of each job of a bulk, in the order in which they were sent."""
 
     items: list[BulkItem]
-
-
-class JobReply(Struct, rename="camel"):
-    """A job as it stands; ``retry`` counts failures so far."""
-
-    job_id: str
-    topic: str
-    state: JobState
-    retry: int
-    run_at: Time | None
-    created_at: Time
-    expires_at: Time | None
-    died_at: Time | None
-    dead_letter_id: int | None
-    url: str | None
-    group: str | None
-    last_error: str
 
 
 calls: Final = Endpoints("jobs")
@@ -119,7 +105,7 @@ one_job: Final = Endpoints("jobs")
     errors=[409, 422],
     accepts={JSON: NewJobBody},
     headers=[KEY_HEADER],
-    answer=AddedReply,
+    answer=AddedJob,
 )
 async def add(request: ApiRequest, query: AddQuery) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""
@@ -194,8 +180,10 @@ def answer_of(added: AddedJob) -> KeptAnswer:
     return KeptAnswer(202, as_json(_added(added)))
 
 
-def _added(added: AddedJob) -> AddedReply:
-    return AddedReply(added.job_id, added.topic, added.state, added.run_at)
+def _added(added: AddedJob) -> dict[str, Any]:
+    return {
+        "jobId": added.job_id, "topic": added.topic, "state": added.state, "runAt": added.run_at,
+    }  # fmt: skip
 
 
 def taken() -> Problem:
@@ -302,12 +290,12 @@ def _refused(problem: Problem) -> dict[str, Any]:
 
 
 @one_job.get("topics/<topic>/jobs/<path:job_id>", "read", errors=[404])
-def read(request: ApiRequest, topic: TopicName, job_id: JobId) -> JobReply:
+def read(request: ApiRequest, topic: TopicName, job_id: JobId) -> Job:
     """Return the state of a job, a dead one too, without leasing it."""
     job = find_job(topic, job_id, using=api_settings().DATABASE)
     if job is None:
         raise missing()
-    return shown(job, JobReply)
+    return job
 
 
 @one_job.delete("topics/<topic>/jobs/<path:job_id>", "delete", errors=[404])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
-from delayed_queue.http.jobs.jobs import JobState
 from delayed_queue.http.jobs.requests import TopicName
 from delayed_queue.http.reading import between, printable
 from delayed_queue.messages import MAX_KEY_LENGTH
@@ -18,7 +17,6 @@ MAX_ID: Final = 2**63 - 1
 JobId = Annotated[str, printable(MAX_KEY_LENGTH)]
 Id = Annotated[int, between(1, MAX_ID)]
 Limit = Annotated[int, between(1, 100)]
-Body = Annotated[Any, Meta(description="Any JSON.")]
 Time = Annotated[datetime, Meta(tz=True)]
 
 
@@ -28,15 +26,6 @@ class PageQuery(Struct, forbid_unknown_fields=True):
     topic: TopicName | UnsetType = UNSET
     after: Annotated[int, between(0, MAX_ID)] = 0
     limit: Limit = 20
-
-
-class AddedReply(Struct, rename="camel"):
-    """A job that was stored; its state is null if it has finished meanwhile."""
-
-    job_id: str
-    topic: str
-    state: JobState | None
-    run_at: Time | None
 
 
 def shown(found: object, kind: type[S]) -> S:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from delayed_queue.exceptions import InvalidConfiguration, NoSuchLetters, RunInProgress
 from delayed_queue.http.api.auth import ApiRequest, demand, reaches
 from delayed_queue.http.api.endpoints import Endpoints
-from delayed_queue.http.api.parameters import Id, Limit, Time
+from delayed_queue.http.api.parameters import Id, Limit, Time, shown
 from delayed_queue.http.api.problems import Problem, missing
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.dead import find_run, latest_runs
@@ -60,19 +60,19 @@ class BulkRunRequest(Struct, rename="camel", forbid_unknown_fields=True):
 class BulkRunReply(Struct, rename="camel"):
     """A bulk run and its progress; ``isCapped``: there may be more left."""
 
-    id: int
+    pk: int = field(name="id")
     action: str
-    queue: str
-    group: str | None
+    kind: str = field(name="queue")
+    fingerprint: str | None = field(name="group")
     state: str
     note: str
     total: int
-    is_capped: bool
+    is_total_cut: bool = field(name="isCapped")
     done: int
     skipped: int
     started_by: str
     why: str
-    started_at: Time
+    created_at: Time = field(name="startedAt")
     ended_at: Time | None
 
 
@@ -168,9 +168,4 @@ def _run(request: ApiRequest, verb: str, run_id: int) -> BulkRun:
 
 
 def _shown(run: BulkRun) -> BulkRunReply:
-    return BulkRunReply(
-        id=run.pk, action=run.action, queue=run.kind, group=run.fingerprint, state=run.state,
-        note=run.note, total=run.total, is_capped=run.is_total_cut, done=run.done,
-        skipped=run.skipped, started_by=run.started_by, why=run.why, started_at=run.created_at,
-        ended_at=run.ended_at,
-    )  # fmt: skip
+    return shown(run, BulkRunReply)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from delayed_queue.http.api.auth import ApiRequest, reaches
 from delayed_queue.http.api.endpoints import Endpoints
-from delayed_queue.http.api.jobs import JobReply
-from delayed_queue.http.api.parameters import shown
 from delayed_queue.http.conf import api_settings
-from delayed_queue.http.jobs.catalogue import list_topics, pause_topic, resume_topic, topic_stats
+from delayed_queue.http.jobs.catalogue import (
+    TopicStats,
+    list_topics,
+    pause_topic,
+    resume_topic,
+    topic_stats,
+)
 from delayed_queue.http.jobs.consuming import peek
-from delayed_queue.http.jobs.jobs import JobState
+from delayed_queue.http.jobs.jobs import Job, JobState
 from delayed_queue.http.jobs.requests import TopicName
 
 calls: Final = Endpoints("topics")
 
 
-class TopicReply(Struct):
+@dataclass
+class TopicReply:
     """The settings of a topic's jobs; ``ttr`` in seconds, null is the server's."""
 
     name: str
@@ -29,21 +35,8 @@ class TopicReply(Struct):
     ttr: float | None
 
 
-class StatsReply(Struct, rename="camel"):
-    """The counts of a topic's jobs; ``isCapped``: counting stopped, there may be more."""
-
-    topic: str
-    shards: int
-    is_paused: bool
-    delayed: int
-    ready: int
-    reserved: int
-    dead: int
-    is_capped: bool
-    oldest_ready_seconds: float | None
-
-
-class PauseReply(Struct, rename="camel"):
+@dataclass
+class PauseReply:
     """The state of a topic's pause: a paused topic hands out no jobs."""
 
     is_paused: bool
@@ -73,24 +66,15 @@ def topics(request: ApiRequest) -> list[TopicReply]:
 
 
 @calls.get("topics/<topic>/stats", "read")
-def stats(request: ApiRequest, topic: TopicName) -> StatsReply:
+def stats(request: ApiRequest, topic: TopicName) -> TopicStats:
     """Count a topic's jobs by state, at a bounded cost."""
-    found = topic_stats(topic, using=api_settings().DATABASE)
-    counts = (found.delayed, found.ready, found.reserved, found.dead)
-    age = found.oldest_ready_age
-    return StatsReply(
-        topic=found.topic, shards=found.shards, is_paused=found.is_paused,
-        delayed=found.delayed.value, ready=found.ready.value, reserved=found.reserved.value,
-        dead=found.dead.value, is_capped=any(count.is_cut for count in counts),
-        oldest_ready_seconds=None if age is None else age.total_seconds(),
-    )  # fmt: skip
+    return topic_stats(topic, using=api_settings().DATABASE)
 
 
 @calls.get("topics/<topic>/peek", "read")
-def peek_at(request: ApiRequest, topic: TopicName, query: PeekQuery) -> list[JobReply]:
+def peek_at(request: ApiRequest, topic: TopicName, query: PeekQuery) -> list[Job]:
     """Return the next jobs of a state, without leasing them."""
-    found = peek(topic, query.state, query.count, using=api_settings().DATABASE)
-    return [shown(each, JobReply) for each in found]
+    return peek(topic, query.state, query.count, using=api_settings().DATABASE)
 
 
 @calls.post("topics/<topic>/pause", "manage")

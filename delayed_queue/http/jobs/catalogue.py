@@ -33,7 +33,7 @@ from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import DeadLetter, Limit, Message
-from delayed_queue.observe.overview import Count, QueueDepth, depths
+from delayed_queue.observe.overview import depths
 from delayed_queue.queue.groups import declaration
 from delayed_queue.retries import Groups
 
@@ -282,16 +282,17 @@ _CHECKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """The number of a topic's jobs in each state; a count that was cut off may be larger."""
+    """The counts of a topic's jobs; ``isCapped``: counting stopped, there may be more."""
 
     topic: str
     shards: int
     is_paused: bool
-    delayed: Count
-    ready: Count
-    reserved: Count
-    dead: Count
-    oldest_ready_age: timedelta | None
+    delayed: int
+    ready: int
+    reserved: int
+    dead: int
+    is_capped: bool
+    oldest_ready_seconds: float | None
 
 
 def topic_stats(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicStats:
@@ -299,25 +300,18 @@ def topic_stats(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicStats:
     row = read_topic(check_topic(topic), using=using)
     found = repeat(using, partial(depths, kinds_of(row), using=using))
     ages = [each.oldest_due_age for each in found if each.oldest_due_age is not None]
+    counts = [count for each in found for count in each.counts.values()]
     return TopicStats(
         topic=topic,
         shards=row.shards,
         is_paused=is_paused(topic, using=using),
-        delayed=_sum(each.scheduled for each in found),
-        ready=_sum(each.due for each in found),
-        reserved=_most_leased(found),
-        dead=_sum(each.dead for each in found),
-        oldest_ready_age=max(ages, default=None),
+        delayed=sum(each.scheduled.value for each in found),
+        ready=sum(each.due.value for each in found),
+        reserved=sum(each.leased.value for each in found),
+        dead=sum(each.dead.value for each in found),
+        is_capped=any(each.is_cut for each in counts),
+        oldest_ready_seconds=max(ages).total_seconds() if ages else None,
     )
-
-
-def _sum(counts: Iterable[Count]) -> Count:
-    found = list(counts)
-    return Count(sum(each.value for each in found), any(each.is_cut for each in found))
-
-
-def _most_leased(found: list[QueueDepth]) -> Count:
-    return _sum(each.leased for each in found)
 
 
 def is_paused(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:

@@ -32,7 +32,7 @@ MAX_KICK: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DeadGroup:
-    """Dead jobs of one queue that failed alike; ``id`` is the fingerprint of the failure."""
+    """Dead jobs with one cause; ``isCapped``: counting stopped, there may be more."""
 
     id: str
     topic: str
@@ -47,7 +47,7 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeadJob:
-    """A job that was given up on, as its dead letter has it."""
+    """A dead job."""
 
     id: int
     job_id: str

@@ -136,6 +136,10 @@ class Answer(StrEnum):
     MISSING = "missing"
 
 
+# Marks a field that no reply shows.
+INTERNAL: Final = {"is_internal": True}
+
+
 # Not frozen, as a bulk has a thousand of them: that takes three times as long to make one.
 @dataclass(slots=True)
 class NewJob:
@@ -157,24 +161,21 @@ class NewJob:
 
 @dataclass(slots=True)
 class AddedJob:
-    """The result of adding a job; the outcome None: it existed, and the caller asked for a failure.
+    """A job that was stored; its state is null if it has finished meanwhile.
 
-    Of such a one nothing else is told.
+    Without an outcome it was not stored: the topic has a job with this id.
     """
 
     job_id: str
     topic: str
-    outcome: OfferOutcome | None
+    outcome: OfferOutcome | None = field(metadata=INTERNAL)
     state: JobState | None = None
     run_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it stands. ``retry`` counts its failures so far, not an attempt under way.
-
-    ``run_at`` is when it is or was due, ``expires_at`` the end of the lease of a reserved one.
-    """
+    """A job as it stands; ``retry`` counts failures so far."""
 
     job_id: str
     topic: str
@@ -192,14 +193,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class PoppedJob:
-    """A job under a lease; ``lease_token`` proves it."""
+    """A job under a lease."""
 
     job_id: str
     body: Any = field(repr=False)
     attempt: int
     lease_token: str = field(repr=False)
     expires_at: datetime
-    message_id: int = field(repr=False)
+    message_id: int = field(repr=False, metadata=INTERNAL)
     group: str | None = None
 
 

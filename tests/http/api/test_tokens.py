@@ -242,7 +242,7 @@ def test_both_kinds_of_views_are_guarded_under_asgi(method: str, path: str, stat
     headers, client = {"Authorization": f"Bearer {token}"}, AsyncClient()
 
     async def statuses() -> list[int]:
-        ask, url = getattr(client, method), "/orders/v1/topics/{}/{}"
+        ask, url = getattr(client, method), "/queue/v1/topics/{}/{}"
         return [
             (await ask(url.format("a", path), headers=headers)).status_code,
             (await ask(url.format("b", path), headers=headers)).status_code,

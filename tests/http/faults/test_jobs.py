@@ -107,7 +107,7 @@ CALLS: Final[dict[str, tuple[Callable[[], Any], Any]]] = {
     "replay": (lambda: replay(letter()), Answer.DONE),
     "delete dead": (lambda: delete_dead_job(letter()), True),
     "next job": (Pop("orders").outlook, (["orders|json"], 3.0)),
-    "stats": (lambda: topic_stats("orders").ready.value, 1),
+    "stats": (lambda: topic_stats("orders").ready, 1),
     "peek": (lambda: len(peek("orders", JobState.READY)), 1),
     "pause": (partial(pause_topic, "orders"), True),
     "resume": (partial(resume_topic, "orders"), False),

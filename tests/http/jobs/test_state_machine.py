@@ -256,7 +256,7 @@ class Topic(RuleBasedStateMachine):
         counts = (stats.delayed, stats.ready, stats.reserved, stats.dead)
         states = [each.state for each in self.active.values()]
         expected = [states.count("delayed"), states.count("ready"), states.count("reserved")]
-        assert [each.value for each in counts] == [*expected, len(self.dead)]
+        assert list(counts) == [*expected, len(self.dead)]
 
 
 @pytest.mark.django_db
