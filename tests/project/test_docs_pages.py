@@ -38,7 +38,7 @@ OF_TASKS = {
     DOCS / "guides/rest-api.md", DOCS / "benchmarks-growth.md", DOCS / "how-do-i.md",
     DOCS / "guides/testing.md", DOCS / "operations/rights.md", DOCS / "reference/api.md",
     DOCS / "guides/cron.md", DOCS / "guides/stopping.md", DOCS / "guides/watching-workers.md",
-    DOCS / "guides/rest-topics.md", DOCS / "guides/rest-client.md",
+    DOCS / "guides/rest-topics.md", DOCS / "guides/rest-client.md", DOCS / "reference/api-apps.md",
 }  # fmt: skip
 # How the tables of the comparison begin.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
