@@ -32,7 +32,7 @@ _ZERO: Final = timedelta(0)
 
 
 class Hold(NamedTuple):
-    """Permits that can be given back; or none, and how long to wait for them.
+    """Permits that can be given back; or none, and the time to wait for them.
 
     ``until``: when unused permits are lost, by ``time.monotonic()``.
     """
@@ -68,11 +68,11 @@ class SharedRate:
         return f"SharedRate({self.name!r}, {self.per_second}, {self.burst})"
 
     def take(self, n: int = 1) -> timedelta:
-        """Take ``n`` permits and return zero, or return when to try again.
+        """Take ``n`` permits and return zero, or return the time until the next try.
 
         In a transaction the bucket stays locked until its end, no permit is taken ahead, and a
-        rollback puts them back; so take before the transaction. Raises ResourceUnavailable while
-        the database is away.
+        rollback returns the permits; so take them before the transaction. Raises
+        ResourceUnavailable while the database is away.
         """
         return self.hold(n).wait
 
@@ -91,15 +91,15 @@ class SharedRate:
         return await sync_to_async(self._bucket.fetch)(n) if found is None else found
 
     def give_back(self, hold: Hold) -> None:
-        """Leave unused permits to others of this process; once for each hold.
+        """Return unused permits to this process; once per hold.
 
-        They are lost a second after they came from the database, as all others. A transaction's
-        permits come back by its rollback alone.
+        Like all permits they are lost a second after they came from the database. Permits of a
+        transaction are only returned by its rollback.
         """
         self._bucket.give_back(hold)
 
     def left(self) -> timedelta:
-        """Return for how long this process knows of no free permit; takes nothing."""
+        """Return how long this process expects no free permit; takes none."""
         return self._bucket.left()
 
     def at_hand(self, n: int = 1) -> timedelta | None:
@@ -125,12 +125,12 @@ class _Bucket:
         self._chunk = max(1, min(burst, int(per_second * CHUNK_SECONDS)))
         self._credit = Credit()
         self._ask_at = 0.0
-        # Held for a moment only, so that an event loop may take it; the other while asking.
+        # Held briefly, so that an event loop may take it. `_asking` is held during statements.
         self._lock = threading.Lock()
         self._asking = threading.Lock()
 
     def at_hand(self, n: int) -> Hold | None:
-        """Return permits, or how long none are due; None when the database is needed."""
+        """Return permits, or the time without any; None if the database is needed."""
         with self._lock:
             now = time.monotonic()
             self._credit.expire(now)
@@ -152,10 +152,10 @@ class _Bucket:
 
     def fetch(self, n: int) -> Hold:
         if connections[self._using].in_atomic_block:
-            # Others must not use what a rollback would put back.
+            # Other threads must not use permits that a rollback would return.
             return Hold(self._ask(n, n)[1])
         with self._asking:
-            # The caller before may have brought enough.
+            # Another thread may have fetched enough meanwhile.
             found = self.at_hand(n)
             return self._fetch(n) if found is None else found
 
@@ -169,12 +169,12 @@ class _Bucket:
             if granted:
                 self._credit.add(asked_at + KEEP_SECONDS, granted)
             if granted < most and most > n:
-                # Short: others take too. In haste each would get a permit, at a write apiece.
+                # Other processes take permits too. Without a wait, each permit would cost a write.
                 self._ask_at = max(asked_at + self._chunk * self._interval / 1e6, self._ask_at)
             if not granted:
                 self._ask_at = max(time.monotonic() + wait.total_seconds(), self._ask_at)
                 return Hold(timedelta(seconds=max(self._ask_at - time.monotonic(), 1e-6)))
-            if self._credit.count < n:  # others used some, or some expired meanwhile
+            if self._credit.count < n:  # some were used or expired meanwhile
                 return Hold(timedelta(microseconds=math.ceil(self._interval)))
             return self._use(n)
 
@@ -185,7 +185,7 @@ class _Bucket:
         return granted, timedelta(microseconds=wait)
 
     def _use(self, n: int) -> Hold:
-        # Until the first of them expires, all of them can be used.
+        # All of them are usable until the first one expires.
         return Hold(_ZERO, self._credit.use(n), n)
 
 
@@ -195,7 +195,7 @@ def _bucket(name: str, per_second: float, burst: int, using: str) -> _Bucket:
 
 
 def forget() -> None:
-    """Forget the permits this process has at hand; for tests, between which buckets vanish."""
+    """Forget the permits of this process; for tests, which delete buckets."""
     _bucket.cache_clear()
 
 

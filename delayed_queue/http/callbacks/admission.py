@@ -1,4 +1,4 @@
-"""Whether a callback may be sent now: one question after another, in one order."""
+"""Admission of callbacks: the endpoint, its host, its slots and its rate, in one order."""
 
 from __future__ import annotations
 

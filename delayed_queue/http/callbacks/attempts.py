@@ -21,7 +21,7 @@ from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 
-# How long attempts gather. A worker that is killed loses what it gathered, but no jobs.
+# Attempts gather for this long. A worker that is killed loses them, but no jobs.
 GATHER_SECONDS: Final = 0.2
 MOST_AT_ONCE: Final = 1000
 # While the database takes none, the oldest beyond this number are dropped.
@@ -43,13 +43,13 @@ class AttemptLog:
         self._prune_at = 0.0
 
     def add(self, row: AttemptRow) -> None:
-        """Have an attempt written soon."""
+        """Write an attempt soon."""
         self._waiting.append(row)
         if self._writer is None or self._writer.done():
             self._writer = asyncio.get_running_loop().create_task(self._write_soon())
 
     async def flush(self) -> None:
-        """Return when what was added before is written, or could not be."""
+        """Write the attempts added so far; return when they are written or refused."""
         async with self._lock:
             while self._waiting:
                 rows = [self._waiting[n] for n in range(min(len(self._waiting), MOST_AT_ONCE))]
@@ -57,18 +57,18 @@ class AttemptLog:
                     return
 
     async def close(self) -> None:
-        """Write what is there, at the end of the event loop."""
+        """Write the remaining attempts, at the end of the event loop."""
         if self._writer is not None:
-            # Not in the middle of a statement: what that wrote would be written again.
+            # Not during a statement, whose rows would be written again.
             async with self._lock:
                 self._writer.cancel()
             await asyncio.wait([self._writer])
         await self.flush()
 
     async def _write_soon(self) -> None:
-        # Before writing: what is added meanwhile would else wait for the next one.
+        # Before the write: attempts that are added meanwhile go with it.
         if time.monotonic() >= self._prune_at:
-            # As long as there is more, with every write: as fast as the table can grow.
+            # Prune with every write while there is more: as fast as the table can grow.
             is_done = await self._prune() < MOST_PRUNED
             self._prune_at = time.monotonic() + PRUNE_SECONDS if is_done else 0.0
         await asyncio.sleep(GATHER_SECONDS)
@@ -103,7 +103,7 @@ def _not_logged(row: AttemptRow, error: Error) -> None:
 
 @lru_cache(maxsize=1024)
 def url_to_show(url: str) -> str:
-    """Return the url without what may be a secret: user, password, and the text of its query."""
+    """Return the url without possible secrets: user, password, and the text of its query."""
     try:
         parts = urlsplit(url)
     except ValueError:

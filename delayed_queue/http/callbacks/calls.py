@@ -1,4 +1,4 @@
-"""What is sent, signed by Standard Webhooks 1.0, and what came of it, once and many times."""
+"""A callback's request, its signature by Standard Webhooks 1.0, and its result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXCERPT_BYTES: Final = 1024
 GONE: Final = 410
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
-# These are the client's: they say where a request ends, or where it goes.
+# The client sets these: they define the end of a request, or its target.
 _RESERVED: Final = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive"}
     | {"proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -45,7 +45,7 @@ class CallbackRequest:
                 raise InvalidMessage(f"The header {name!r} has a value that cannot be sent.")
 
 
-# Its signature: a receiver that has the secret can tell that it is ours
+# The signature
 
 PREFIX: Final = "whsec_"
 SECRET_BYTES: Final = 32
@@ -62,7 +62,7 @@ def new_secret() -> str:
 
 
 def webhook_id(*parts: str) -> str:
-    """Return the id of a message for its parts, the same for the same parts at all times."""
+    """Return the id of a message, derived from its parts: equal parts give equal ids."""
     joined = "\0".join(parts).encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(joined).digest()[:20]
     return "msg_" + base64.b32encode(digest).decode().lower()
@@ -71,8 +71,8 @@ def webhook_id(*parts: str) -> str:
 def sign(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
     """Return the three headers; one signature for each secret, in their order.
 
-    The timestamp is that of the attempt, in seconds since 1970. Raises InvalidMessage for an id
-    that cannot be signed, InvalidConfiguration for a secret that is none.
+    The timestamp is the attempt's, in seconds since 1970. Raises InvalidMessage for an id that
+    cannot be signed, InvalidConfiguration for an invalid secret.
     """
     if not _MESSAGE_ID.fullmatch(message_id):
         raise InvalidMessage(
@@ -103,11 +103,11 @@ def _key(secret: str) -> bytes:
     return key
 
 
-# Its end
+# The result
 
 
 class Failure(StrEnum):
-    """Why a callback failed; the words are stored, and stay."""
+    """The reason of a failed callback; the values are stored, so they must not change."""
 
     BLOCKED = "blocked"
     DNS = "dns"
@@ -125,15 +125,15 @@ class Failure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallbackResult:
-    """What came of one callback, as the log of attempts stores it.
+    """The result of one callback, as the log of attempts stores it.
 
-    ``failure``: None is success: a complete answer of 2xx, or one longer than we read.
-    ``detail``: a sentence about the failure, for whoever looks after the endpoint.
-    ``status``: None while there was no answer; also there when its body failed.
-    ``is_ambiguous``: the receiver may have acted on it, but has not said so.
-    ``address``: the one that was dialled; empty if none was.
-    ``excerpt``: the beginning of the answer, cleaned; at most 1 KiB in UTF-8.
-    ``bytes_read``: how much of the answer's body was read.
+    ``failure``: None for success: a complete 2xx answer, or one longer than the limit.
+    ``detail``: a sentence about the failure, for the operator.
+    ``status``: None without an answer; set also when the body failed.
+    ``is_ambiguous``: the receiver may have acted on it without confirming.
+    ``address``: the dialled address; empty if none was dialled.
+    ``excerpt``: the start of the answer, cleaned; at most 1 KiB in UTF-8.
+    ``bytes_read``: bytes of the answer's body.
     """
 
     started_at: datetime
@@ -158,33 +158,33 @@ class CallbackResult:
 
     @property
     def disables_endpoint(self) -> bool:
-        """Return whether the receiver said that it is gone for good."""
+        """True for 410: the receiver is gone for good."""
         return self.status == GONE
 
     @property
     def is_final(self) -> bool:
-        """Return whether no other try will do: it is gone, or our own guard refuses the url."""
+        """True if a retry cannot help: the receiver is gone, or the guard refuses the url."""
         return self.disables_endpoint or self.failure is Failure.BLOCKED
 
 
 def least_wait(step: timedelta, asked: timedelta | None) -> timedelta:
-    """Return how long to wait where the ladder says ``step`` and the receiver may have asked.
+    """Return the wait: the ladder's step, or the receiver's ``Retry-After`` if that is longer.
 
-    ``Retry-After`` can lengthen a wait and never shorten it: a receiver that answers 0, or a date
-    that is over, would otherwise use up all attempts within a second.
+    ``Retry-After`` never shortens a wait: else a receiver that answers 0, or a past date, would
+    use up all attempts within a second.
     """
     return step if asked is None else max(step, asked)
 
 
 def retry_after_of(headers: Mapping[str, str], now: datetime, limit: timedelta) -> timedelta | None:
-    """Return the wait that ``Retry-After`` asks for, from zero to the limit.
+    """Return the wait of the ``Retry-After`` header, from zero to the limit.
 
-    None without the header, and for a value that is neither seconds nor a date. A date is read
-    against the answer's own ``Date``, so that the receiver's clock may be wrong.
+    None without the header, and for a value that is neither seconds nor a date. A date is compared
+    with the answer's own ``Date``, so that a wrong clock of the receiver does not matter.
     """
     asked = headers.get("Retry-After", "").strip()
     if asked.isascii() and asked.isdigit():
-        # Not int() first: a number of eight thousand digits takes long.
+        # Checked before int(), which is slow for thousands of digits.
         return limit if len(asked) > 9 else min(timedelta(seconds=int(asked)), limit)
     until = _http_date(asked)
     if until is None:
@@ -196,14 +196,14 @@ def retry_after_of(headers: Mapping[str, str], now: datetime, limit: timedelta) 
 def _http_date(text: str) -> datetime | None:
     try:
         parsed = parsedate_to_datetime(text)
-        # An asctime date has no zone; HTTP dates are UTC.
+        # A date in the asctime format has no zone; HTTP dates are UTC.
         return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
     except (ValueError, TypeError, OverflowError, IndexError):
         return None
 
 
 def excerpt_of(body: bytes, encoding: str = "") -> str:
-    """Return the beginning of an answer's body as text that can be stored and shown."""
+    """Return the start of an answer's body as text that can be stored and shown."""
     if encoding.strip().lower() not in {"", "identity"}:
         return f"({len(body)} bytes or more, encoded)"
     text = body[:EXCERPT_BYTES].decode("utf-8", "replace")

@@ -52,7 +52,8 @@ from delayed_queue.http.callbacks.gate import Withdrawn
 from delayed_queue.http.callbacks.guard import Policy, Target, read_url
 from delayed_queue.http.conf import CallbackSettings, callback_settings
 
-# Servers close idle connections, some after 2 s; a POST that crosses the close cannot be repeated.
+# Seconds that an idle connection is kept. Some servers close theirs after 2 s, and a POST that
+# crosses the close cannot be repeated.
 KEEP_ALIVE: Final = 1.5
 LARGE_BODY: Final = 2**20
 HEADERS: Final = {
@@ -74,7 +75,7 @@ class CallbackClient:
     ) -> None:
         self._settings = callback_settings() if settings is None else settings
         self._policy = Policy.of(self._settings)
-        # The same urls come again and again, and reading one is a tenth of a callback's work.
+        # Cached, because urls repeat and reading one is a tenth of a callback's work.
         self._read_url = lru_cache(1024)(partial(read_url, policy=self._policy))
         self.sockets = Sockets()
         self._resolver = GuardedResolver(resolver or DefaultResolver())
@@ -93,16 +94,16 @@ class CallbackClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections that are open."""
+        """Close the open connections."""
         await self._session.close()
         await self._resolver.close()
 
     async def send(self, request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
-        """Send once and return what came of it; no failure of the other side is raised.
+        """Send once and return the result; failures of the receiver are not raised.
 
-        Waits first while CONNECTIONS callbacks are on the wire; the limits of time start after.
-        ``enter`` is called when there is a connection, before anything is written; what it raises,
-        also because the first byte could not leave in time, is raised, and nothing was sent.
+        While CONNECTIONS callbacks are on the wire it waits; the time limits start after that.
+        ``enter`` is called with a connection, before anything is written. Its errors are raised,
+        and Withdrawn if the first byte could not leave in time; then nothing was sent.
         """
         async with self._slots:
             self.sockets.in_use += 1
@@ -115,11 +116,11 @@ class CallbackClient:
         connector = TCPConnector(
             resolver=self._resolver,
             socket_factory=self.sockets,
-            # A cached answer would pass by the guard, and outlive what DNS says.
+            # Cached answers would bypass the guard, and outlive their DNS records.
             use_dns_cache=False,
             ssl=_ssl_context(self._settings.CA_FILE),
             keepalive_timeout=KEEP_ALIVE,
-            limit=0,  # the slots are the limit
+            limit=0,  # the semaphore is the limit
         )
         return ClientSession(
             connector=connector,
@@ -133,7 +134,7 @@ class CallbackClient:
         )
 
     def _connect_timeout(self) -> ClientTimeout:
-        # The total is ours. aiohttp rounds long times up to whole seconds, unless told not to.
+        # The total is limited in _attempt. Without a threshold, aiohttp rounds up to seconds.
         seconds = self._settings.CONNECT_TIMEOUT.total_seconds()
         return ClientTimeout(total=None, connect=seconds, ceil_threshold=float("inf"))
 
@@ -167,9 +168,9 @@ class CallbackClient:
             return
 
     async def _post(self, target: Target, request: CallbackRequest, exchange: Exchange) -> None:
-        # A POST is never repeated by aiohttp itself, not even on a pooled connection that broke.
+        # aiohttp never repeats a POST, not even on a pooled connection that broke.
         body = request.body
-        # Of bytes, aiohttp writes all at once, and warns of it when they are many.
+        # aiohttp writes bytes at once, and warns about large ones.
         data = io.BytesIO(body) if len(body) > LARGE_BODY else body
         async with self._session.post(
             target.url, data=data, headers=request.headers, allow_redirects=False
@@ -206,7 +207,7 @@ class CallbackClient:
 
 
 async def _read(response: ClientResponse, body: bytearray) -> None:
-    """Read what is read of an answer; a longer one costs its connection."""
+    """Read the start of an answer; the connection of a longer one is closed."""
     while len(body) < BODY_BYTES:
         chunk = await response.content.read(BODY_BYTES - len(body))
         if not chunk:
@@ -233,16 +234,16 @@ clients: Final[LoopLocal[None, CallbackClient]] = LoopLocal(_client, CallbackCli
 
 
 async def send(request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
-    """Send with the running event loop's own client, made by the settings in force then."""
+    """Send with the event loop's own client, made with the settings at its first use."""
     return await clients.of(None).send(request, enter)
 
 
 async def close() -> None:
-    """Close the running event loop's own client, if there is one."""
+    """Close the event loop's own client, if there is one."""
     await clients.close()
 
 
-# What an exchange may end with; anything else is a bug, and for the worker to report.
+# Expected errors of an exchange. Any other is a bug, which the worker reports.
 ERRORS: Final = (ClientError, OSError, UrlRefused)
 _BY_CLASS: Final = (
     (ClientSSLError, Failure.TLS),
@@ -257,7 +258,7 @@ _BY_ERRNO: Final = {
     errno.EPIPE: Failure.RESET,
     errno.ECONNABORTED: Failure.RESET,
     errno.ETIMEDOUT: Failure.CONNECT_TIMEOUT,
-    # Ours: no files, no memory, no local ports left. The receiver has nothing to do with it.
+    # Local causes: no files, memory or ports left. They say nothing about the receiver.
     errno.EMFILE: Failure.LOCAL,
     errno.ENFILE: Failure.LOCAL,
     errno.ENOBUFS: Failure.LOCAL,
@@ -280,7 +281,7 @@ DETAILS: Final = {
 
 
 def outcome_of(error: BaseException | None, exchange: Exchange) -> tuple[Failure | None, str]:
-    """Return why the exchange failed, None if it did not, and a sentence about it."""
+    """Return the failure, None for success, and a sentence about it."""
     if exchange.is_refused:
         return Failure.STATUS, f"The answer was {exchange.status}; 200 to 299 means success."
     if error is None:
@@ -296,7 +297,8 @@ def _by_class(error: BaseException, exchange: Exchange) -> Failure:
         if isinstance(error, cls):
             return failure
     if isinstance(error, ClientPayloadError):
-        # aiohttp closes at nonsense in a body, so who closed tells; under TLS not always.
+        # aiohttp closes at an invalid body, so an end without our close is a reset. Under TLS this
+        # is not always visible.
         return Failure.RESET if exchange.is_ended else Failure.PROTOCOL
     if isinstance(error, TimeoutError) and error.errno is None:
         return Failure.TIMEOUT if exchange.is_sent else _late(exchange)

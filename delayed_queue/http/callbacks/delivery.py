@@ -1,4 +1,4 @@
-"""The handler of messages that carry a url: send, log what came of it, answer by the ladder."""
+"""The handler of messages with a url: send, log the attempt, and retry by the ladder."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from delayed_queue.retries import RetryPolicy
 Deliver = Callable[[Envelope], Awaitable[None]]
 
 OUTAGE_WAIT: Final = (1.0, 5.0)
-# How long a shard rests: then its worker reads the host's row again.
+# A shard rests until its worker reads the host's row again.
 TRUST: Final = timedelta(seconds=TRUST_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """One delivery, in the words of the HTTP side; ``attempt`` counts the failures it came with."""
+    """One delivery; ``attempt`` includes the failures that the job was added with."""
 
     envelope: Envelope
     kind: str
@@ -165,12 +165,12 @@ def deliverer(using: str, kind: str, ladder: str, jitter: float, *, has_one_host
 
 
 async def _deliver(context: DeliveryContext, callback: Callback) -> None:
-    """Send; raise what becomes of a message that was not received, Deferred before a dial."""
+    """Send; raise the outcome of a message that was not received, or Deferred."""
     try:
         result = await context.send(callback)
     except (Error, ResourceUnavailable) as error:
-        # Before anything was sent: an outage of our database is no failure of the receiver. A
-        # refusal is an attempt of this job, which waits by its ladder.
+        # Nothing was sent. An outage of the database is no failure of the receiver, but a refusal
+        # counts as an attempt of this job.
         if not is_unavailable(error):
             raise
         log(logging.WARNING, "callback_deferred", error=described(error))
@@ -193,7 +193,7 @@ def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback
     policy = policy_of_job(headers, ladder, jitter)
     attempt = initial_retry(headers) + envelope.attempt
     if attempt > max(policy.max_attempts, initial_retry(headers) + 1):
-        # All its deliveries were counted, and the last of them died with its worker.
+        # Its last delivery was counted, but died with its worker.
         raise Reject("attempts exhausted: no answer")
     named = webhook_id(
         envelope.queue, envelope.key, str(envelope.scheduled_at_ms), str(crc32(envelope.payload))
@@ -217,7 +217,7 @@ def _sentence(callback: Callback, result: CallbackResult) -> str:
 
 PAGE: Final = 1000
 
-# The ladder travels with the message, and the handler keeps to it; this one never runs out first.
+# The handler applies the ladder of each message; this policy never ends before it.
 _POLICY: Final = RetryPolicy((timedelta(seconds=15),), 2**31 - 1)
 
 

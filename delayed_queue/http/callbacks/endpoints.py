@@ -29,10 +29,7 @@ MAX_ORIGINS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The parts of a url: its origin, its path, and ``host:port`` as the breaker knows it.
-
-    ``url`` is what is called.
-    """
+    """The parts of a url: origin, path, ``host:port`` for the breaker, and the url to call."""
 
     origin: str
     path: str
@@ -42,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class KnownEndpoint:
-    """An endpoint with its secrets opened, ready to be sent to."""
+    """An endpoint with its opened secrets."""
 
     row: EndpointRow
     secrets: tuple[str, ...] = field(repr=False)
@@ -58,7 +55,7 @@ class KnownEndpoint:
 
 
 def place_of(url: str, policy: Policy | None = None) -> Place:
-    """Return where a url leads; raises UrlRefused for one that is refused as it stands."""
+    """Return the parts of a url; raises UrlRefused if the guard refuses it."""
     target = read_url(url, policy or current_policy())
     parsed = target.parsed
     name = f"[{target.host}]" if ":" in target.host else target.host
@@ -70,13 +67,13 @@ def place_of(url: str, policy: Policy | None = None) -> Place:
 
 
 def prefix_of(url: str) -> tuple[str, str]:
-    """Return the origin, and the prefix as it is registered, of a url without a query."""
+    """Return the origin and the registered prefix of a url without a query."""
     place = place_of(url)
     return place.origin, place.origin + place.path.rstrip("/")
 
 
 def matching(place: Place, rows: list[EndpointRow]) -> EndpointRow | None:
-    """Return the endpoint of the longest prefix that ends where a part of the path does."""
+    """Return the endpoint of the longest prefix that ends at a segment of the path."""
     full = place.origin + place.path
     return max(
         (
@@ -90,7 +87,7 @@ def matching(place: Place, rows: list[EndpointRow]) -> EndpointRow | None:
 
 
 class Endpoints:
-    """The endpoints of one database alias, as far as this process has met their origins."""
+    """A cache of the endpoints of one database alias, by their origins."""
 
     def __init__(self, using: str) -> None:
         self._using = using
@@ -98,7 +95,7 @@ class Endpoints:
         self._opened: dict[EndpointRow, KnownEndpoint] = {}
 
     async def of(self, place: Place) -> KnownEndpoint:
-        """Return the endpoint; one for the origin is made at its first use, with a new secret."""
+        """Return the endpoint; the first use of an origin makes one, with a new secret."""
         until, rows = self._known.get(place.origin, (0.0, []))
         if time.monotonic() >= until:
             rows = await sync_to_async(self._read)(place)
@@ -110,7 +107,7 @@ class Endpoints:
         return self._open(found, await adatabase_now(self._using))
 
     async def disable(self, endpoint: KnownEndpoint, reason: str) -> None:
-        """Have no worker send to it until somebody enables it again."""
+        """Stop callbacks to it, in all workers, until an operator enables it again."""
         disabled = await sync_to_async(Endpoint.objects.disable)(
             endpoint.id, reason, using=self._using
         )
@@ -134,7 +131,7 @@ class Endpoints:
     def _open(self, row: EndpointRow, now: datetime) -> KnownEndpoint:
         known = self._opened.get(row)
         if known is None or row.rotated_at is not None:
-            # The secret from before a rotation ends by time.
+            # The previous secret of a rotation expires.
             if len(self._opened) > MAX_ORIGINS:
                 self._opened.clear()
             known = self._opened[row] = _opened(row, self._using, now)

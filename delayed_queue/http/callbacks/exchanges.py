@@ -1,4 +1,4 @@
-"""One callback on the wire: what it may dial, how much it may read, and how far it got."""
+"""One callback on the wire: guarded addresses, bounded reading, and its progress."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from delayed_queue.http.callbacks.guard import Policy, check_addresses
 Enter = Callable[[], Awaitable[Leave]]
 
 BODY_BYTES: Final = 16 * 1024
-# What the body, the headers, interim answers and TLS may have together.
+# Bytes for the body, the headers, interim answers and TLS together.
 ALLOWANCE: Final = BODY_BYTES + 80 * 1024
-# So small that aiohttp stops a long body before the allowance ends.
+# Bytes of one read: small enough that aiohttp stops a long body within the allowance.
 CHUNK: Final = 16 * 1024
 # Connections kept for the next callback to the same host; processes may have few files.
 MAX_IDLE: Final = 100
 
 
 class SpoiledConnection(ClientConnectionError):
-    """A pooled connection that cannot be used again; nothing was sent on it."""
+    """A pooled connection that cannot be reused; nothing was sent on it."""
 
 
 @dataclass(slots=True)
@@ -65,11 +65,11 @@ class Exchange:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the answer was not 2xx, whatever became of its body."""
+        """True if the status is not 2xx, even if the body failed."""
         return self.status is not None and not 200 <= self.status <= 299
 
     async def pass_gate(self) -> None:
-        """Wait for leave to send, which takes nothing of the receiver's time."""
+        """Wait for leave to send; this time does not count against the receiver."""
         self.end_leave()
         if self.enter is None or self.deadline is None:
             return
@@ -81,7 +81,7 @@ class Exchange:
 
     @property
     def is_withdrawn(self) -> bool:
-        """Return whether it had leave to send, and was too late for it: nothing has left."""
+        """True if its leave expired before the first byte: nothing was sent."""
         return self.leave is not None and self.leave.is_late
 
     def end_leave(self) -> None:
@@ -89,34 +89,34 @@ class Exchange:
             self.leave.end()
 
     def finish(self) -> None:
-        """Let nothing more be read for this exchange."""
+        """Stop reading for this exchange."""
         self.end_leave()
-        # By now the connection may be that of another one, out of the pool.
+        # Another exchange may already use the pooled connection.
         if self.socket is None or self.socket.user is not self:
             return
         self.socket.user, self.socket.allowance = None, 0
         is_read = self.content is not None and self.content.is_eof()
         if self.transport is not None and not is_read:
-            # Not close(), as aiohttp did: that waits for a receiver that reads nothing.
+            # close() would wait for a receiver that reads nothing.
             self.transport.abort()
 
     def cut_off(self) -> None:
-        """End the reading of a body whose connection is closed.
+        """Stop reading a body whose connection is closed.
 
-        After nonsense between its chunks aiohttp closes, and leaves whoever reads waiting.
+        After an invalid chunk aiohttp closes the connection, but does not wake the reader.
         """
         content = self.content
         if content is not None and not content.is_eof() and content.exception() is None:
             content.set_exception(ClientPayloadError())
 
 
-# The resolver, the sockets and the request are made by aiohttp, in our task or in tasks that
-# inherit its context.
+# aiohttp makes the resolver, the sockets and the request, in this task or in tasks that inherit
+# its context.
 current: ContextVar[Exchange] = ContextVar("current")
 
 
 class GuardedResolver(AbstractResolver):
-    """A resolver whose answers have passed the guard: aiohttp dials these and asks no other."""
+    """A resolver whose answers have passed the guard; aiohttp dials no others."""
 
     def __init__(self, resolver: AbstractResolver) -> None:
         self._resolver = resolver
@@ -135,10 +135,10 @@ class GuardedResolver(AbstractResolver):
 
 
 class MeteredSocket(socket.socket):
-    """A socket that reads no more than it was allowed to, whatever is sent to it.
+    """A socket that reads at most its allowance.
 
-    Between callbacks the allowance is nothing: what arrives then is the answer to no request, and
-    must not be taken for that to the next one.
+    Between callbacks the allowance is zero: bytes that arrive then must not be read as the answer
+    to the next request.
     """
 
     __slots__ = ("_opened", "address", "allowance", "is_used", "leave", "user")
@@ -154,7 +154,7 @@ class MeteredSocket(socket.socket):
         opened[self.fileno()] = self
 
     def lend(self, user: Exchange) -> None:
-        """Let this exchange read as much as one may."""
+        """Give this exchange a full allowance."""
         self.user, self.allowance, self.is_used = user, ALLOWANCE, True
         self.leave = user.leave
 
@@ -165,7 +165,7 @@ class MeteredSocket(socket.socket):
         return self._sent(partial(super().sendmsg, *args))
 
     def _sent(self, send: Callable[[], int]) -> int:
-        """Send the first bytes of a callback by its leave, and the others freely."""
+        """Send the first bytes of a callback under its leave, the others without."""
         if self.leave is None:
             return send()
         sent = self.leave.send(send)
@@ -173,9 +173,9 @@ class MeteredSocket(socket.socket):
         return sent
 
     def has_input(self) -> bool:
-        """Return whether something arrived that the event loop has not read yet, if only the end.
+        """Return whether data or the end of the stream is waiting to be read.
 
-        A POST that is written after the end is lost, and nobody knows whether it was handled.
+        A POST written after the end would be lost, without knowing whether it was handled.
         """
         try:
             super().recv(1, socket.MSG_PEEK)
@@ -210,11 +210,11 @@ class MeteredSocket(socket.socket):
             self.user.cut_off()
 
     def _most(self, wanted: int) -> int:
-        # One byte at least: that the other side has closed must be noticed.
+        # At least one byte, to notice that the other side has closed.
         return max(1, min(wanted, CHUNK, self.allowance))
 
     def _count(self, got: int) -> None:
-        """Take what was read from the allowance; nothing was read is the end."""
+        """Subtract the read bytes from the allowance; zero bytes mean the end."""
         if self.user is not None:
             self.user.is_ended = got == 0
             self.user.is_overrun = got > self.allowance
@@ -224,7 +224,7 @@ class MeteredSocket(socket.socket):
 
 
 class Sockets:
-    """The open sockets of a client; makes each, and only for an address that the guard permits."""
+    """The open sockets of a client; each is made for an address that the guard permits."""
 
     def __init__(self) -> None:
         self.opened: dict[int, MeteredSocket] = {}
@@ -233,7 +233,7 @@ class Sockets:
     def __call__(self, info: AddrInfoType) -> MeteredSocket:
         exchange = current.get()
         exchange.address = str(info[4][0])
-        # The resolver asked already for the addresses of names; those in urls come only here.
+        # The resolver has checked the addresses of names; addresses in urls are checked here.
         check_addresses(exchange.host, [exchange.address], exchange.policy)
         return MeteredSocket(info, self.opened)
 
@@ -242,14 +242,14 @@ class Sockets:
         return len(self.opened) - self.in_use >= MAX_IDLE
 
     def is_pooled(self, connection: Connection) -> bool:
-        """Return whether the connection has carried a callback before."""
+        """Return whether the connection has been used before."""
         transport = connection.transport
         return transport is not None and (
             self.opened[transport.get_extra_info("socket").fileno()].is_used
         )
 
     def of(self, connection: Connection) -> MeteredSocket:
-        """Return the socket of a connection that can be written to."""
+        """Return the socket of a usable connection."""
         transport, protocol = connection.transport, connection.protocol
         if transport is None or protocol is None:
             raise ServerDisconnectedError
@@ -261,16 +261,13 @@ class Sockets:
         return found
 
 
-# What Sentry's integration of aiohttp adds to the requests of any session: receivers are strangers,
-# and are not told of the project's release, environment and traces.
+# Headers that Sentry's integration of aiohttp adds to every request. Receivers are strangers, who
+# must not learn the project's release, environment and traces.
 _ADDED: Final = ("sentry-trace", "baggage")
 
 
 class GuardedRequest(ClientRequest):
-    """A request that marks the exchange when it is written: from then on it may have an effect.
-
-    It has our headers, and none that others have added.
-    """
+    """A request that marks the exchange as sent, and has no headers added by integrations."""
 
     async def send(self, conn: Connection) -> ClientResponse:
         for name in _ADDED:

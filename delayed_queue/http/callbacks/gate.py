@@ -1,4 +1,4 @@
-"""The last look before the wire: a first byte leaves while its message is held, or not at all."""
+"""The gate before the wire: the first byte leaves while its row is locked, or never."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.messages import Envelope
 from delayed_queue.models import Message
 
-# How long messages are held at most: what has not begun to leave by then does not leave.
+# Seconds that rows are locked. A callback whose first byte has not left by then is not sent.
 HOLD_SECONDS: Final = 1.0
 
 
 class Withdrawn(Exception):
-    """The message is no longer there under its lease, or somebody is changing it: do not send."""
+    """The message has lost its lease or is being changed: do not send."""
 
 
 class Late(OSError):
-    """The message is held no longer, so its first byte must not leave; a transport closes by it."""
+    """The row's lock has ended, so the first byte must not leave; closes the transport."""
 
 
 class Hold:
-    """Messages that a transaction holds; it ends when all of them have begun to leave, or late."""
+    """The rows that a transaction locks, until all their first bytes have left or time is up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,26 +39,26 @@ class Hold:
         self._is_empty = threading.Event()
 
     def keep(self, number: int) -> None:
-        """Wait for so many; in the loop."""
+        """Set the number of messages to wait for; in the loop."""
         self._left = number
         if not number:
             self._is_empty.set()
 
     def leave(self) -> None:
-        """Count one out, sent or not; in the loop."""
+        """Count one message out, sent or not; in the loop."""
         self._left -= 1
         if not self._left:
             self._is_empty.set()
 
     def send(self, send: Callable[[], int]) -> int:
-        """Run a system call that sends; raises Late when the transaction may have ended."""
+        """Run the system call that sends; raises Late if the transaction may have ended."""
         with self._lock:
             if self._is_over:
                 raise Late
             return send()
 
     def wait(self) -> None:
-        """Return when nothing more will be sent; in the thread of the transaction."""
+        """Wait until nothing more will be sent; in the thread of the transaction."""
         self._is_empty.wait(HOLD_SECONDS)
         with self._lock:
             self._is_over = True
@@ -79,7 +79,7 @@ class Leave:
         self.answer.set_result(None)
 
     def send(self, send: Callable[[], int]) -> int:
-        """Send the first bytes, or raise Late; then the message need not be held."""
+        """Send the first bytes, or raise Late; then release the row."""
         assert self._hold is not None  # noqa: S101 - given before it is returned
         try:
             sent = self._hold.send(send)
@@ -90,23 +90,23 @@ class Leave:
         return sent
 
     def end(self) -> None:
-        """Hold the message no longer; what was not sent is not to be sent."""
+        """Release the row; a message that was not sent must not be sent any more."""
         if self._hold is not None and not self.is_ended:
             self._hold.leave()
         self.is_ended = True
 
 
-# How long the database may take, before the message is deferred.
+# Seconds that the database may take; then the message is deferred.
 ASK_SECONDS: Final = 5.0
 TIDY_SECONDS: Final = 1.0
 
 
 class Gate:
-    """Holds messages while their callbacks begin, many in a transaction; of one event loop.
+    """Locks rows while the first bytes of their callbacks leave; of one event loop.
 
-    A lock that deletes and updates wait for, taken where the lease still stands: what is deleted
-    before it is not sent, and who deletes after it is answered when the first bytes have left. The
-    transaction is in a thread with a connection of its own, and writes nothing.
+    The lock is taken where the lease still holds, and deletes and updates wait for it. A message
+    deleted before it is not sent; a later delete returns after the first bytes have left. One
+    transaction locks many rows, in a thread with a connection of its own, and writes nothing.
     """
 
     def __init__(self, using: str) -> None:
@@ -116,13 +116,13 @@ class Gate:
         self._tidy_at = 0.0
 
     def open(self) -> None:
-        """Connect beside what else the first callback waits for."""
+        """Connect in the background, while the first callback waits for other things."""
         self._thread.submit(self._connect)
 
     async def enter(self, envelope: Envelope) -> Leave:
-        """Return leave to send, which must be ended; raises Withdrawn, or an error of ours."""
+        """Return leave to send, which must be ended; raises Withdrawn or ResourceUnavailable."""
         leave = Leave(envelope)
-        # What it returns comes with the end of the transaction; leave is given within it.
+        # The gathering's result comes after the transaction; leave is given within it.
         self._gathering.ask(None, leave)
         try:
             async with asyncio.timeout(ASK_SECONDS):
@@ -150,7 +150,7 @@ class Gate:
         return [None] * len(batch)
 
     def _hold(self, loop: asyncio.AbstractEventLoop, batch: list[Leave]) -> None:
-        """Hold what is there of the batch until it has begun to leave; in the thread."""
+        """Lock the batch's rows until the first bytes have left; in the thread."""
         self._tidy()
         ids, lease_ids = zip(*(leave.place for leave in batch), strict=True)
         hold = Hold()
@@ -160,10 +160,10 @@ class Gate:
                 held: set[tuple[int, str]] = set(rows)
                 loop.call_soon_threadsafe(let_through, batch, held, hold)
                 hold.wait()
-                # Nothing was written: so ends a transaction that need not wait for the disk.
+                # A rollback does not wait for the disk.
                 transaction.set_rollback(True, using=self._using)
         except Error:
-            connections[self._using].close()  # lost, or of a server that only reads
+            connections[self._using].close()  # it is lost, or its server is read-only
             raise
 
     def _connect(self) -> None:
@@ -177,9 +177,9 @@ class Gate:
 
 
 def let_through(batch: list[Leave], held: set[tuple[int, str]], hold: Hold) -> None:
-    """Answer those who wait; in the loop, where none of them can end meanwhile.
+    """Give leave to those who wait; in the loop, so that none can end meanwhile.
 
-    A task that is cancelled leaves a future that is done before it ends its leave itself.
+    The future of a cancelled task is done before the task ends its leave.
     """
     waiting = [leave for leave in batch if not leave.answer.done()]
     hold.keep(sum(leave.place in held for leave in waiting))

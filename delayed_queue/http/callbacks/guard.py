@@ -1,7 +1,7 @@
-"""The policy of callbacks' targets: one for urls that are offered and addresses that are dialled.
+"""The policy of callbacks' targets: the same for offered urls and for dialled addresses.
 
-A url's host is read by yarl, as aiohttp will read it, and no more of it is accepted than both read
-alike. Its path and query are called as they were given. Nothing here touches the network.
+yarl reads a url's host, as aiohttp will; a host that the two might read differently is refused.
+Path and query are called as they were given. Nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _networks(text: str) -> tuple[Network, ...]:
     return tuple(ip_network(each) for each in text.split())
 
 
-# IANA's special-purpose registry, and the rest of what is no host of the internet.
+# IANA's special-purpose registry, multicast, and reserved ranges.
 NOT_PUBLIC_V4: Final = _networks(
     "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
     "192.0.2.0/24 192.31.196.0/24 192.52.193.0/24 192.88.99.0/24 192.168.0.0/16 192.175.48.0/24 "
@@ -41,13 +41,14 @@ NOT_PUBLIC_V4: Final = _networks(
     # Azure's host, which hands out credentials; the address looks public.
     "168.63.129.16/32"
 )
-# All that was ever given to hosts. What carries a v4 address inside lies outside of it (mapped,
+# All addresses ever assigned to hosts. Forms that contain a v4 address lie outside of it (mapped,
 # compatible, NAT64), or in the table below (6to4, Teredo).
 UNICAST_V6: Final = ip_network("2000::/3")
 NOT_PUBLIC_V6: Final = _networks(
     "2001::/23 2001:db8::/32 2002::/16 2620:4f:8000::/48 3ffe::/16 3fff::/20"
 )
-# What an allowed name may lead to. Link-local is not in it: it has the metadata of clouds.
+# Private networks that an allowed name may resolve to. Not link-local, where clouds serve
+# metadata.
 PRIVATE: Final = _networks(
     "10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 172.16.0.0/12 192.168.0.0/16 ::1/128 fc00::/7"
 )
@@ -55,14 +56,14 @@ METADATA: Final = frozenset(map(ip_address, ("100.100.100.200", "fd00:ec2::254",
 
 
 def is_public(address: Address) -> bool:
-    """Return whether the address is one that hosts of the internet have."""
+    """Return whether the address is a public one."""
     if isinstance(address, IPv4Address):
         return not is_in(address, NOT_PUBLIC_V4)
     return address in UNICAST_V6 and not is_in(address, NOT_PUBLIC_V6)
 
 
 def is_private(address: Address) -> bool:
-    """Return whether the address is of a private network, and no service of a cloud."""
+    """Return whether the address is private, and not a metadata service."""
     return address not in METADATA and is_in(address, PRIVATE)
 
 
@@ -72,25 +73,24 @@ def is_in(address: Address, networks: tuple[Network, ...]) -> bool:
 
 MAX_URL: Final = 2048
 MAX_HOST: Final = 253
-# Named in errors, so that an operator finds what allows a url.
+# Named in errors, so that an operator finds the setting that allows a url.
 _SECTION: Final = "DELAYED_QUEUE['CALLBACKS']"
 _NO_NAME: Final = "The host in the url is not a valid DNS name."
 PORTS: Final = frozenset({80, 443})
-# The whole of what may stand between the scheme and the path: no userinfo, no empty port, no signs
-# and no digits of other scripts, which int() would take.
+# The authority of a url: no userinfo, no empty port, and ASCII digits only, because int() accepts
+# those of other scripts.
 _AUTHORITY: Final = re.compile(
     r"https?://(\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]@:/?#%]+))(:[0-9]{1,5})?(?=[/?]|\Z)",
     re.IGNORECASE,
 )
-# The rest of a url, as far as it can stand in a request line: RFC 3986's characters and brackets.
+# Characters of path and query that a request line can contain: those of RFC 3986, and brackets.
 _AS_GIVEN: Final = "%/?:@!$&'()*+,;=-._~[]"
 _TARGET: Final = re.compile(r"[^:]*://[^/?#]*([^#]*).*", re.DOTALL)
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-# As the URL standard has it: who ends like this is an address or nothing, whatever inet_aton makes
-# of it.
+# By the URL standard, a host whose last label is a number is a v4 address or invalid.
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
-# Names that no public server has (RFC 6761, 6762, 8375, 9476 and what networks use by custom).
+# Names that no public server has (RFC 6761, 6762, 8375, 9476, and common private ones).
 _LOCAL: Final = frozenset(
     {"alt", "arpa", "corp", "home", "internal", "intranet", "invalid", "lan", "local"}
     | {"localdomain", "localhost", "onion", "private", "test"}
@@ -99,7 +99,7 @@ _LOCAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The targets allowed to callbacks beside public addresses at the ports 80 and 443."""
+    """The allowed targets of callbacks besides public addresses at the ports 80 and 443."""
 
     names: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Policy:
         )
 
     def trusts(self, host: str) -> bool:
-        """Return whether the name may lead into a private network."""
+        """Return whether the name may resolve to a private address."""
         return host in self.names or host.endswith(self.suffixes)
 
     def permits(self, host: str, address: Address) -> bool:
@@ -131,9 +131,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A url that was accepted, and what will be dialled for it.
+    """An accepted url and the host, port and address to dial.
 
-    ``url`` is called as it was given. ``parsed`` is its normal form, as endpoints match it.
+    ``url`` is called as it was given. Endpoints match ``parsed``, its normal form.
     """
 
     url: URL
@@ -148,15 +148,15 @@ def current_policy() -> Policy:
 
 
 def check_url(url: str, policy: Policy | None = None) -> None:
-    """Refuse what a callback must not be sent to, with UrlRefused; no name is looked up.
+    """Raise UrlRefused for a forbidden target, without resolving its name.
 
-    What the name leads to is checked when it is dialled, each time.
+    The addresses of the name are checked at every dial.
     """
     read_url(url, current_policy() if policy is None else policy)
 
 
 def read_url(url: str, policy: Policy) -> Target:
-    """Return what will be dialled for the url, or raise UrlRefused."""
+    """Return the target of the url, or raise UrlRefused."""
     given = _checked_text(url)
     try:
         parsed, exact = URL(url), as_given(url)
@@ -180,12 +180,12 @@ def read_url(url: str, policy: Policy) -> Target:
 def as_given(url: str) -> URL:
     """Return the URL whose path and query go out byte for byte.
 
-    A signature covers them, and ``%2F`` is another path than ``/``. Only what cannot stand in a
-    request line is escaped. Raises ValueError for what is no URL.
+    A signature covers them, and ``%2F`` differs from ``/``. Only characters that a request line
+    cannot contain are escaped. Raises ValueError for an invalid url.
     """
     parsed = URL(url)
     target = quote(_TARGET.sub(r"\1", url), safe=_AS_GIVEN)
-    # As the path, with the query: yarl would drop the sign of an empty one.
+    # The query is passed within the path, because yarl drops the "?" of an empty one.
     path = target if target.startswith("/") else f"/{target}"
     return URL.build(
         scheme=parsed.scheme, authority=parsed.raw_authority, path=path, encoded=True
@@ -193,9 +193,9 @@ def as_given(url: str) -> URL:
 
 
 def check_addresses(host: str, answers: Iterable[str], policy: Policy) -> None:
-    """Refuse the whole name if any of the addresses it leads to is not permitted."""
+    """Refuse the name if any of its addresses is not permitted."""
     for answer in answers:
-        # A zone id is of a link-local address, or is not looked at by whoever dials.
+        # Zone ids belong to link-local addresses.
         if "%" in answer or not policy.permits(host, ip_address(answer)):
             raise UrlRefused(
                 f"The host {host} leads to an address that is not public, nor allowed by "
@@ -204,10 +204,10 @@ def check_addresses(host: str, answers: Iterable[str], policy: Policy) -> None:
 
 
 def _checked_text(url: str) -> str:
-    """Return the host as it was written."""
+    """Return the host as written in the url."""
     if not isinstance(url, str) or len(url) > MAX_URL:
         raise UrlRefused(f"A url is a text of at most {MAX_URL} characters.")
-    # Readers of urls drop some of these silently, each its own.
+    # Some url parsers silently drop these characters.
     if not url.isprintable() or any(sign in url for sign in " \\#"):
         raise UrlRefused("A url has no fragment, backslash, space or control character.")
     match = _AUTHORITY.match(url)
@@ -216,14 +216,14 @@ def _checked_text(url: str) -> str:
     if _BAD_ESCAPE.search(url):
         raise UrlRefused("An escape in a url is % and two hexadecimal digits; % itself is %25.")
     host = match["v6"] or match["name"]
-    # To write a name of other scripts in ASCII takes as long as the square of its length.
+    # Encoding a name of another script in ASCII takes quadratic time.
     if len(host) > MAX_HOST:
         raise UrlRefused(_NO_NAME)
     return host
 
 
 def _checked_host(host: str, given: str) -> Address | None:
-    """Return the address that the host is, or None for a name."""
+    """Return the host as an address, or None for a name."""
     if ":" in host:
         return _address(host, IPv6Address)
     if _NUMBER.fullmatch(host.rpartition(".")[2]) is None:

@@ -32,7 +32,7 @@ from delayed_queue.queue.store.claim import NO_FLOOR
 WAIT: Final = timedelta(seconds=3)
 # Jobs that one statement reads, and recalled jobs that are due within each second.
 BATCH: Final = 500
-# How long a recall runs.
+# Duration of a recall.
 SECONDS: Final = 5.0
 _PAGE: Final = 1000
 # The breaker defers a message by at most twice what is left of the pause, and a second.

@@ -22,11 +22,11 @@ from delayed_queue.messages import MILLISECOND
 # Slots that a process does not renew are free again after this time. Longer than any callback.
 HOLD: Final = timedelta(seconds=60)
 RENEW_SECONDS: Final = 10.0
-# How often a process asks for slots while it has too few.
+# A process that has too few slots requests more after this time.
 ASK_SECONDS: Final = 0.5
-# How long unused slots are kept.
+# Unused slots are given back after this time.
 LEAVE_SECONDS: Final = 1.0
-# Slots that a process asks for at least.
+# A process requests at least N slots.
 FEW: Final = 4
 
 
@@ -37,7 +37,7 @@ class _Held:
     concurrency: int
     held: int = 0
     used: int = 0
-    # Callbacks since the last question, the deferred ones too.
+    # Callbacks since the last request, deferred ones included.
     wanted: int = 0
     asked_at: float = -math.inf
     leaving: asyncio.Task[None] | None = None
@@ -46,8 +46,8 @@ class _Held:
 class Slots:
     """The slots that this process holds, for one database alias and one event loop.
 
-    It asks for what it uses and what it deferred since the last question. So a process with little
-    to do leaves its slots to others, at the latest at its next renewal.
+    It requests the slots it uses and those it lacked since the last request. So a process with
+    little to do leaves its slots to others, at the latest at its next renewal.
     """
 
     def __init__(self, using: str) -> None:
@@ -103,7 +103,7 @@ class Slots:
     async def _ask(self, endpoint_id: int, mine: _Held) -> None:
         async with self._lock:
             if time.monotonic() - mine.asked_at <= ASK_SECONDS:
-                return  # the caller before has asked meanwhile
+                return  # another task has requested them meanwhile
             mine.asked_at = time.monotonic()
             more = max(mine.wanted, FEW) if mine.wanted else 0
             wanted, mine.wanted = mine.used + more, 0

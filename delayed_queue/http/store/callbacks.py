@@ -11,7 +11,7 @@ from delayed_queue.db.sql import CLOCK, first_row, rows_of, value_of
 from delayed_queue.db.statements import execute, fetch, run
 from delayed_queue.rates import Event
 
-# The registered prefixes of an origin, for the caller to choose the longest that matches.
+# The registered prefixes of an origin; the caller chooses the longest match.
 # Reads: endpoint_origin_prefix.
 ENDPOINTS: Final[LiteralString] = """
 SELECT
@@ -22,7 +22,7 @@ ORDER BY origin, prefix
 LIMIT %(limit)s::integer
 """
 
-# The first secret stands: of several workers that meet a new origin one makes its endpoint.
+# One of several workers that meet a new origin inserts its endpoint; the first secret stays.
 # Reads: endpoint_origin_prefix.
 ADD_ENDPOINT: Final[LiteralString] = (
     CLOCK
@@ -35,7 +35,7 @@ RETURNING id
 """
 )
 
-# The first reason stands. Reads: the primary key.
+# The first reason stays. Reads: the primary key.
 DISABLE_ENDPOINT: Final[LiteralString] = (
     CLOCK
     + """
@@ -48,8 +48,8 @@ RETURNING id
 """
 )
 
-# Milliseconds from now until a host is half open, and until its probe is given up. No row:
-# closed. Reads: host_name.
+# Milliseconds from now until a host is half open, and until its probe expires. No row: closed.
+# Reads: host_name.
 READ_HOST: Final[LiteralString] = (
     CLOCK
     + """
@@ -61,8 +61,8 @@ WHERE name = %(host)s
 """
 )
 
-# Open a closed host. One that is open already stays as it is: results of callbacks that were on
-# their way do not prolong it. Reads: host_name.
+# Open a closed host. Late results of other callbacks do not prolong the pause of an open one.
+# Reads: host_name.
 OPEN_HOST: Final[LiteralString] = (
     CLOCK
     + """
@@ -81,9 +81,9 @@ RETURNING id
 """
 )
 
-# Take the one probe of a host that is half open: its pause is over, and nobody probes it, or the
-# prober has not answered in time. The row's lock lets one in; the others then see what that one
-# wrote. Reads: host_name.
+# Take the only probe of a half open host: its pause is over, and no probe is under way or the last
+# one has expired. The row's lock admits one worker; the others then read its change.
+# Reads: host_name.
 PROBE_HOST: Final[LiteralString] = (
     CLOCK
     + """
@@ -97,9 +97,9 @@ RETURNING id
 """
 )
 
-# Write the result of a probe, unless the probe was given to another worker since. A host that
-# still fails stays open twice as long as before, up to the longest pause. A probe that was not
-# made after all is left to the next worker. Reads: host_name.
+# Write the result of a probe, unless another worker has the probe by now. A host that still fails
+# stays open twice as long as before, up to the longest pause. After DROP the next worker probes.
+# Reads: host_name.
 END_PROBE: Final[LiteralString] = (
     CLOCK
     + """
@@ -137,7 +137,7 @@ WHERE name = %(host)s
 RETURNING id
 """
 
-# Leave a host alone for so long from now, whether it is closed, half open, or open for less.
+# Suspend a host for the pause, also a closed or half open one, or one that is open for less.
 # Reads: host_name.
 SHUT_HOST: Final[LiteralString] = (
     CLOCK
@@ -155,8 +155,8 @@ RETURNING id
 """
 )
 
-# Hold the endpoint's slots for a change. In a statement of its own: what comes after it has a
-# snapshot that sees what earlier holders committed. Reads: the primary key.
+# Lock the endpoint's slots. It is a statement of its own, so that the snapshot of HOLD_SLOTS
+# includes the commits of earlier holders. Reads: the primary key.
 LOCK_SLOTS: Final[LiteralString] = """
 SELECT concurrency
 FROM delayed_queue_endpoint
@@ -164,8 +164,8 @@ WHERE id = %(id)s
 FOR NO KEY UPDATE
 """
 
-# Take as many of the wanted slots as others have left, and forget those of holders who have not
-# renewed theirs: a worker that died gives back by silence. To run under LOCK_SLOTS.
+# Take as many of the wanted slots as other holders leave, and delete expired ones, such as those
+# of a dead worker. Runs under LOCK_SLOTS.
 # Reads: slot_endpoint_holder.
 HOLD_SLOTS: Final[LiteralString] = (
     CLOCK
@@ -219,7 +219,7 @@ FROM unnest(
 )
 """
 
-# The attempts of a job, in one topic or in all, in the order in which they were logged.
+# The attempts of a job, in one topic or in all, in the order of the log.
 # Reads: attempt_key.
 ATTEMPTS_OF_JOB: Final[LiteralString] = """
 SELECT
@@ -233,7 +233,7 @@ ORDER BY key, id
 LIMIT %(limit)s::integer
 """
 
-# Delete attempts older than the age, the oldest first, passing over those that another prune holds.
+# Delete attempts older than the age, the oldest first, skipping rows that another prune has locked.
 # Reads: attempt_started, then the primary key.
 PRUNE_ATTEMPTS: Final[LiteralString] = (
     CLOCK
@@ -256,7 +256,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class EndpointRow(NamedTuple):
-    """An endpoint as callbacks need it; its secrets are sealed."""
+    """An endpoint; its secrets are sealed."""
 
     id: int
     prefix: str
@@ -270,14 +270,14 @@ class EndpointRow(NamedTuple):
 
 
 class HostRow(NamedTuple):
-    """For how many milliseconds an open host stays so, and somebody probes it."""
+    """Milliseconds until an open host is half open, and until its probe expires."""
 
     open_for: int
     probed_for: int | None
 
 
 class AttemptRow(NamedTuple):
-    """One callback as it is logged; ``started_at`` and ``duration`` in milliseconds."""
+    """One callback for the log; ``started_at`` and ``duration`` in milliseconds."""
 
     key: str
     topic: str
@@ -297,7 +297,7 @@ class AttemptRow(NamedTuple):
 
 
 class LoggedRow(NamedTuple):
-    """An attempt as it was logged."""
+    """An attempt of the log."""
 
     id: int
     key: str
@@ -316,7 +316,7 @@ class LoggedRow(NamedTuple):
 
 
 class EndpointManager(models.Manager[M]):
-    """The statements of endpoints and their slots, in the manner of MessageManager."""
+    """The statements of endpoints and their slots."""
 
     def of_origin(self, origin: str, *, using: str = DEFAULT_DB_ALIAS) -> list[EndpointRow]:
         """Return the endpoints of an origin."""
@@ -327,7 +327,7 @@ class EndpointManager(models.Manager[M]):
         self, origin: str, prefix: str, secret: str, *, now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool:  # fmt: skip
-        """Add an endpoint with that sealed secret; return False when there is one."""
+        """Add an endpoint with this sealed secret; return False if it exists."""
         params = {"origin": origin, "prefix": prefix, "secret": secret, "now": now}
         return bool(fetch(using, ADD_ENDPOINT, params))
 
@@ -335,7 +335,7 @@ class EndpointManager(models.Manager[M]):
         self, endpoint_id: int, reason: str, *, now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool:  # fmt: skip
-        """Send no more to the endpoint; return False, and change nothing, if it is so already."""
+        """Disable the endpoint; return False, and change nothing, if it is disabled."""
         params = {"id": endpoint_id, "reason": reason, "now": now}
         return bool(fetch(using, DISABLE_ENDPOINT, params))
 
@@ -343,7 +343,7 @@ class EndpointManager(models.Manager[M]):
         self, endpoint_id: int, holder: str, wanted: int, used: int, *, concurrency: int,
         timeout: int, now: int | None = None, using: str = DEFAULT_DB_ALIAS,
     ) -> int:  # fmt: skip
-        """Hold up to so many slots for ``timeout`` ms; return how many, at least those in use."""
+        """Hold up to ``wanted`` slots for ``timeout`` ms; return how many, at least ``used``."""
         params = {
             "id": endpoint_id, "holder": holder, "wanted": wanted, "used": used,
             "concurrency": concurrency, "timeout": timeout, "now": now,
@@ -355,7 +355,7 @@ class EndpointManager(models.Manager[M]):
 
 
 class HostManager(models.Manager[M]):
-    """The statements of the circuit breaker, in the manner of MessageManager."""
+    """The statements of the circuit breaker."""
 
     def read(
         self, host: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
@@ -380,7 +380,7 @@ class HostManager(models.Manager[M]):
         self, host: str, reason: str, *, pause: int, now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool:  # fmt: skip
-        """Open a host that failed once for ``pause`` ms; return False if it is for longer."""
+        """Suspend a host for ``pause`` ms; return False if it is open for longer."""
         params = {"host": host, "reason": reason, "pause": pause, "now": now}
         return bool(fetch(using, SHUT_HOST, params))
 
@@ -388,7 +388,7 @@ class HostManager(models.Manager[M]):
         self, host: str, by: str, *, timeout: int, now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool:  # fmt: skip
-        """Take the one probe of a half open host for ``timeout`` ms; return whether it is ours."""
+        """Take the probe of a half open host for ``timeout`` ms; return whether it was free."""
         params = {"host": host, "by": by, "timeout": timeout, "now": now}
         return bool(fetch(using, PROBE_HOST, params))
 
@@ -405,10 +405,10 @@ class HostManager(models.Manager[M]):
 
 
 class AttemptManager(models.Manager[M]):
-    """The statements of the log of attempts, in the manner of MessageManager."""
+    """The statements of the log of attempts."""
 
     def add(self, rows: Sequence[AttemptRow], *, using: str = DEFAULT_DB_ALIAS) -> int:
-        """Log many attempts in one statement; return how many."""
+        """Log many attempts in one statement; return their number."""
         names = (
             "keys", "topics", "kinds", "webhook_ids", "attempts", "started_ats", "durations",
             "statuses", "failures", "details", "addresses", "excerpts", "are_ambiguous",
@@ -421,12 +421,12 @@ class AttemptManager(models.Manager[M]):
         self, key: str, topic: str | None = None, *, after: int = 0, limit: int = 100,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[LoggedRow]:  # fmt: skip
-        """Return attempts for the key, of one topic or of all."""
+        """Return attempts of the key, in one topic or in all."""
         params = {"key": key, "topic": topic, "after": after, "limit": limit}
         return rows_of(LoggedRow, fetch(using, ATTEMPTS_OF_JOB, params))
 
     def prune(
         self, age: int, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> int:
-        """Delete up to ``limit`` attempts older than ``age`` ms; return how many."""
+        """Delete up to ``limit`` attempts older than ``age`` ms; return their number."""
         return execute(using, PRUNE_ATTEMPTS, {"age": age, "limit": limit, "now": now})
