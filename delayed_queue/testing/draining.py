@@ -1,4 +1,4 @@
-"""For a test's own connection and transaction: deliver what is due, and assert what is left."""
+"""Deliver due messages in a test's own transaction, and assert what a queue holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -34,10 +34,10 @@ from delayed_queue.testing.stores import Letter
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The ends of the deliveries of one ``drain()``; each is counted once.
+    """The outcomes of the deliveries of one ``drain()``.
 
-    ``failed`` raised an error, and were retried or dead-lettered by policy. ``lost`` were no
-    longer the drain's to settle: the handler had acknowledged, released, updated or dropped them.
+    ``failed`` raised an error and were retried or dead-lettered by policy. ``lost`` were settled,
+    updated or dropped by the handler itself.
     """
 
     handled: int = 0
@@ -55,11 +55,11 @@ class Drained:
 def drain(
     queue: DelayedQueue, handler: Callable[[Envelope], Any] | None = None, *, limit: int = 1000
 ) -> Drained:
-    """Deliver due messages to the handler until none is left; return how they ended.
+    """Deliver due messages to the handler until none is left; return the outcomes.
 
-    Without a handler, to the one registered for the queue's name, by its own retry policy. What the
-    handler raises is settled as a worker settles it, and found in ``errors``. At most ``limit``
-    deliveries, so that messages which are due again at once cannot keep it for ever.
+    The default is the handler registered for the queue's name, with its retry policy. Errors are
+    settled as a worker settles them, and returned in ``errors``. ``limit`` bounds the deliveries:
+    a message may be due again at once.
     """
     if type(limit) is not int or limit < 1:
         raise InvalidConfiguration(f"limit must be ≥ 1, not {limit!r}.")
@@ -107,7 +107,7 @@ def _error_of(
                 async_to_sync(function)(envelope)
             else:
                 function(envelope)
-    # A handler may raise anything, and here as in a worker that is an answer.
+    # A handler may raise anything; a worker treats it the same way.
     except Exception as error:
         return error
     return None
@@ -115,10 +115,10 @@ def _error_of(
 
 @contextmanager
 def mended(using: str) -> Iterator[None]:
-    """Let an open transaction outlive a block that breaks it.
+    """Keep an open transaction usable after a block that breaks it.
 
-    A worker has no transaction around a handler: what was written before a failure stays.
-    Here it stays too, unless the failure broke the transaction; then the block is undone.
+    A worker has no transaction around a handler, so writes before a failure stay. They stay here
+    too, unless the failure broke the transaction; then the block is rolled back.
     """
     connection: Any = connections[using]
     if not connection.in_atomic_block:
@@ -167,10 +167,9 @@ def assert_offered(
     headers: Mapping[str, Any] | None = None,
     state: MessageState | str | None = None,
 ) -> StoredMessage:
-    """Return the message stored under the key, or fail when there is none or it differs.
+    """Return the message stored under the key; fail if it is missing or differs.
 
-    ``schedule_at`` is compared in whole milliseconds, as it is stored; what is left out may
-    be anything.
+    Arguments that are left out may be anything. ``schedule_at`` is compared in milliseconds.
     """
     stored = queue.read(key)
     if stored is None:
@@ -184,7 +183,7 @@ def assert_offered(
         found["headers"], wanted["headers"] = stored.headers, dict(headers)
     if state is not None:
         found["state"], wanted["state"] = str(stored.state), str(state)
-    # The wanted first: ANYTHING must be asked, not a payload with an opinion of its own.
+    # The wanted value first: ANYTHING decides, not the payload's own __eq__.
     if any(wanted[name] != found[name] for name in wanted):
         raise AssertionError(f"The message {key!r} in {queue!r} is {found}, not {wanted}.")
     return stored
@@ -198,10 +197,7 @@ def assert_not_offered(queue: DelayedQueue, key: str) -> None:
 
 
 def assert_dead(queue: DelayedQueue, key: str, *, reason: str = "") -> DeadLetter:
-    """Return the newest dead letter of the key, or fail when there is none for the reason.
-
-    The reason's beginning is enough.
-    """
+    """Return the newest dead letter of the key whose reason starts with ``reason``, or fail."""
     letters = [letter for letter in dead_letters(queue) if letter.key == key]
     for letter in reversed(letters):
         if letter.reason.startswith(reason):
@@ -215,7 +211,7 @@ def assert_dead(queue: DelayedQueue, key: str, *, reason: str = "") -> DeadLette
 def dead_letters(queue: DelayedQueue) -> list[DeadLetter]:
     """Return the queue's dead letters in the order of their deaths.
 
-    An in-memory queue's are made up as model instances that no database knows.
+    Those of an in-memory queue are model instances without a database.
     """
     if isinstance(queue, InMemoryQueue):
         with queue.store.lock:
@@ -224,19 +220,8 @@ def dead_letters(queue: DelayedQueue) -> list[DeadLetter]:
 
 
 def _as_model(letter: Letter) -> DeadLetter:
-    return DeadLetter(
-        id=letter.id,
-        kind=letter.kind,
-        key=letter.key,
-        payload=letter.payload,
-        headers=None if letter.headers is None else json.loads(letter.headers),
-        attempts=letter.attempts,
-        reason=letter.reason,
-        first_error=letter.first_error,
-        last_error=letter.last_error,
-        scheduled_at_initially=from_milliseconds(letter.scheduled_at_initially),
-        created_at=from_milliseconds(letter.created_at),
-        died_at=from_milliseconds(letter.died_at),
-        fingerprint=fingerprint(letter.reason, letter.last_error),
-        group=letter.group,
-    )
+    fields = asdict(letter)
+    fields["headers"] = None if letter.headers is None else json.loads(letter.headers)
+    for name in ("scheduled_at_initially", "created_at", "died_at"):
+        fields[name] = from_milliseconds(fields[name])
+    return DeadLetter(**fields, fingerprint=fingerprint(letter.reason, letter.last_error))

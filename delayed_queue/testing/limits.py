@@ -31,7 +31,7 @@ else:
 
 
 class InMemoryGroups(_Groups):
-    """The statements of GroupStore; the lock of the store is what takes turns."""
+    """The statements of GroupStore, under the lock of the store."""
 
     _store: InMemoryStore
 
@@ -64,15 +64,13 @@ class InMemoryGroups(_Groups):
         return GroupRow(
             name, earliest, earliest <= now, rule.is_ordered, concurrency, own.weight or 1,
             interval, own.burst or rule.burst or 1, own.spent_until, own.paused_at is not None,
-            rule.blocks_on_dead and self._has_dead(kind, name, own), len(held), live,
+            rule.blocks_on_dead and has_dead(self._store, kind, name, own.resumed_at),
+            len(held), live,
             bool(waiting), min(due, 2), waits_until, head, now,
         )  # fmt: skip
 
     def _of_group(self, kind: str, name: str) -> list[Row]:
         return [row for row in self._store.of_kind(kind) if row.group == name]
-
-    def _has_dead(self, kind: str, name: str, own: LimitRow) -> bool:
-        return has_dead(self._store, kind, name, own.resumed_at)
 
     def look(self, ahead: Ahead, *, using: str = DEFAULT_DB_ALIAS) -> Look:
         kind, now = ahead.kind, instant(ahead.now)
@@ -134,7 +132,7 @@ def _by_due_time(row: Row) -> tuple[int, int]:
 
 
 def _in_order(rows: list[Row]) -> tuple[int | None, int | None]:
-    """Return when the last of those that wait is due, and which goes next."""
+    """Return the last due time of waiting messages, and the id of the next message."""
     begun = [row for row in rows if row.is_begun]
     waiting = [row for row in begun if row.lease_id is None]
     held = [row for row in begun if row.lease_id is not None]
@@ -160,7 +158,7 @@ def has_dead(store: InMemoryStore, kind: str, group: str, since: int | None) -> 
 
 
 class InMemoryLimits(_Limits):
-    """The statements of LimitManager; nobody asks a store for the reason of a pause."""
+    """The statements of LimitManager, without the reason and the author of a pause."""
 
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store

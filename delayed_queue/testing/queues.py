@@ -1,4 +1,4 @@
-"""A queue that keeps its messages in memory and shares every algorithm with the real one."""
+"""A queue that keeps its messages in memory and shares the algorithms of DelayedQueue."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from delayed_queue.testing.tables import InMemoryLetters, InMemorySchedules
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    # So that mypy holds every signature to the manager's. At run time there is no such base:
-    # a statement that is missing here must fail, not reach for a database.
+    # mypy checks every signature against the manager's. At run time there is no such base: a
+    # missing statement must fail instead of querying a database.
     _Messages = MessageManager[Message]
 else:
     _Messages = object
@@ -118,15 +118,11 @@ class InMemoryMessages(InMemoryGroups, _Messages):
             ]
 
     def _lease(self, row: Row, lease_id: str, until: int) -> LeasedRow:
-        self._store.put(
-            replace(
-                row,
-                lease_id=lease_id,
-                due_at=row.scheduled_at,
-                scheduled_at=until,
-                attempts=row.attempts + 1,
-            )
+        attempts, due_at = row.attempts + 1, row.scheduled_at
+        leased = replace(
+            row, lease_id=lease_id, due_at=due_at, scheduled_at=until, attempts=attempts
         )
+        self._store.put(leased)
         return LeasedRow(
             row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at, until,
             row.attempts + 1, row.headers, row.lease_id is not None, row.group,
@@ -286,7 +282,7 @@ class InMemoryMessages(InMemoryGroups, _Messages):
         return StatsRow(due_count, min(scheduled, cap), min(len(leased), cap), dead, age)
 
     def notify(self, channel: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Wake all who wait on the store; those of another kind look once too often."""
+        """Wake every poll on the store, also those of other kinds."""
         self._store.wake()
 
     def _remove(self, choose: Callable[[], list[Row]]) -> list[int]:
@@ -298,7 +294,7 @@ class InMemoryMessages(InMemoryGroups, _Messages):
 
 
 def _due_again(row: Row, at: int, delay: int | None) -> int:
-    """Without a delay a released message has the place in the queue that it had."""
+    """Return the new due time; the earlier one if there is no delay."""
     if delay is None:
         return at if row.due_at is None else row.due_at
     return at + delay
@@ -316,9 +312,9 @@ def _letter(letter_id: int, row: Row, reason: str, error: str | None, at: int) -
 class InMemoryQueue(DelayedQueue):
     """A DelayedQueue for tests that have no database; it passes the same contract.
 
-    Each has a store of its own unless one is given: queues that share a store see each
-    other's messages, as queues of one database do. It takes no part in database transactions;
-    ``consume()`` is a transaction of the store.
+    Each queue has its own store by default. Queues that share a store see each other's messages,
+    like queues of one database. Database transactions have no effect on it; ``consume()`` is a
+    transaction of the store.
     """
 
     def __init__(
@@ -361,7 +357,7 @@ class InMemoryQueue(DelayedQueue):
         return call()
 
     def _transaction(self, *, durable: bool = False) -> Any:
-        # The real consume() would refuse it too, and the code under test must be told so.
+        # As the real consume(): the code under test must see the error.
         if durable and _in_a_transaction(self.using):
             raise RuntimeError("consume() cannot be used inside a transaction.")
         return self.store.transaction(durable=durable)
@@ -401,10 +397,7 @@ class InMemoryListener(Listener):
         self._wake_channel.close()
 
     def wait(self, seconds: float, *wake_channels: WakeChannel | None) -> bool:
-        rung = [
-            self._wake_channel,
-            *(each for each in wake_channels if each is not None),
-        ]
+        rung = [self._wake_channel, *filter(None, wake_channels)]
         ready, _, _ = select.select(rung, [], [], max(seconds, 0))
         self._wake_channel.clear()
         return self._wake_channel in ready

@@ -1,4 +1,4 @@
-"""The rows of an in-memory queue, behind one lock; and a clock that a test moves."""
+"""The rows of an in-memory queue under one lock, and a clock for tests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 class ManualClock:
     """A queue's ``clock`` for tests: ``DelayedQueue("orders", clock=ManualClock())``.
 
-    It starts at 2030-01-01T00:00Z unless told otherwise. Moving it wakes the threads that
-    wait in ``InMemoryQueue.poll()`` under this clock. May be shared by queues and threads.
+    It starts at 2030-01-01T00:00Z by default. Moving it wakes the threads that wait in
+    ``InMemoryQueue.poll()`` with this clock. Queues and threads may share it.
     """
 
     def __init__(self, now: datetime = START) -> None:
@@ -38,7 +38,7 @@ class ManualClock:
         return f"<ManualClock {self._now.isoformat()}>"
 
     def advance(self, by: timedelta) -> datetime:
-        """Move the clock forward and return its new time; a negative step is refused."""
+        """Move the clock forward and return its new time."""
         if by < timedelta(0):
             raise InvalidConfiguration(f"advance() goes forward, not by {by!r}; see set().")
         return self.set(self._now + by)
@@ -51,7 +51,7 @@ class ManualClock:
         return self._now
 
     def watch(self, wake_channel: WakeChannel) -> None:
-        """Wake the channel whenever the clock is moved, for as long as the channel exists."""
+        """Wake the channel whenever the clock moves, while the channel exists."""
         self._wake_channels.add(wake_channel)
 
 
@@ -127,10 +127,10 @@ NO_LIMITS: Final = LimitRow()
 
 
 class InMemoryStore:
-    """The tables, behind one lock; share one to have several queues see each other.
+    """The tables under one lock; queues that share a store see each other's messages.
 
-    A transaction holds the lock to its end, so transactions are serial: whoever waits inside
-    ``consume()`` for another thread's use of the same store waits for ever.
+    A transaction holds the lock to its end. So code inside ``consume()`` must not wait for another
+    thread that uses the same store.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class InMemoryStore:
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
-        """Keep all changes of the block, or none when it raises."""
+        """Keep all changes of the block, or none if it raises."""
         with self.lock:
             if durable and self._depth:
                 raise RuntimeError("A durable transaction cannot be nested within another.")
@@ -207,7 +207,7 @@ class InMemoryStore:
                 self._depth -= 1
 
     def watch(self, wake_channel: WakeChannel) -> None:
-        """Ring the wake channel when a message was offered that may be due soon."""
+        """Wake the channel when a message is offered."""
         with self.lock:
             self._wake_channels.add(wake_channel)
 
@@ -222,5 +222,5 @@ class InMemoryStore:
 
 
 def instant(now: int | None) -> int:
-    """Return the given instant, or the host clock's when there is none."""
+    """Return the given instant; the host's clock by default."""
     return to_milliseconds(datetime.now(UTC)) if now is None else now

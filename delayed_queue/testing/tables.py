@@ -122,7 +122,7 @@ class InMemoryLetters(_Letters):
 
 
 def _name(row: Row | Letter) -> tuple[str, str]:
-    """Return what is one: a key in its kind or, where that is of a family, in all of the family."""
+    """Return the key with its kind, or with the name of the kind's family."""
     family = hooks.kind_family
     return row.key, (family and family.name_of(row.kind)) or row.kind
 
@@ -143,11 +143,12 @@ if TYPE_CHECKING:
 else:
     _Schedules = object
 
+_STATE: Final = ("config_hash", "retired_hashes", "last_tick", "installed_at", "interval")
 _TICK: Final = re.compile(r"[^/]+/-?[0-9]{1,19}")
 
 
 class InMemorySchedules(_Schedules):
-    """The statements of ScheduleManager; a transaction of the store is what locks."""
+    """The statements of ScheduleManager; a transaction of the store locks."""
 
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store
@@ -216,23 +217,15 @@ class InMemorySchedules(_Schedules):
     def save(self, row: ScheduleRow, *, using: str = DEFAULT_DB_ALIAS) -> None:
         with self._store.lock:
             old = self._store.schedules[row.kind, row.key_prefix]
-            self._store.schedules[row.kind, row.key_prefix] = old._replace(
-                config_hash=row.config_hash,
-                retired_hashes=row.retired_hashes,
-                last_tick=row.last_tick,
-                installed_at=row.installed_at,
-                interval=row.interval,
-            )
+            self._store.schedules[row.kind, row.key_prefix] = _with_state_of(row, old)
 
     def describe(self, row: ScheduleRow, *, using: str = DEFAULT_DB_ALIAS) -> None:
         with self._store.lock:
             old = self._store.schedules[row.kind, row.key_prefix]
-            self._store.schedules[row.kind, row.key_prefix] = row._replace(
-                payload=old.payload,
-                is_enabled=old.is_enabled,
-                config_hash=old.config_hash,
-                retired_hashes=old.retired_hashes,
-                last_tick=old.last_tick,
-                installed_at=old.installed_at,
-                interval=old.interval,
-            )
+            described = row._replace(payload=old.payload, is_enabled=old.is_enabled)
+            self._store.schedules[row.kind, row.key_prefix] = _with_state_of(old, described)
+
+
+def _with_state_of(row: ScheduleRow, described: ScheduleRow) -> ScheduleRow:
+    """Return the description with the state of installation of ``row``."""
+    return described._replace(**{name: getattr(row, name) for name in _STATE})
