@@ -1,4 +1,4 @@
-"""Model admins of tables whose lists are read by an index, page after page."""
+"""Model admins of tables whose lists are read by an index, page by page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class QueueModelAdmin(OperatingAdmin):
     """Read-only pages of bounded cost, found by key, with fenced operations."""
 
     list_display_links: Any = ("key_column",)
-    # Only shows the box; Django's own "=key" would be UPPER(key), which no index serves.
+    # Shows the search box only: Django's "=key" means UPPER(key), which no index serves.
     search_fields: ClassVar[Any] = ("=key",)
     search_help_text: ClassVar[Any] = _(
         "The whole key, exactly as it was offered. All queues are searched."
@@ -49,7 +49,7 @@ class QueueModelAdmin(OperatingAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find a key exactly, except for blanks around it, which come with a copied key."""
+        """Find a key exactly, also with the blanks around a copied key."""
         if not search_term:
             return queryset, False
         return queryset.filter(key__in={search_term, search_term.strip()}), False
@@ -101,7 +101,7 @@ class KeyedRowAdmin(QueueModelAdmin):
         return as_read(super().get_queryset(request))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row with all that its page shows; the payload only if it may be seen."""
+        """Return the row with the columns of its page; the payload only with its permission."""
         queryset = self.get_queryset(request).defer(None).defer("payload")
         queryset = queryset.annotate(
             payload_size=Func(F("payload"), function="octet_length", output_field=IntegerField())
@@ -114,7 +114,7 @@ class KeyedRowAdmin(QueueModelAdmin):
             row.panels = format_html_join("", "{}", ((panel(*asked),) for panel in hooks.panels))
         return row
 
-    # Not named "payload": Django would show the model's field of that name, to everybody.
+    # Not named "payload": Django would show the model's field of that name to every user.
     @admin.display(description=_("payload"))
     def payload_shown(self, row: Any) -> SafeString:
         if hasattr(row, "payload_head"):

@@ -12,7 +12,7 @@ from django.contrib.admin.models import DELETION
 from django.db import router
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
-from django.utils.html import format_html
+from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
@@ -25,7 +25,6 @@ from delayed_queue.admin.filters import KIND, DiedFilter, GroupFilter, KindFilte
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock, parse_ids
-from delayed_queue.admin.rows import LetterRow
 from delayed_queue.models import DeadLetter, Message
 
 _ALIVE: Final = _("because a message has their key, or a newer dead letter of the key was redriven")
@@ -35,7 +34,7 @@ _OF_ONE_KEY: Final = Keyset(descending=True, hides_index=True)
 
 
 class LetterOperation(Operation):
-    """An operation that removes dead letters; their id is fence enough, as they never change."""
+    """An operation that removes dead letters; their id is the fence, as they never change."""
 
     noun = ngettext_lazy("%(count)s dead letter", "%(count)s dead letters", "count")
     flag = DELETION
@@ -107,17 +106,9 @@ class DeadLetterAdmin(KeyedRowAdmin):
     list_filter = (KindFilter, DiedFilter, GroupFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
-        "reason_shown",
-        "queue",
-        "key_shown",
-        "active",
-        "attempts_column",
-        "times",
-        "last_failure",
-        "first_failure",
-        "headers_shown",
-        "payload_shown",
-    )
+        "reason_shown", "queue", "key_shown", "active", "attempts_column", "times", "last_failure",
+        "first_failure", "headers_shown", "payload_shown",
+    )  # fmt: skip
 
     def get_urls(self) -> Any:
         view = self.admin_site.admin_view(partial(failures_view, self))
@@ -146,17 +137,17 @@ class DeadLetterAdmin(KeyedRowAdmin):
     )
 
     @admin.display(description=_("key in use"))
-    def active(self, row: LetterRow) -> SafeString:
+    def active(self, row: Any) -> SafeString:
         """Return whether a message has the key, so that a redrive is skipped."""
         messages = Message.objects.using(router.db_for_read(Message, instance=row))
         message = messages.filter(key=row.key, kind=row.kind).only("id").first()
         if message is None:
-            return format_html("{}", _("no message has this key now"))
+            return escape(_("no message has this key now"))
         url = self.url("delayed_queue_message_change", message.id)
         return formats.link(url, _("yes, a message has this key"))
 
     @admin.display(description=_("timeline"))
-    def times(self, row: LetterRow) -> SafeString:
+    def times(self, row: Any) -> SafeString:
         events: list[tuple[datetime | None, Any]] = [
             (row.created_at, _("offered")),
             (row.scheduled_at_initially, _("first scheduled for")),

@@ -18,7 +18,7 @@ from delayed_queue.retries import parse_duration, parse_rate
 
 @contextmanager
 def reasons() -> Iterator[None]:
-    """Turn a refusal of the library into an error of the field."""
+    """Turn an error of the package into an error of the field."""
     try:
         yield
     except DelayedQueueError as error:
@@ -66,10 +66,10 @@ class RejectForm(forms.Form):
 
 
 class PauseForm(forms.Form):
-    """The reason for a pause; shown beside the queue while it is paused."""
+    """The reason for a pause; shown beside the queue or group while it is paused."""
 
     reason = forms.CharField(
         label=_("Reason"), max_length=500, required=False,
         widget=forms.TextInput(attrs={"size": 60}),
-        help_text=_("Shown to your colleagues beside the queue."),
+        help_text=_("Shown to your colleagues while it is paused."),
     )  # fmt: skip

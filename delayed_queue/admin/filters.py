@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -39,12 +39,6 @@ _PERIODS: Final = {
 }
 
 
-class KnowsKinds(Protocol):
-    """A manager that lists the kinds of its table."""
-
-    def kinds(self, limit: int, *, using: str) -> list[str]: ...
-
-
 def chosen_kind(request: HttpRequest) -> str | None:
     return request.GET.get(KIND)
 
@@ -69,7 +63,7 @@ class KindFilter(SimpleListFilter):
     parameter_name = KIND
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        manager = cast("KnowsKinds", model_admin.model._default_manager)
+        manager: Any = model_admin.model._default_manager
         kinds = manager.kinds(MAX_KINDS, using=model_admin.get_queryset(request).db)
         chosen = chosen_kind(request)
         if chosen is not None and chosen not in kinds:
@@ -97,16 +91,18 @@ def _label(kind: str) -> str:
 
 
 class NarrowFilter(SimpleListFilter):
-    """A filter by time: the index on times begins with the kind, so it needs a queue."""
+    """A filter by time, which needs a queue: the index on times begins with the kind."""
+
+    # The choices, those that need no queue, and a hint in place of the others.
+    offered: ClassVar[dict[str, Any]]
+    always: ClassVar[frozenset[str]] = frozenset()
+    hint: Any
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
         self.request = request
         self.site_name = model_admin.admin_site.name
-        return [
-            (value, words)
-            for value, words in self.offered()
-            if is_narrow(request) or not self.is_by_time(value)
-        ]
+        is_every = is_narrow(request)
+        return [each for each in self.offered.items() if is_every or each[0] in self.always]
 
     def has_output(self) -> bool:
         return True
@@ -114,11 +110,8 @@ class NarrowFilter(SimpleListFilter):
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         yield from super().choices(changelist)
         if not is_narrow(self.request):
-            yield {
-                "selected": False,
-                "query_string": _overview_url(self.site_name),
-                "display": self.hint,
-            }
+            url = _overview_url(self.site_name)
+            yield {"selected": False, "query_string": url, "display": self.hint}
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
@@ -127,14 +120,6 @@ class NarrowFilter(SimpleListFilter):
         if value not in dict(self.lookup_choices):
             raise IncorrectLookupParameters(f"{self.parameter_name}={value} is not offered here")
         return queryset.filter(self.condition(value))
-
-    hint: Any = ""
-
-    def offered(self) -> list[tuple[str, Any]]:
-        raise NotImplementedError
-
-    def is_by_time(self, value: str) -> bool:
-        return True
 
     def condition(self, value: str) -> Q:
         raise NotImplementedError
@@ -146,27 +131,22 @@ class StateFilter(NarrowFilter):
     title = _("state")
     parameter_name = STATE
     hint = _("Due, scheduled: choose a queue…")
-
-    def offered(self) -> list[tuple[str, Any]]:
-        return [
-            (RowState.DUE.value, _("Due")),
-            (RowState.SCHEDULED.value, _("Scheduled")),
-            (RowState.LEASED.value, _("Leased")),
-            (RowState.EXPIRED.value, _("Lease expired, due again")),
-        ]
-
-    def is_by_time(self, value: str) -> bool:
-        return value in {RowState.DUE, RowState.SCHEDULED}
+    offered: ClassVar = {
+        RowState.DUE.value: _("Due"),
+        RowState.SCHEDULED.value: _("Scheduled"),
+        RowState.LEASED.value: _("Leased"),
+        RowState.EXPIRED.value: _("Lease expired, due again"),
+    }
+    always = frozenset({RowState.LEASED.value, RowState.EXPIRED.value})
 
     def condition(self, value: str) -> Q:
-        is_leased = value in {RowState.LEASED, RowState.EXPIRED}
         is_ahead = value in {RowState.LEASED, RowState.SCHEDULED}
         side = "scheduled_at__gt" if is_ahead else "scheduled_at__lte"
-        return Q(("lease_id__isnull", not is_leased), (side, DatabaseClock()))
+        return Q(("lease_id__isnull", value not in self.always), (side, DatabaseClock()))
 
 
 class LinkedFilter(SimpleListFilter):
-    """A filter that only links set: its choices are too many to list."""
+    """A filter that links set; it has too many choices to list."""
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
         chosen = request.GET.get(self.parameter_name or "")
@@ -231,9 +211,7 @@ class DiedFilter(NarrowFilter):
     title = _("time of death")
     parameter_name = DIED
     hint = _("By time: choose a queue…")
-
-    def offered(self) -> list[tuple[str, Any]]:
-        return [(value, period[0]) for value, period in _PERIODS.items()]
+    offered: ClassVar = {value: words for value, (words, _span) in _PERIODS.items()}
 
     def condition(self, value: str) -> Q:
         side = "died_at__lt" if value == "older" else "died_at__gte"

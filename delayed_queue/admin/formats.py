@@ -43,14 +43,14 @@ def percent(share: float, places: int = 1) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a short time with the digits that matter, a long one in its two largest units."""
+    """Return a short time with its significant digits, a long one in its two largest units."""
     if value < 1:
         return f"{number(round(value * 1000))} ms"
     return f"{number(value)} s" if value < 10 else human(timedelta(seconds=value))
 
 
 def human(span: timedelta) -> str:
-    """Return the length in its two largest units, as in ``3 d 4 h``, whatever the sign."""
+    """Return the length in its two largest units, as in ``3 d 4 h``, without the sign."""
     left = abs(int(span.total_seconds()))
     if left == 0:
         return _("under 1 s")
@@ -65,7 +65,7 @@ def human(span: timedelta) -> str:
 
 
 def per_second(rate: float) -> str:
-    """Return a rate with the digits that matter."""
+    """Return a rate with its significant digits."""
     return f"{number(rate)}/s"
 
 
@@ -149,7 +149,7 @@ def key_label(key: str) -> SafeString:
 
 
 def printable(text: str) -> str:
-    """Return the text as UTF-8 can carry it: a lone surrogate would break the whole page."""
+    """Escape lone surrogates, which would break the whole page."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -227,7 +227,7 @@ def timeline(events: Sequence[tuple[datetime | None, Any]], now: datetime) -> Sa
     return format_html('<ol class="dq-timeline">{}</ol>', items)
 
 
-# Bytes of a payload that are fetched at most: a column may hold a gigabyte.
+# Maximum bytes fetched of a payload; a column may hold a gigabyte.
 MAX_READ: Final = 1_048_576
 _CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PRETTY: Final = json.JSONEncoder(ensure_ascii=False, indent=2)
@@ -236,8 +236,8 @@ _PRETTY: Final = json.JSONEncoder(ensure_ascii=False, indent=2)
 def show_payload(kind: str, head: bytes, size: int) -> SafeString:
     """Return the payload, given its first bytes (at most MAX_READ) and its whole size.
 
-    Only the built-in codecs are used, by the name in the kind: a codec of the project's own may
-    do anything with bytes that anyone may have written.
+    Uses only built-in codecs, by the name in the kind: a codec of the project is not safe for bytes
+    from any writer.
     """
     text, note = _readable(kind, head, is_whole=len(head) == size)
     shown = _("%(size)s bytes") % {"size": number(size)} + note
@@ -248,7 +248,7 @@ def show_payload(kind: str, head: bytes, size: int) -> SafeString:
 
 
 def _readable(kind: str, head: bytes, *, is_whole: bool) -> tuple[str, str]:
-    # What is sent to urls is the JSON that was added.
+    # Callbacks have JSON payloads, too.
     if name_of(kind).codec not in {"json", "callback"}:
         return _as_text(head, is_whole=is_whole)
     if not is_whole:
@@ -263,7 +263,7 @@ def _readable(kind: str, head: bytes, *, is_whole: bool) -> tuple[str, str]:
 
 
 def _pretty(value: Any) -> str:
-    """Return indented JSON, not much longer than is shown: nesting could make it gigabytes."""
+    """Return the beginning of indented JSON: with deep nesting, all of it could be gigabytes."""
     parts: list[str] = []
     length = 0
     for part in _PRETTY.iterencode(value):
@@ -286,5 +286,5 @@ def _as_text(head: bytes, *, is_whole: bool) -> tuple[str, str]:
 
 
 def _as_hex(head: bytes) -> tuple[str, str]:
-    # Two characters and a blank a byte; one byte more than is shown, to tell that there is more.
+    # A byte takes three characters. One more byte than is shown, so that the cut is visible.
     return head[: MAX_SHOWN // 3 + 1].hex(" "), _(", shown in hexadecimal")

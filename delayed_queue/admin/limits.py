@@ -11,7 +11,7 @@ from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.base import QueueModelAdmin
-from delayed_queue.admin.fields import RateField, reasons
+from delayed_queue.admin.fields import PauseForm, RateField, reasons
 from delayed_queue.admin.formats import link, printable
 from delayed_queue.admin.groups import OWN, limits_of, queue_of, seen_of, why_held
 from delayed_queue.admin.operating import pressed
@@ -60,14 +60,10 @@ class GroupForm(PlainForm):
             return named(self.cleaned_data["group"])
 
 
-class PauseGroupForm(GroupForm):
-    """The reason for a pause; shown beside the group for as long as it is paused."""
+class PauseGroupForm(PauseForm, GroupForm):
+    """The group, and the reason for its pause."""
 
-    reason = forms.CharField(
-        label=_("Reason"), max_length=500, required=False,
-        widget=forms.TextInput(attrs={"size": 60}),
-        help_text=_("Shown to your colleagues beside the group."),
-    )  # fmt: skip
+    field_order = ("group", "reason")
 
 
 class RatedForm(forms.Form):

@@ -1,4 +1,4 @@
-"""Lists that cost the same at any depth, and the policies that keep every list bounded."""
+"""Lists of bounded cost at any depth."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
     _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
 MAX_LISTED: Final = 5_000
-# The texts of the script are attributes of its tag: they come in the language of the page.
+# The script's texts are attributes of its tag, in the language of the page.
 LIVE: Final = forms.Script(
     "delayed_queue/live.js",
     defer=True,
@@ -58,14 +58,14 @@ class Keyset:
     column: str | None = None
     is_text: bool = False
     descending: bool = False
-    # Order by an expression on the id, which hides the primary key from the planner: it would
-    # walk that in search of the few rows of one key.
+    # Order by an expression on the id. Otherwise the planner would walk the primary key in search
+    # of the few rows of one key.
     hides_index: bool = False
-    # The index has only those of which the planner sees that the column is not NULL.
+    # The index is partial: the statement must show that the column is not NULL.
     is_partial: bool = False
 
     def ordered(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Order, and read the column as stored: a datetime may have been clamped."""
+        """Order the rows, with the column as stored: a datetime may be clamped."""
         if self.column is not None:
             if self.is_partial:
                 queryset = queryset.filter(**{f"{self.column}__gte": -MAX_BIGINT})
@@ -83,7 +83,7 @@ class Keyset:
         return str(row.id) if self.column is None else f"{row.id}.{row.position}"
 
     def after(self, queryset: QuerySet[Any], cursor: str) -> QuerySet[Any]:
-        """Keep what follows the cursor; raise ValueError if it belongs to another order."""
+        """Return the rows after the cursor; raise ValueError for a cursor of another order."""
         text, dot, position = cursor.partition(".")
         last = _bigint(text)
         if self.column is None:
@@ -107,7 +107,7 @@ def _bigint(text: str) -> int:
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg] # not subscriptable at run time
-    """Counts up to a cap; filters and searches reach what lies beyond."""
+    """Counts up to a cap; filters and searches reach the rows beyond it."""
 
     @cached_property
     def count(self) -> int:
@@ -116,7 +116,7 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg] # not subscriptable 
 
 
 class ListAdmin(_Base):
-    """Read-only pages of bounded cost; nothing can be typed."""
+    """Read-only pages of bounded cost."""
 
     list_heading: Any = ""
     list_filter: ClassVar[Any] = ()
@@ -138,7 +138,7 @@ class ListAdmin(_Base):
         raise NotImplementedError
 
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
-        """Add to the rows of a page what is read from other tables."""
+        """Add columns of other tables to the rows of a page."""
 
     def list_title(self, request: HttpRequest) -> str:
         return str(self.list_heading or capfirst(self.opts.verbose_name_plural))
@@ -158,7 +158,7 @@ class ListAdmin(_Base):
     has_add_permission = has_change_permission = has_delete_permission = _nobody
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Allow the filters only: a lookup typed into the URL could scan, or spell out payloads."""
+        """Allow filters only: other lookups in a URL could scan tables or reveal payloads."""
         return lookup in {
             getattr(each, "parameter_name", f"{each}__exact") for each in self.list_filter
         }
@@ -170,7 +170,7 @@ class ListAdmin(_Base):
         return super().get_changelist_instance(request)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the list under its own title: nothing needs to be selected."""
+        """Show the list with its own title."""
         context = {"title": self.list_title(request), **(extra_context or {})}
         return super().changelist_view(request, context)
 
@@ -193,8 +193,7 @@ class KeysetChangeList(ChangeList):
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         super().__init__(request, *args, **kwargs)
-        # The search form repeats these as hidden fields: a key is searched in all queues and
-        # states. A forgotten filter would hide it.
+        # The search form would repeat them as hidden fields, but a search covers all queues.
         self.params = {}
 
     def get_filters_params(self, params: Any = None) -> dict[str, Any]:
@@ -216,7 +215,7 @@ class KeysetChangeList(ChangeList):
         rows = list(self._from(request, matching)[: self.list_per_page + 1])
         self.result_list = rows[: self.list_per_page]
         self.model_admin.complete(request, self.result_list, self.queryset.db)
-        # As many as are shown: Django offers "select all" where there are more.
+        # The rows of this page: Django offers "select all" for a larger number.
         self.result_count = len(self.result_list)
         self.next_page = (
             self.get_query_string({AFTER: keyset.cursor(self.result_list[-1])})
@@ -236,9 +235,9 @@ class KeysetChangeList(ChangeList):
             raise IncorrectLookupParameters from error
 
     def _settle(self) -> None:
-        """Tell Django's templates that there is one page, and nothing to count."""
+        """Make Django's templates show one page without counts."""
         self.show_full_result_count = False
         self.show_admin_actions = bool(self.result_list)
-        self.full_result_count = self.result_count  # equal, the search form says no number
+        self.full_result_count = self.result_count  # equal: the search form shows no number
         self.can_show_all = False
         self.multi_page = False

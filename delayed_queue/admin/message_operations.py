@@ -47,7 +47,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def parse(cls, token: str) -> Seen | None:
-        """Return the message of a page's token; None if no page has written it."""
+        """Parse a page's token; None if it is malformed."""
         parts = token.split(".", 2)
         try:
             id_, created_ms = map(int, parts[:2])
@@ -77,14 +77,14 @@ class MessageOperation(Operation):
         raise NotImplementedError
 
     def note(self, group: Group) -> str:
-        """Return what the report says besides the names of the changed."""
+        """Return a sentence to append to the report."""
         return ""
 
     def fits(self, row: Any) -> bool:
         return not self.refusal(row)
 
     def rows(self, call: Call, report: Report) -> list[Any]:
-        """Lock the rows that are as they were seen and that the operation applies to."""
+        """Lock the rows that are unchanged and that the operation applies to."""
         seen = {each.id: each for each in map(Seen.parse, call.tokens) if each is not None}
         fitting = []
         for row in lock(call, list(seen), report):

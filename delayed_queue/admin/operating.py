@@ -1,4 +1,4 @@
-"""Offering operations: actions of a list, buttons of a page, and a page that asks first."""
+"""Operations as actions of a list and buttons of a page, with a confirmation page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OperatingAdmin(ListAdmin):
     # The list
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        # Django 6.1 asks for those of the detail page, too, which has buttons of its own.
+        # Django 6.1 also requests actions for the detail page, which has its own buttons.
         if IS_POPUP_VAR in request.GET or getattr(action_location, "name", "") == "CHANGE_FORM":
             return {}
         ours = {each.name: (each.run, each.name, each.label) for each in self.offered(request)}
@@ -134,7 +134,7 @@ class OperatingAdmin(ListAdmin):
     def ask(
         self, request: HttpRequest, operation: Operation, form: forms.Form, **shown: Any
     ) -> HttpResponse:
-        """Return the page that asks; ``carried`` are the fields that it posts again."""
+        """Return the confirmation page; ``carried`` are fields that it posts again."""
         context = {"operation": operation, "form": form, **shown}
         return self.page(request, "delayed_queue/confirm", context)
 

@@ -1,4 +1,4 @@
-"""Operations on rows: fence, transaction, audit and report in one place."""
+"""Operations on rows, with fence, transaction, audit and report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAX_NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to change rows: which rows as seen, by whom, with what the form says."""
+    """A request to change rows: the rows as shown, the user, and the values of the form."""
 
     queryset: models.QuerySet[Any]
     tokens: Sequence[str]
@@ -83,9 +83,9 @@ class Report:
 class Operation:
     """One thing to do to rows, declared once.
 
-    Lists offer it as an action, pages of a row as a button. Where it has a ``warning`` a page asks
-    first, with the fields of ``form_class``. A subclass defines ``change`` for one row, or
-    ``apply`` where one statement changes several rows.
+    Lists offer it as an action, pages of a row as a button. With a ``warning`` it needs
+    confirmation on a page with the fields of ``form_class``. A subclass defines ``change`` for one
+    row, or ``apply`` for several rows in one statement.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Operation:
     flag = CHANGE
     # Each row in a transaction of its own, instead of all rows in one.
     is_separate = False
-    # For operations that call code of the project: what the report says when it raises.
+    # The report of an error, for operations that call code of the project.
     failed: Any = ""
     # Wake workers that wait for messages of the rows' kinds; cancel handlers of the rows' leases.
     wakes = False

@@ -1,4 +1,4 @@
-"""Rows as the admin reads them: annotated with the instant of reading."""
+"""Rows of the admin, annotated with the instant of reading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_DIGITS: Final = 19
 
 
 class RowState(StrEnum):
-    """The state of a message when its page is made."""
+    """The state of a message at the instant of reading."""
 
     SCHEDULED = "scheduled"
     DUE = "due"
@@ -25,35 +25,19 @@ class RowState(StrEnum):
     EXPIRED = "expired"
 
 
-class StoredRow(Protocol):
-    """What messages and dead letters have in common, as ``as_read`` annotates them."""
+class MessageRow(Protocol):
+    """A message as ``as_read`` annotates it."""
 
     id: int
     kind: str
     key: str
-    attempts: int
-    headers: Any
-    first_error: str | None
-    last_error: str | None
-    scheduled_at_initially: datetime
-    created_at: datetime
-    read_at: datetime
-
-
-class MessageRow(StoredRow, Protocol):
-    """A message as ``as_read`` annotates it."""
-
-    scheduled_at: datetime
     lease_id: str | None
+    scheduled_at: datetime
+    scheduled_at_initially: datetime
     due_at: datetime | None
+    created_at: datetime
     created_ms: int
-
-
-class LetterRow(StoredRow, Protocol):
-    """A dead letter as ``as_read`` annotates it."""
-
-    reason: str
-    died_at: datetime
+    read_at: datetime
 
 
 class DatabaseClock(Func):
@@ -71,12 +55,12 @@ class DatabaseClock(Func):
 
 
 def raw(column: str) -> ExpressionWrapper[F]:
-    """Return a millisecond column as the stored integer, which no datetime's range clamps."""
+    """Return a millisecond column as stored, beyond the range of a datetime."""
     return ExpressionWrapper(F(column), output_field=BigIntegerField())
 
 
 def is_id(text: str) -> bool:
-    """True for what can be an id; by length, as Python refuses to read 4,301 digits."""
+    """True for a possible id. Length first: Python refuses to parse 4,301 digits."""
     return text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS
 
 
@@ -86,7 +70,7 @@ def find(queryset: QuerySet[Any], object_id: str) -> Any:
 
 
 def as_read(queryset: QuerySet[Any]) -> QuerySet[Any]:
-    """Add the instant of reading and defer what only a detail page shows."""
+    """Add the instant of reading; defer the columns of the detail page."""
     annotated: QuerySet[Any] = queryset.annotate(
         read_at=DatabaseClock(), created_ms=raw("created_at")
     )

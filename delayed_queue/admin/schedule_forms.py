@@ -28,7 +28,7 @@ else:
     _Base = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
 _CODEC: Final = "json"
-# The escape itself, not the text of one: a backslash before it would have to be escaped too.
+# The escape itself, not an escaped backslash before "u0000".
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _TYPES: Final = [("cron", "cron"), ("daily", "daily"), ("periodic", "periodic")]
 _GAPS: Final = [
@@ -55,7 +55,7 @@ class PayloadField(forms.JSONField):
         return super().to_python(value)
 
     def bound_data(self, data: Any, initial: Any) -> Any:
-        # As it was typed: read and written anew, it could hold what no page can carry.
+        # As typed: parsed and written again, it may be unprintable.
         return initial if self.disabled or data is None else InvalidJSONInput(data)
 
     def prepare_value(self, value: Any) -> Any:
@@ -67,13 +67,13 @@ class PayloadField(forms.JSONField):
 def _read(text: str) -> None:
     try:
         json.loads(text)
-    # Of a number of too many digits, and of nesting too deep, Django's field would not know.
+    # Django's field does not handle too many digits and too deep nesting.
     except (ValueError, RecursionError) as error:
         raise ValidationError(gettext("This is not JSON: %s.") % error) from error
 
 
 class ScheduleForm(_Base):
-    """A schedule of an operator's own; its queue and prefix stay once it is made."""
+    """A schedule of an operator; queue and prefix are fixed after its creation."""
 
     queue = forms.CharField(
         label=_("Queue"),
@@ -99,7 +99,7 @@ class ScheduleForm(_Base):
         label=_("Timezone"),
         required=False,
         max_length=100,
-        # Or it shows twenty characters, and zones have up to 38.
+        # The default shows twenty characters; names of zones have up to 38.
         widget=forms.TextInput(attrs={"class": "vTextField"}),
         help_text=_("An IANA name such as Europe/Bucharest. Empty: settings.TIME_ZONE."),
     )
@@ -183,7 +183,7 @@ class ScheduleForm(_Base):
         self._check_treated(self.cleaned_data.get("queue", self.instance.queue))
 
     def _check_treated(self, queue: str) -> None:
-        """Refuse what the app that handles the queue could make nothing of."""
+        """Refuse payloads that the app of the queue cannot handle."""
         treatment = registry.get(queue).treatment if queue in registry else None
         if treatment is None or "payload" not in self.cleaned_data:
             return
@@ -191,7 +191,7 @@ class ScheduleForm(_Base):
             self.add_error("payload", said)
 
     def _check_definition(self, data: dict[str, Any]) -> None:
-        """Try the expression by itself first: what it says alone is not the policies' fault."""
+        """Check the expression alone first, so that its errors are not shown at the policies."""
         name, text = data["type"], data["expression"]
         if name == "periodic":
             if data.get("timezone"):

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -35,7 +35,7 @@ class ClockChange(NamedTuple):
     after: datetime
 
     def __str__(self) -> str:
-        # Both walls: a date line that moves changes the date, not the hour.
+        # Both times in full: a move across the date line changes the date, not the hour.
         forward = _("%(before)s becomes %(after)s: the clocks go forward by %(span)s")
         back = _("%(before)s becomes %(after)s: the clocks go back by %(span)s")
         facts = {
@@ -46,7 +46,7 @@ class ClockChange(NamedTuple):
 
 
 def declared_entry(kind: str, key_prefix: str) -> CronEntry | None:
-    """Return what the code of this process declares under the prefix, if anything."""
+    """Return the declaration of this process under the prefix, if any."""
     return next((each for each in declared() if each.id == (kind, key_prefix)), None)
 
 
@@ -63,7 +63,7 @@ def rule_of(row: Schedule) -> Rule:
 
 
 def zone_of(rule: Rule) -> ZoneInfo:
-    """Return the zone to show times in: for a rule that has none, the project's."""
+    """Return the zone of the rule; the project's if it has none."""
     return rule.zone if isinstance(rule, ZonedSchedule) else ZoneInfo(settings.TIME_ZONE)
 
 
@@ -85,7 +85,7 @@ def next_run(row: Schedule, now: datetime) -> SafeString:
     try:
         rule = rule_of(row)
     except InvalidConfiguration as error:
-        return format_html('<span class="dq-alarm">{}</span>', error)
+        return _reason(error)
     if not row.is_enabled:
         return formats.NOTHING
     at = next(rule.times_after(now))
@@ -95,52 +95,33 @@ def next_run(row: Schedule, now: datetime) -> SafeString:
 
 
 def preview(row: Schedule, now: datetime) -> SafeString:
-    """Return a table of the next runs, with the next change of the clocks in its place."""
+    """Return a table of the next runs and the next change of the clocks."""
     try:
         rule = rule_of(row)
     except InvalidConfiguration as error:
-        return format_html('<span class="dq-alarm">{}</span>', error)
+        return _reason(error)
     zone = zone_of(rule)
     times = list(islice(rule.times_after(now), RUNS_SHOWN))
-    change = next_change(zone, now)
-    lines = [_line(at, zone, now) for at in times]
-    note = _beyond(change, zone)
+    lines = {
+        at: (local(at, zone), f"{at:%Y-%m-%d %H:%M:%S}", formats.relative(at, now)) for at in times
+    }
+    change, note = next_change(zone, now), ""
     if change is not None and change.at <= times[-1]:
-        place = sum(at < change.at for at in times)
-        lines.insert(place, _change_line(change))
-        note = ""
-    head = format_html(
-        '<tr><th scope="col">{} ({})</th><th scope="col">UTC</th><th scope="col"></th></tr>',
-        _("Local"),
-        zone.key,
-    )
-    body = format_html_join("", "{}", ((line,) for line in lines))
-    paused = (
-        ""
-        if row.is_enabled
-        else formats.quiet(_("Paused: these run only after the schedule is enabled."))
-    )
-    table = format_html(
-        '<div class="dq-overview"><table class="dq-runs"><thead>{}</thead><tbody>{}</tbody></table>'
-        "</div>",
-        head, body,
-    )  # fmt: skip
-    return format_html("{}{}{}", paused, table, formats.quiet(note) if note else "")
+        words = format_html('<span class="dq-change">{}</span>', change)
+        # A run at the instant of the change comes after it.
+        lines = {change.at - timedelta.resolution: (words, "", "")} | lines
+    else:
+        note = _beyond(change, zone)
+    heads = (f"{_('Local')} ({zone.key})", "UTC", _("when"))
+    table = formats.table(heads, [lines[at] for at in sorted(lines)])
+    paused = _("Paused: these run only after the schedule is enabled.")
+    notes = ["" if row.is_enabled else paused, note]
+    before, after = (formats.quiet(each) if each else "" for each in notes)
+    return format_html("{}{}{}", before, table, after)
 
 
-def _line(at: datetime, zone: ZoneInfo, now: datetime) -> SafeString:
-    return format_html(
-        '<tr class="dq-run"><td class="dq-at" data-label="{}">{}</td>'
-        '<td class="dq-at" data-label="UTC">{}</td><td class="dq-quiet" data-label="">{}</td></tr>',
-        _("Local"),
-        local(at, zone),
-        f"{at:%Y-%m-%d %H:%M:%S}",
-        formats.relative(at, now),
-    )
-
-
-def _change_line(change: ClockChange) -> SafeString:
-    return format_html('<tr class="dq-change"><td colspan="3" data-label="">{}</td></tr>', change)
+def _reason(error: InvalidConfiguration) -> SafeString:
+    return format_html('<span class="dq-alarm">{}</span>', error)
 
 
 def _beyond(change: ClockChange | None, zone: ZoneInfo) -> str:

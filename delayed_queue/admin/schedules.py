@@ -36,7 +36,7 @@ class ScheduleOperation(Operation):
     noun = ngettext_lazy("%(count)s schedule", "%(count)s schedules", "count")
 
     def note(self, row: Any) -> str:
-        """Return what the audit says besides the name of the schedule."""
+        """Return a sentence to append to the audit."""
         return ""
 
     def audit(self, row: Any, call: Call) -> str:
@@ -44,40 +44,39 @@ class ScheduleOperation(Operation):
         return f"{english(self.past)}. {of}{self.note(row)}"
 
 
-class Enable(ScheduleOperation):
-    name, label, past = "enable", _("Enable"), _("Enabled")
-    help = _("Workers write its ticks again within ten seconds. Missed runs are not caught up.")
+class Switch(ScheduleOperation):
+    """Pauses or enables schedules."""
+
     permission = "delayed_queue.pause_schedule"
+    enables: bool
+    already: Any
 
     def fits(self, row: Any) -> bool:
-        return not row.is_enabled
+        return bool(row.is_enabled) is not self.enables
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
-        if row.is_enabled:
-            return _("enabled already")
-        row.is_enabled = True
+        if not self.fits(row):
+            return self.already
+        row.is_enabled = self.enables
         row.save(using=call.using, update_fields=["is_enabled"])
-        return True
-
-
-class Pause(ScheduleOperation):
-    name, label, past = "pause", _("Pause"), _("Paused")
-    help = _("Remove its pending ticks and write none until the schedule is enabled.")
-    permission = "delayed_queue.pause_schedule"
-
-    def fits(self, row: Any) -> bool:
-        return bool(row.is_enabled)
-
-    def change(self, row: Any, call: Call, report: Report) -> Any:
-        if not row.is_enabled:
-            return _("paused already")
-        row.is_enabled = False
-        row.save(using=call.using, update_fields=["is_enabled"])
-        row.taken_back = take_back(row, call.using)
+        if not self.enables:
+            row.taken_back = take_back(row, call.using)
         return True
 
     def note(self, row: Any) -> str:
-        return f" Pending ticks removed: {row.taken_back}."
+        return "" if self.enables else f" Pending ticks removed: {row.taken_back}."
+
+
+class Enable(Switch):
+    name, label, past = "enable", _("Enable"), _("Enabled")
+    help = _("Workers write its ticks again within ten seconds. Missed runs are not caught up.")
+    enables, already = True, _("enabled already")
+
+
+class Pause(Switch):
+    name, label, past = "pause", _("Pause"), _("Paused")
+    help = _("Remove its pending ticks and write none until the schedule is enabled.")
+    enables, already = False, _("paused already")
 
 
 class RunNow(ScheduleOperation):
@@ -128,7 +127,7 @@ _SHOWN: Final = ("declared_column", "installed_column", "runs")
 
 @admin.register(Schedule)
 class ScheduleAdmin(MadeByForm):
-    """In the order they were made; operators' own can be edited, those of code only paused."""
+    """In the order of creation; schedules that code declares can only be paused."""
 
     form = ScheduleForm
     operations = (RunNow(), Pause(), Enable())
@@ -171,11 +170,11 @@ class ScheduleAdmin(MadeByForm):
     # Reading
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return those with a definition; a program may have ticks for each of its users."""
+        """Return the schedules with a definition; programs may install ticks without one."""
         return super().get_queryset(request).filter(type__in=_TYPES)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the row; locked where it is about to be changed, or a pause could be undone."""
+        """Return the row, locked before a change, so that a pause is not undone."""
         queryset = self.get_queryset(request)
         locked = queryset.select_for_update()
         if request.method == "POST" and connections[locked.db].in_atomic_block:

@@ -11,7 +11,7 @@ from delayed_queue.db.sql import CLOCK, row_of, rows_of
 
 # The oldest holder that keeps dead rows of this database: one of its sessions, any session
 # that writes (no later snapshot goes beyond it), a prepared transaction, a replication slot or a
-# standby with feedback. Of equals the one that wrote comes first: others only inherited its age.
+# standby with feedback. Among equals a writer comes first: the others only inherited its age.
 # A running VACUUM holds up nothing.
 # Reads: the lists of sessions, prepared transactions and slots.
 OLDEST_SNAPSHOT: Final[LiteralString] = """

@@ -16,8 +16,8 @@ with needing("metrics", "delayed_queue.observe.tracing"):
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-# Trace context only, whatever is configured globally: baggage would store the caller's
-# values beside the message.
+# Trace context only, not the global propagators: baggage would store the caller's values beside
+# the message.
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
