@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from asgiref.sync import sync_to_async
 
@@ -30,7 +29,7 @@ from delayed_queue.messages import (
     check_key,
     from_milliseconds,
 )
-from delayed_queue.queue.base import nothing
+from delayed_queue.queue.base import awaited, nothing
 from delayed_queue.queue.groups import GroupService
 from delayed_queue.queue.offering import Offering, outcome_of, redrive_again
 from delayed_queue.queue.polling import Polling, seconds_of
@@ -46,24 +45,6 @@ __all__ = ["DROP_ALL_CONFIRMATION", "DelayedQueue"]
 DROP_ALL_CONFIRMATION: Final = "Yes, please, I know what I'm doing!"
 STATS_CAP: Final = 10_000
 _BATCH: Final = 1000
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def awaited(
-    method: Callable[Concatenate[Any, P], T],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return the method as a coroutine function, which runs in asgiref's thread."""
-
-    @functools.wraps(method)
-    async def in_thread(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        # By name: a subclass may have a method of its own.
-        found: Callable[P, T] = getattr(self, method.__name__)
-        return await sync_to_async(found)(*args, **kwargs)
-
-    in_thread.__name__ = f"a{method.__name__}"
-    return in_thread
 
 
 class DelayedQueue(Offering, Polling):

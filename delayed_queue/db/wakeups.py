@@ -107,13 +107,12 @@ class Listener:
     def __init__(self, kinds: list[str], using: str, *, hears_leases: bool = False) -> None:
         self._kinds = {channel_of(kind): kind for kind in kinds}
         self._leases = [LEASES_CHANNEL] if hears_leases else []
-        self._touched: set[str] = set()
-        self._has_missed_leases = False
         self._connection: DatabaseWrapper = connections[using]  # type: ignore[assignment]
         self._raw: Any = None
         self._has_heard = False
-        self._announced: set[str] = set()
-        self._has_missed = False
+        # Since the last call; None when notifications may have been missed.
+        self._announced: set[str] | None = set()
+        self._touched: set[str] | None = set()
 
     def __enter__(self) -> Listener:
         # If the connection is lost, the caller's first query reconnects, and wait() listens again.
@@ -145,17 +144,13 @@ class Listener:
 
     def announced(self) -> set[str] | None:
         """Return the kinds announced since the last call; None when any may have been."""
-        channels, self._announced = self._announced, set()
-        has_missed, self._has_missed = self._has_missed, False
-        if has_missed:
-            return None
-        return {self._kinds[each] for each in channels if each in self._kinds}
+        found, self._announced = self._announced, set()
+        return None if found is None else {self._kinds[each] for each in found & self._kinds.keys()}
 
     def touched_leases(self) -> set[str] | None:
         """Return the leases touched since the last call; None when any may have been."""
-        touched, self._touched = self._touched, set()
-        has_missed, self._has_missed_leases = self._has_missed_leases, False
-        return None if has_missed else touched
+        found, self._touched = self._touched, set()
+        return found
 
     def wait(self, seconds: float, *wake_channels: WakeChannel | None) -> bool:
         """Sleep for ``seconds`` or until woken; True if something may have been offered."""
@@ -182,14 +177,14 @@ class Listener:
         self._note(notification.channel, notification.payload)
 
     def _note(self, channel: str, payload: str) -> None:
-        if channel == LEASES_CHANNEL:
+        if channel == LEASES_CHANNEL and self._touched is not None:
             self._touched.add(payload)
-        else:
+        elif channel != LEASES_CHANNEL and self._announced is not None:
             self._announced.add(channel)
         self._has_heard = True
 
     def _miss(self) -> None:
-        self._has_missed = self._has_missed_leases = True
+        self._announced = self._touched = None
 
     def _ask(self, question: Callable[[], bool]) -> bool:
         try:

@@ -1,11 +1,13 @@
-"""The base of every part of a queue: its configuration, its clock, its transactions."""
+"""The base of every part of a queue: configuration, clock, transactions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
@@ -21,11 +23,27 @@ from delayed_queue.queue.store.groups import GroupRow
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.retries import RetryPolicy
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def awaited(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the method as a coroutine function that runs it in asgiref's thread."""
+
+    @functools.wraps(method)
+    async def in_thread(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # By name: a subclass may have a method of its own.
+        found: Callable[P, T] = getattr(self, method.__name__)
+        return await sync_to_async(found)(*args, **kwargs)
+
+    in_thread.__name__ = f"a{method.__name__}"
+    return in_thread
+
+
 class QueueBase:
-    """The configuration of a queue, and the five things the in-memory queue does otherwise."""
+    """The configuration of a queue, and what the in-memory queue replaces."""
 
     def __init__(
         self,
@@ -66,7 +84,7 @@ class QueueBase:
     # What the in-memory queue replaces
 
     def _now(self) -> int | None:
-        """Return the clock's instant; None leaves it to the database."""
+        """Return the instant of the queue's clock; None for the database's."""
         return None if self.clock is None else to_milliseconds(self._local_now())
 
     def _local_now(self) -> datetime:
@@ -93,15 +111,15 @@ class QueueBase:
         return transaction.atomic(using=self.using, durable=durable)
 
     def _handler_block(self) -> Any:
-        """Return a context manager that undoes what its block wrote when it raises."""
+        """Return a context manager that undoes the writes of its block when it raises."""
         return HandlerBlock(self.using)
 
     def _check_effects(self) -> None:
-        """Commit, or raise now what would undo a handler's effects, while it can be counted.
+        """Commit the handler's effects now, so that a failure can still be counted.
 
-        That is a deferred constraint, as Django's foreign keys are, which the commit checks; or
-        a rollback that was asked for inside, which the end of an atomic block does in silence. The
-        commit at that end finds nothing to do. A test's transaction around it goes on.
+        The commit checks deferred constraints, such as Django's foreign keys; a rollback that was
+        requested inside raises. The commit of the atomic block then does nothing. Inside a test's
+        transaction only the constraints are checked.
         """
         is_outermost = len(connections[self.using].atomic_blocks) == 1
         behind = "COMMIT" if is_outermost else "SET CONSTRAINTS ALL DEFERRED"
@@ -110,7 +128,7 @@ class QueueBase:
         )  # fmt: skip
 
     def _is_soon(self, schedule: int | None, delay: int) -> bool:
-        """Return whether a sleeping poller could be late for the message unless woken."""
+        """True if a sleeping poller could be late for the message unless woken."""
         if schedule is not None:
             delay = schedule - to_milliseconds(self._local_now())
         return delay * MILLISECOND <= self.poll_interval
@@ -130,20 +148,20 @@ class QueueBase:
         return written
 
     def _read_rules(self) -> RulesRow | None:
-        """Return what holds the queue as a whole back; None where nothing does."""
+        """Return the limits of the queue as a whole; None if it has none."""
         return self._repeat(
             lambda: self._limits.rules(self.kind, now=self._now(), using=self.using)
         )
 
     def _read_groups(self, limit: int) -> list[GroupRow]:
-        """Return the first groups that have messages, as a claim would find them."""
+        """Return the first groups that have messages, as a claim finds them."""
         return self._repeat(
             lambda: self._messages.groups(self.kind, limit, now=self._now(), using=self.using)
         )
 
     @property
     def _channel(self) -> str:
-        """The channel on which its messages are announced."""
+        """The channel that announces its messages."""
         return channel_of(self.kind)
 
     def _wake(self) -> None:
@@ -153,22 +171,22 @@ class QueueBase:
 
 
 def nothing(answer: object) -> bool:
-    """Doubt answers that say nothing was there: an earlier, lost try may have taken it."""
+    """True for "nothing was there", which an earlier, lost try may explain."""
     return not answer
 
 
 class HandlerBlock:
-    """Undo what the block wrote on the connection if it raises, and its ``on_commit`` hooks.
+    """Undoes the writes of its block and its ``on_commit`` hooks when it raises.
 
-    As Django's inner atomic block does, with two round trips less: the statement that took
-    the message has set the savepoint, and the COMMIT that follows releases it.
+    Like an inner atomic block of Django, with two round trips less: the statement that took the
+    message has set the savepoint, and the COMMIT releases it.
     """
 
     def __init__(self, using: str) -> None:
         self._connection: Any = connections[using]
 
     def __enter__(self) -> None:
-        # By this list Django knows which on_commit hooks a rollback takes along.
+        # By this list Django finds the on_commit hooks that a rollback discards.
         self._connection.savepoint_ids.append(HANDLER)
 
     def __exit__(self, exc_type: type[BaseException] | None, *rest: object) -> None:
@@ -179,5 +197,5 @@ class HandlerBlock:
         try:
             self._connection.savepoint_rollback(HANDLER)
         except Error:
-            # As Django does: the error of the block tells more. The transaction is lost.
+            # As in Django: raise the error of the block. The transaction is lost.
             self._connection.needs_rollback = True

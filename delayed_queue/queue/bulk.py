@@ -1,4 +1,4 @@
-"""Bulk runs: many dead letters redriven, dropped or exported, at a pace, behind a canary."""
+"""Bulk runs: redrive, drop or export many dead letters, at a pace, behind a canary."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from delayed_queue.queue.store.bulk import (
 REDRIVE: Final = "redrive"
 DROP: Final = "drop"
 EXPORT: Final = "export"
-# What is announced to workers when a run begins, in the manner of a kind.
+# The channel that announces a new run to workers, named like a kind.
 RUNS: Final = "bulk runs"
 MAX_PACE: Final = 100_000
 MAX_CANARY: Final = 1_000
 MAX_LETTERS: Final = 2**62
-# How far letters are counted before a run, which tells how many are left.
+# Maximum of letters counted before a run.
 PREVIEW_CAP: Final = 100_000
 MAX_COUNTED: Final = 2**31 - 1
 MAX_SPREAD: Final = timedelta(days=366)
@@ -49,18 +49,18 @@ _FIRST_INSTANT: Final = -(2**62)
 _LAST_INSTANT: Final = 2**62
 _PAGE: Final = 1_000
 _LOCK_WAIT_MS: Final = 2_000
-_LOOK_AT_CANARY_MS: Final = 1_000
+_CANARY_INTERVAL_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class BulkPlan:
-    """Which letters, what is to be done to them, and how.
+    """An operation on dead letters: which ones, and how.
 
-    All of a kind, or of one group of it (``fingerprint``), whose reason begins with ``reason``,
-    whose key is from ``key_from`` and before ``key_before`` on, byte by byte, and that died from
-    ``since`` until ``until`` (ms). At a ``pace`` of letters a second, or spread ``over`` a time,
-    ``limit`` at most. ``canary``: so many are redriven first, and the rest only when fewer than
-    ``canary_deaths`` of those have died again of the same failure.
+    The letters are those of a kind, or of one group of it (``fingerprint``), whose reason starts
+    with ``reason``, whose key is at least ``key_from`` and less than ``key_before`` by bytes, and
+    that died from ``since`` until ``until`` (ms). At most ``limit`` of them, at a ``pace`` per
+    second or spread ``over`` a time. ``canary`` letters are redriven first; the others follow only
+    if fewer than ``canary_deaths`` of those die again of the same failure.
     """
 
     action: str
@@ -101,7 +101,7 @@ class BulkPlan:
             raise InvalidConfiguration("Give pace or over, not both.")
 
     def preview(self, using: str = DEFAULT_DB_ALIAS, *, cap: int = PREVIEW_CAP) -> PreviewRow:
-        """Count what a run would take, up to ``cap`` letters; nothing is changed."""
+        """Count what a run would take among the first ``cap`` letters."""
         count = partial(
             BulkRun.objects.preview,
             **self._filter(), since=self._since, until=self._until, cap=cap, using=using,
@@ -110,10 +110,10 @@ class BulkPlan:
         return found
 
     def start(self, *, by: str = "", why: str = "", using: str = DEFAULT_DB_ALIAS) -> int:
-        """Have workers carry it out, of the letters there are now; return the run's id.
+        """Start a run over the letters that exist now; return its id. Workers carry it out.
 
-        Spread over a time, all are counted first, however many. Raises RunInProgress while
-        another run is over them, NoSuchLetters when there are none.
+        With ``over`` all letters are counted first. Raises RunInProgress while another run is over
+        them, NoSuchLetters when there are none.
         """
         if self.action == EXPORT:
             raise InvalidConfiguration("An export is not a run: read letters().")
@@ -136,7 +136,7 @@ class BulkPlan:
         return run_id
 
     def letters(self, using: str = DEFAULT_DB_ALIAS) -> Iterator[DeadLetter]:
-        """Read what is meant and there is now, page by page, in the order of the deaths."""
+        """Read the letters that match now, page by page, in the order of their deaths."""
         newest = self.preview(using, cap=1).newest
         after_at, after, left = self._since, 0, self.limit or MAX_LETTERS
         while left:
@@ -179,7 +179,7 @@ def _check(name: str, value: int | None, most: int) -> None:
 def _started(
     start: Callable[[], int | None], params: Mapping[str, Any], using: str, lost: Lost
 ) -> int | None:
-    """Return the run that a lost try has started, by its letters and operator; or start it."""
+    """Return the run that a lost try has started, or start it."""
     mine = BulkRun.objects.using(using).filter(
         action=params["action"], kind=params["kind"], fingerprint=params["fingerprint"],
         reason=params["reason"], key_from=params["key_from"], key_before=params["key_before"],
@@ -194,7 +194,7 @@ def _started(
 
 
 def _announce(kind: str, using: str) -> None:
-    """Wake who listens for a kind once the transaction has committed."""
+    """Wake the listeners of a kind once the transaction has committed."""
     if get_settings().NOTIFY:
         wake = partial(Message.objects.notify, channel_of(kind), using=using)
         transaction.on_commit(wake, using=using, robust=True)
@@ -208,7 +208,7 @@ _SWITCHES: Final = {
 
 
 def switch_run(run_id: int, switch: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Pause, resume or cancel a run; False when it is in no state for that."""
+    """Pause, resume or cancel a run; False when its state does not allow it."""
     state, states = _SWITCHES[switch]
     change = partial(BulkRun.objects.switch, run_id, state, states, using=using)
 
@@ -224,7 +224,7 @@ def switch_run(run_id: int, switch: str, *, using: str = DEFAULT_DB_ALIAS) -> bo
 
 
 def step(using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Carry out a batch of the run whose turn it is; return whether there was one."""
+    """Carry out the next batch of a run; False if none is due."""
     return through_conflicts(partial(_step, using))
 
 
@@ -238,12 +238,12 @@ def _step(using: str) -> bool:
 
 
 class Batch:
-    """One transaction's worth of a run, which is under lock."""
+    """One transaction of a run, which is locked."""
 
     def __init__(self, run: RunRow, using: str) -> None:
         self.run = run
         self.using = using
-        # What the canary died of, by key.
+        # The failures of the canary, by key.
         self.canary_keys: dict[str, str] = json.loads(run.canary_keys)
         self.is_testing = run.canary > 0 and not run.is_canary_over
 
@@ -263,7 +263,7 @@ class Batch:
             self._handle(letters)
 
     def _room(self) -> int:
-        """Return how many letters may be handled in this batch."""
+        """Return the maximum of letters in this batch."""
         run, size = self.run, DeadLetter.objects.batch_size(self.run.kind, using=self.using)
         rooms = [size, ceil(run.pace) if run.pace else size]
         if run.most is not None:
@@ -274,7 +274,6 @@ class Batch:
 
     def _handle(self, letters: list[MeantRow]) -> None:
         if not letters:
-            # Also a canary that was all there is: nothing is left to hold back.
             self._advance(state=DONE)
             return
         meant = [each for each in letters if each.is_newest is not None]
@@ -286,20 +285,16 @@ class Batch:
             done = len(redriven)
             if self.is_testing:
                 self.canary_keys |= redriven
-        self._advance(
-            last=letters[-1],
-            done=done,
-            skipped=len(meant) - done,
-            wait=ceil(done * 1000 / self.run.pace) if self.run.pace else 0,
-        )
+        wait = ceil(done * 1000 / self.run.pace) if self.run.pace else 0
+        self._advance(last=letters[-1], done=done, skipped=len(meant) - done, wait=wait)
 
     def _refused(self, letter: MeantRow, error: Error) -> None:
-        """Log a letter that the database refuses to redrive or drop: the run skips it."""
+        """Log a letter that the database refuses to redrive or drop, and skip it."""
         fields = {"run": self.run.id, "kind": self.run.kind, "key": letter.key}
         log(logging.WARNING, "letter_refused", **fields, error=described(error))
 
     def _redrive(self, meant: Sequence[MeantRow]) -> dict[str, str]:
-        """Redrive the newest of each key; return the failures of those that went, by key."""
+        """Redrive the newest letter of each key; return the failures of those redriven, by key."""
         letters = {each.id: each for each in meant if each.is_newest}
         if not letters:
             return {}
@@ -316,14 +311,13 @@ class Batch:
 
     def _judge_canary(self) -> None:
         run = self.run
-        left, dead = BulkRun.objects.canary(
-            run.kind, self.canary_keys, run.newest, using=self.using
-        )
+        keys = self.canary_keys
+        left, dead = BulkRun.objects.canary(run.kind, keys, run.newest, using=self.using)
         if dead >= run.canary_deaths:
-            note = f"{dead} of the {len(self.canary_keys)} redriven first died of the same failure."
+            note = f"{dead} of the {len(keys)} redriven first died of the same failure."
             self._advance(state=STOPPED, note=note)
         else:
-            wait = _LOOK_AT_CANARY_MS if left else 0
+            wait = _CANARY_INTERVAL_MS if left else 0
             self._advance(is_canary_over=not left, wait=wait)
 
     def _advance(self, *, last: MeantRow | None = None, **to: Any) -> None:

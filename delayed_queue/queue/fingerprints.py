@@ -1,4 +1,4 @@
-"""What failures of one cause have in common: a sentence about it, and its fingerprint."""
+"""The common description of failures of one cause, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from hashlib import sha256
 from typing import Final
 
-# Quoted values, but no apostrophes: those stand within or behind a word.
+# Quoted values; an apostrophe is within or after a word.
 _QUOTED: Final = re.compile(r"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|`[^`\n]*`|“[^”\n]*”""")
 _WORD: Final = re.compile(r"[^\s()\[\]{},;=]+")
-# The one number that tells causes apart: the status of an answer.
+# The only number that distinguishes causes: an HTTP status.
 _STATUS: Final = re.compile(r"(\b(?:HTTP|status) [1-5]\d\d\b)")
 _FRAME: Final = re.compile(r'^[ |]*File "([^"\n]*)", line \d+, in (\S+)', re.MULTILINE)
 _FOREIGN: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen")
@@ -22,9 +22,9 @@ def fingerprint(reason: str, error: str | None) -> str:
 
 
 def describe(reason: str, error: str | None) -> str:
-    """Return what failed, and where, with numbers, ids and quoted values taken out.
+    """Return what failed and where, without numbers, ids and quoted values.
 
-    ``error`` is the text kept with the dead letter: a traceback, or words.
+    ``error`` is the text of the dead letter: a traceback or a message.
     """
     frames = list(_FRAME.finditer(error or ""))
     if error is None or not frames:
@@ -36,7 +36,7 @@ def describe(reason: str, error: str | None) -> str:
 
 
 def generalized(text: str) -> str:
-    """Return the text without what differs from one message to the next."""
+    """Return the text without parts that differ between messages."""
     parts = _STATUS.split(_QUOTED.sub("'…'", text[:_MOST]))
     parts[::2] = [_WORD.sub(_without_number, each) for each in parts[::2]]
     return " ".join("".join(parts).split())
@@ -48,15 +48,15 @@ def _without_number(match: re.Match[str]) -> str:
 
 
 def _raised(rest: str) -> str:
-    """Return the line behind the innermost frame that names the exception."""
+    """Return the line after the innermost frame, which names the exception."""
     lines = [line.lstrip("| ") for line in rest.splitlines()[1:] if line[:1] not in (" ", "")]
     return lines[0] if lines else ""
 
 
 def _place(frames: list[re.Match[str]]) -> str:
-    """Return the innermost frame of the project; without its line, which moves with each release.
+    """Return the innermost frame of the project, without its line, which changes with releases.
 
-    Of the path the last two parts: the rest differs from host to host.
+    Only the last two parts of the path, because the rest differs between hosts.
     """
     own = [each for each in frames if not any(name in each[1] for name in _FOREIGN)]
     path, function = (own or frames)[-1].groups()

@@ -1,4 +1,4 @@
-"""Groups: what holds them back, to be read and changed."""
+"""Read and change the limits of groups."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from delayed_queue.retries import Groups, check_limit, parse_rate
 
 
 class HeldGroup(NamedTuple):
-    """A group, or (empty) a queue, that is held back or may be: its limits, and why it waits.
+    """A group, or (with an empty name) a queue: its limits, and why it waits.
 
     ``reason`` is empty or one of ``paused``, ``blocked``, ``waiting``, ``full``, ``throttled``,
-    ``queue_paused``, ``queue_throttled``. ``until``: milliseconds, where the clock ends it.
+    ``queue_paused``, ``queue_throttled``; ``until`` is its end in milliseconds, if known.
     """
 
     name: str
@@ -33,7 +33,7 @@ class HeldGroup(NamedTuple):
 
 
 def why(row: GroupRow, queue: RulesRow | None) -> tuple[str, int | None]:
-    """Return why nothing of a group is leased that is due, and until when."""
+    """Return why due messages of a group are not leased, and until when."""
     if row.is_paused:
         return "paused", None
     if not row.is_due:
@@ -71,9 +71,9 @@ def _next_permit_after(rate: GroupRow | RulesRow, now: int) -> int | None:
 
 
 class GroupService:
-    """What holds the groups of a queue back, to be read and changed while workers run.
+    """The limits of a queue's groups, to be read and changed while workers run.
 
-    A change is in force with the next claim, in any process; what is leased already runs on.
+    A change applies to the next claim in any process, not to what is leased already.
     """
 
     def __init__(self, queue: QueueBase, limits: LimitManager[Any]) -> None:
@@ -81,15 +81,15 @@ class GroupService:
         self._limits = limits
 
     def set(self, rules: Groups) -> None:
-        """Hold all groups to these rules, until a handler declares others than it did last."""
+        """Set the rules of all groups, until a handler declares others than before."""
         self._write(rules, declared="", is_change=True)
 
     def clear(self) -> None:
-        """Hold the groups to no rules; those of single groups and pauses stay."""
+        """Remove the rules of all groups; limits of single groups and pauses stay."""
         self._write(Groups(), declared=None, is_change=True)
 
     def declare(self, rules: Groups | None) -> None:
-        """Hold all groups to a handler's rules, unless it declared just these the last time."""
+        """Set the rules that a handler declares, unless it declared the same before."""
         declared = None if rules is None else str(rules)
         self._write(rules or Groups(), declared=declared, is_change=False)
 
@@ -107,9 +107,9 @@ class GroupService:
         rate: str | None = None,
         burst: int | None = None,
     ) -> None:
-        """Give one group limits of its own; what is left out is as for all groups.
+        """Set limits of one group; the rules of all groups apply to the others.
 
-        ``weight``: how many messages it has for one of the others at each turn.
+        ``weight`` is its number of messages in each turn, where other groups have one.
         """
         kind, name, using = self._queue.kind, named(group), self._queue.using
         params = {
@@ -122,7 +122,7 @@ class GroupService:
         )
 
     def pause(self, group: str, reason: str = "", by: str = "") -> bool:
-        """Hand out nothing of the group until resumed; return False when it is paused already."""
+        """Hand out nothing of the group until resumed; False when it is paused already."""
         kind, name, using = self._queue.kind, named(group), self._queue.using
         return self._queue._write_limits(
             lambda now: self._limits.pause(
@@ -131,7 +131,7 @@ class GroupService:
         )
 
     def resume(self, group: str) -> bool:
-        """Hand out messages of the group again, past what is dead of it; return if it was held."""
+        """Resume the group, also after dead letters that block it; True if it was held back."""
         kind, name, using = self._queue.kind, named(group), self._queue.using
 
         def resume(now: int | None) -> bool:
@@ -141,10 +141,7 @@ class GroupService:
         return self._queue._write_limits(resume)
 
     def held(self, limit: int = 100) -> list[HeldGroup]:
-        """Return the first ``limit`` groups that have messages, those held back the longest first.
-
-        ``reason`` says what holds a group back; its own limits come before those of the queue.
-        """
+        """Return the first ``limit`` groups that have messages, those held back longest first."""
         rules = self._queue._read_rules()
         found = [
             HeldGroup(
@@ -157,7 +154,7 @@ class GroupService:
 
 
 def declaration(rules: Groups, declared: str | None, *, is_change: bool) -> dict[str, Any]:
-    """Return rules as they are written: declared by a handler, or as an operator's change."""
+    """Return the parameters of rules that a handler declares or an operator changes."""
     return {
         "declared": declared, "is_change": is_change, "is_ordered": rules.is_ordered,
         "is_fair": rules.fair, "blocks_on_dead": rules.blocks_on_dead,
@@ -168,9 +165,9 @@ def declaration(rules: Groups, declared: str | None, *, is_change: bool) -> dict
 
 
 def why_not_limited(kind: str, using: str, *, holds: bool = False) -> str:
-    """Return why a queue can have no limits; empty where it can.
+    """Return why a queue can have no limits; empty if it can.
 
-    With ``holds`` that stays so until the transaction ends, which must hold no limits yet.
+    ``holds`` keeps it so until the transaction ends, which must not have locked limits yet.
     """
     if any(each.kind == kind and each.transactional for each in registry):
         return (
@@ -181,7 +178,7 @@ def why_not_limited(kind: str, using: str, *, holds: bool = False) -> str:
 
 
 def named(group: str) -> str:
-    """Return the name of a group, which must be one."""
+    """Return the checked name of a group; None is invalid."""
     if group is None:
         raise InvalidMessage("Name a group.")
     return str(check_group(group))

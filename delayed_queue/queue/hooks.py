@@ -1,4 +1,4 @@
-"""Hooks by which an app adds to the queue, by name; the queue knows none of the apps."""
+"""Hooks by which apps extend the queue, which imports none of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from delayed_queue.exceptions import InvalidConfiguration
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,37 +22,37 @@ class RedriveGuard(Protocol):
         """Return the statements to run before the redrive, in its transaction."""
 
     def most_at_once(self, kind: str, using: str) -> int | None:
-        """Return how many letters of the kind may be redriven at once; None for no limit."""
+        """Return the maximum of letters of the kind in one redrive; None for no limit."""
 
 
 class RemoteCalls(Protocol):
-    """The functions that programs elsewhere may have called, by name."""
+    """The functions that other programs may call by name."""
 
     def is_open(self, name: str) -> bool:
-        """Return whether there is one of that name, and it says that it may be called."""
+        """True if a function of that name exists and may be called."""
 
     def call(
         self, name: str, args: list[Any], kwargs: dict[str, Any], at: datetime | None
     ) -> dict[str, Any]:
-        """Have it called with the arguments at that time; return what the caller is to know.
+        """Schedule a call with the arguments; return the reply to the caller.
 
-        Raises InvalidMessage for arguments that do not fit.
+        Raises InvalidMessage for wrong arguments.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class KindFamily:
-    """Kinds that share their keys, by patterns that PostgreSQL and Python read alike.
+    """Kinds that share their keys, by patterns for both PostgreSQL and Python.
 
-    ``pattern``: matches a whole kind; its one group is what the kinds of a family have in common.
-    ``keeps_schedule``: matches those whose messages keep their first schedule when redriven.
+    ``pattern`` matches a whole kind; its group is the common part of the family.
+    ``keeps_schedule`` matches kinds whose messages keep their first schedule when redriven.
     """
 
     pattern: str
     keeps_schedule: str
 
     def name_of(self, kind: str) -> str | None:
-        """Return the family of a kind, if it is of one."""
+        """Return the family of a kind, if it has one."""
         match = re.search(self.pattern, kind)
         return None if match is None else f"{match[1]}|"
 
@@ -59,13 +61,13 @@ class KindFamily:
 class Hooks:
     """The hooks that apps set, or append to, in ``AppConfig.ready``.
 
-    ``redrive_guards``: what holds what a redrive could disturb.
-    ``kind_family``: the kinds that share their keys, of the one app that has such kinds.
-    ``is_queue``: (name, alias) → whether something of that name exists, though nothing is stored.
-    ``remote_calls``: what may be called from elsewhere, of the one app that has such.
-    ``limit_guards``: (kind, alias, whether to hold what it depends on until the transaction ends)
+    ``redrive_guards``: locks that a redrive takes first.
+    ``kind_family``: the kinds that share their keys, of one app.
+    ``is_queue``: (name, alias) → whether a queue of that name exists without messages.
+    ``remote_calls``: the functions that other programs may call, of one app.
+    ``limit_guards``: (kind, alias, whether to lock what it depends on until the transaction ends)
     → why limits of the queue would not be exact; empty if they are.
-    ``panels``: (kind, key, request, admin site's name) → more of a message, as HTML for its page.
+    ``panels``: (kind, key, request, admin site's name) → HTML for the page of a message.
     """
 
     redrive_guards: list[RedriveGuard] = field(default_factory=list)
@@ -74,6 +76,12 @@ class Hooks:
     remote_calls: RemoteCalls | None = None
     limit_guards: list[Callable[[str, str, bool], str]] = field(default_factory=list)
     panels: list[Callable[[str, str, Any, str], Any]] = field(default_factory=list)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set a hook; raises InvalidConfiguration if another app has set it."""
+        if getattr(self, name, None) not in (None, value):
+            raise InvalidConfiguration(f"A second app sets the hook {name!r}.")
+        object.__setattr__(self, name, value)
 
 
 hooks: Final = Hooks()

@@ -23,17 +23,12 @@ M = TypeVar("M", bound=models.Model)
 
 
 class MessageManager(
-    OfferStore,
-    ClaimStore,
-    GroupStore,
-    SettleStore,
-    InspectStore,
-    models.Manager[M],
+    OfferStore, ClaimStore, GroupStore, SettleStore, InspectStore, models.Manager[M]
 ):
     """The queue's statements. ``kind`` names the queue, ``using`` the database alias.
 
     Instants and durations are integer milliseconds; ``now=None`` is the database's clock.
-    Methods neither retry nor open transactions: that is the queue's business.
+    Methods neither retry nor open transactions.
     """
 
 
@@ -61,7 +56,7 @@ class Message(models.Model):
     version_at = EpochMillisecondField(  # type: ignore[misc]
         null=True, blank=True, db_column="versionAt"
     )
-    # Of no version: who writes a new one without naming it leaves it as it was.
+    # Belongs to no version: a service that writes a new one leaves it as it was.
     group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
 
     objects = MessageManager["Message"]()
@@ -76,37 +71,34 @@ class Message(models.Model):
             ),
         ]
         indexes = [
-            # With the id, so that messages due in the same millisecond are read in order
-            # without a sort: a bulk import gives a million of them one due time. All messages
-            # are in it, but PostgreSQL sees that only of a statement that compares due times.
-            # No other may read it: while the table counts as empty, as after a drain, it would
-            # be read from end to end for an id.
+            # With the id, so that messages of one due time, as of a bulk import, are in order.
+            # It has all messages, but its condition limits it to statements that compare due
+            # times: others would scan it while the planner takes the table for empty.
             LongNamedIndex(
                 fields=["kind", "scheduled_at", "id"],
                 name="delayed_queue__KindPlusScheduledAtIndex",
                 condition=Q(scheduled_at__isnull=False),
             ),
-            # Partial: only rows in flight are ever looked up by their lease.
+            # Only rows in flight are read by their lease.
             LongNamedIndex(
                 fields=["lease_id", "id"],
                 name="delayed_queue__LockUuidPlusIdIndex",
                 condition=Q(lease_id__isnull=False),
             ),
-            # All partial: messages without a group are in none. Those of each group that wait, in
-            # the order in which they fall due.
+            # The waiting messages of each group, in the order of their due times.
             LongNamedIndex(
                 fields=["kind", "group", "scheduled_at", "id"],
                 name="delayed_queue__GroupPlusScheduledAtIndex",
                 condition=Q(group__isnull=False, lease_id__isnull=True),
             ),
-            # Those that are leased, by the end of their leases.
+            # Its leased messages, by the end of their leases.
             LongNamedIndex(
                 fields=["kind", "group", "scheduled_at", "id"],
                 name="delayed_queue__GroupPlusLeasedUntilIndex",
                 condition=Q(group__isnull=False, lease_id__isnull=False),
             ),
-            # Those that were begun and wait for a retry. The lease, of which there is none, keeps
-            # the planner from reading the first index in place of it.
+            # Its messages that wait for a retry. With the lease, which is NULL, the planner does
+            # not read the first index in its place.
             LongNamedIndex(
                 fields=["kind", "group", "lease_id", "scheduled_at", "id"],
                 name="delayed_queue__GroupPlusLockUuidIndex",
@@ -133,7 +125,7 @@ class Message(models.Model):
 
     @classmethod
     def from_db(cls, *args: Any, **kwargs: Any) -> Self:
-        """Read what our columns say of an older version as if nothing was there."""
+        """Read our columns of an older version as empty."""
         row = super().from_db(*args, **kwargs)
         is_loaded = {"created_at", "version_at"} <= row.__dict__.keys()
         if is_loaded and row.version_at not in (None, row.created_at):
@@ -143,18 +135,18 @@ class Message(models.Model):
 
 
 class QueueOverview(Message):
-    """The queues as the admin lists them: no rows of its own, a place in the index and sidebar."""
+    """The queues as the admin lists them, without rows of its own."""
 
     class Meta:
         proxy = True
         default_permissions = []
         verbose_name = _("overview of the queues")
-        # They are sorted by this name; HTML does not show the blank, which comes before letters.
+        # The blank, which HTML does not show, sorts it first.
         verbose_name_plural = _(" Queues")
 
 
 class DeadLetter(models.Model):
-    """A message that was given up on, with all that is needed to understand and redrive it."""
+    """A message that failed for good, with everything to understand and redrive it."""
 
     kind = models.CharField(max_length=100, db_column="pKind")
     key = models.CharField(max_length=200, db_column="pKey", db_collation="C")
@@ -178,8 +170,8 @@ class DeadLetter(models.Model):
         db_table = "delayed_queue_dead_letter"
         indexes = [
             models.Index(fields=["kind", "died_at", "id"], name="dead_letter_kind_died"),
-            # On no plain column: while the planner takes the table for empty, it prefers the
-            # smallest index that knows the kind, and would sort what another has in order.
+            # On an expression: while the planner takes the table for empty, it would read a smaller
+            # index of the kind, and sort.
             models.Index(
                 Func(F("kind"), Value(""), arg_joiner=" || ", template="(%(expressions)s)"),
                 "id",
@@ -204,7 +196,7 @@ class DeadLetter(models.Model):
 
 
 class BulkRun(models.Model):
-    """What an operator had done to many dead letters, and how far workers are with it."""
+    """An operator's bulk operation on dead letters, and its progress."""
 
     action = models.CharField(max_length=10)
     kind = models.CharField(max_length=100, db_column="pKind")
@@ -243,7 +235,7 @@ class BulkRun(models.Model):
         constraints = [
             models.UniqueConstraint(
                 "kind",
-                # Not by NULLS NOT DISTINCT, which PostgreSQL has since 15 only.
+                # PostgreSQL has NULLS NOT DISTINCT since version 15 only.
                 Coalesce("fingerprint", Value("")),
                 name="bulk_run_in_progress",
                 condition=Q(state__in=["running", "paused"]),
@@ -261,25 +253,25 @@ class BulkRun(models.Model):
 
 
 class LimitManager(LimitStore, models.Manager[M]):
-    """The statements that pause and limit queues, in the manner of MessageManager."""
+    """The statements that pause and limit queues and groups."""
 
     def paused(self, using: str) -> models.QuerySet[M]:
         """Return the queues that are paused as a whole."""
         return self.using(using).filter(group="", paused_at__isnull=False)
 
     def limiting(self, using: str) -> models.QuerySet[M]:
-        """Return what limits queues and groups, other than by a pause."""
+        """Return the limits of queues and groups other than pauses."""
         return self.using(using).exclude(
             declared=None, concurrency=None, weight=None, interval=None
         )
 
 
 class Limit(models.Model):
-    """How a queue is held back, or one of its groups: paused, or limited.
+    """A pause or the limits of a queue or of one of its groups.
 
-    While a queue has any such row, only claims by group take its messages out. The row without a
-    group (empty) is of the queue: its own pause and rate, and what holds for each of its groups
-    that has no row to say otherwise. NULL says nothing.
+    While a queue has any row, only claims by group lease its messages. The row with an empty group
+    is that of the queue: its own pause and rate, and the limits of each group without a row. NULL:
+    no limit.
     """
 
     kind = models.CharField(max_length=100, db_column="pKind")
@@ -287,28 +279,28 @@ class Limit(models.Model):
     paused_at = EpochMillisecondField(null=True, blank=True, db_column="pausedAt")  # type: ignore[misc]
     paused_by = models.TextField(blank=True, db_column="pausedBy", db_default="")
     reason = models.TextField(blank=True, db_default="")
-    # Of the queue alone.
+    # Only in the row of the queue.
     is_ordered = models.BooleanField(db_column="isOrdered", db_default=False)
     is_fair = models.BooleanField(db_column="isFair", db_default=True)
     blocks_on_dead = models.BooleanField(db_column="blocksOnDead", db_default=False)
     queue_interval = models.FloatField(null=True, db_column="queueInterval")
     queue_burst = models.IntegerField(null=True, db_column="queueBurst")
     declared = models.TextField(null=True)
-    # Of each group, or of this one. An interval is of milliseconds, from one permit to the next.
+    # Limits of each group, or of this one. An interval is in milliseconds from permit to permit.
     concurrency = models.IntegerField(null=True)
     weight = models.IntegerField(null=True)
     interval = models.FloatField(null=True)
     burst = models.IntegerField(null=True)
-    # Until when the permits are spent that were given: of the queue's rate, or of the group's.
+    # Until when permits of the queue's or the group's rate are spent.
     spent_until = models.FloatField(null=True, db_column="spentUntil")
-    # Dead letters of a group that died before hold it no longer.
+    # Earlier dead letters do not block the group.
     resumed_at = EpochMillisecondField(null=True, blank=True, db_column="resumedAt")  # type: ignore[misc]
 
     objects = LimitManager["Limit"]()
 
     class Meta:
         db_table = "delayed_queue_limit"
-        # Not the primary key: Django would give that another index, for LIKE.
+        # Not the primary key, for which Django would create another index, for LIKE.
         constraints = [
             models.UniqueConstraint(fields=["kind", "group"], name="limit_kind_group"),
         ]

@@ -1,4 +1,4 @@
-"""Putting messages into a queue, one by one and in batches."""
+"""Offer messages, one by one and in batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from delayed_queue.messages import (
 )
 from delayed_queue.queue.base import QueueBase
 from delayed_queue.queue.models import DeadLetter, Message
-from delayed_queue.queue.store.offer import FoundOffer, Offered
+from delayed_queue.queue.store.offer import Columns, FoundOffer, Offered
 
 T = TypeVar("T")
 
@@ -40,12 +40,11 @@ def find_out(
     began_at: int | None = None,
     using: str,
 ) -> tuple[list[FoundOffer], list[Offered]]:
-    """Return what the lost try has created, and what can be offered again, its due time fixed.
+    """Return what the lost try has created, and what can be offered again, with fixed due times.
 
-    Nothing is to be done about the others: they are stored just so, or, where nothing may be
-    updated, their keys were taken. An offer that is not there may be handled already once it is
-    due: then raises OutcomeUnknown, whatever is known of the others. ``began_at`` is when the call
-    began by a clock of the queue's own.
+    The other offers are stored, or their keys were taken where nothing may be updated. Raises
+    OutcomeUnknown if an offer is not stored and was due, because it may have been handled.
+    ``began_at`` is the start of the call by the queue's own clock.
     """
     if began_at is not None:
         lost = replace(lost, since=began_at, until=began_at)
@@ -72,7 +71,7 @@ def find_out(
 
 
 def _is_stored(offer: Offered, row: FoundOffer, lost: Lost) -> bool:
-    """Return whether just the offer is there; without a schedule, if it came during the call."""
+    """True if the same offer is stored; without a schedule, only if it was during the call."""
     if not row.is_same or row.scheduled_at_initially is None:
         return False
     if offer.schedule_at is not None:
@@ -85,7 +84,7 @@ def _earliest(offer: Offered, lost: Lost) -> int:
 
 
 def _fixed(offer: Offered, lost: Lost) -> Offered:
-    """Return the offer due when it was to be; a repetition does not move it."""
+    """Return the offer with its due time fixed, so that a retry does not move it."""
     if offer.schedule_at is not None:
         return offer
     return offer._replace(schedule_at=lost.until + offer.delay, delay=0)
@@ -94,9 +93,9 @@ def _fixed(offer: Offered, lost: Lost) -> Offered:
 def redrive_again(
     ids: Sequence[int], redrive: Callable[[], T], lost: Lost, *, kind: str | None = None, using: str
 ) -> T:
-    """Redrive dead letters again, if all are still there and the lost try is over.
+    """Redrive dead letters again if all still exist and the lost try is over.
 
-    Otherwise it may have put some back, and an older letter of a key is not to follow a newer one.
+    Otherwise it may have offered some, and an older letter of a key must not follow a newer one.
     """
     wanted = len(set(ids))
     if not lost.is_over or DeadLetter.objects.count_of(ids, kind=kind, using=using) < wanted:
@@ -108,7 +107,7 @@ CHUNK: Final = 1000
 
 
 class PreparedOffer(NamedTuple):
-    """A validated message as the database takes it, and its place in the input."""
+    """A validated message as the database takes it, and its position in the input."""
 
     position: int
     key: str
@@ -135,12 +134,12 @@ class Offering(QueueBase):
         headers: Mapping[str, Any] | None = None,
         group: str | None = None,
     ) -> OfferOutcome:
-        """Put the message, or replace payload and schedule of the one stored under its key.
+        """Store the message, or replace payload and schedule of the one stored under its key.
 
-        An update ends a lease on the stored message and starts its attempts anew. The same
-        payload bytes and first schedule are IGNORED, even while leased. Without ``schedule_at``
-        or ``delay`` the message is due at once; ``delay`` counts from the database's now. ``group``
-        names whose limits it is held to.
+        An update ends a lease on the stored message and resets its attempts. The same payload bytes
+        and first schedule are IGNORED, even while leased. Without ``schedule_at`` or ``delay`` the
+        message is due at once; ``delay`` counts from the database's now. The limits of ``group``
+        apply.
         """
         return self._offer(key, payload, schedule_at, delay, headers, group, can_update=True)
 
@@ -154,7 +153,7 @@ class Offering(QueueBase):
         headers: Mapping[str, Any] | None = None,
         group: str | None = None,
     ) -> OfferOutcome:
-        """Put the message unless its key is stored already; then it is IGNORED, untouched."""
+        """Store the message unless its key exists; then it is IGNORED."""
         return self._offer(key, payload, schedule_at, delay, headers, group, can_update=False)
 
     def _offer(
@@ -206,37 +205,24 @@ class Offering(QueueBase):
         *,
         can_update: bool,
     ) -> dict[str, bool]:
-        """Offer what the lost try has not; return the flags of all that are known to be written."""
+        """Offer what the lost try has not; return the flags of all that are written."""
         created, again = find_out(
-            lost,
-            offers,
-            can_update=can_update,
-            clock=self._now,
-            began_at=now,
-            using=self.using,
+            lost, offers, can_update=can_update, clock=self._now, began_at=now, using=self.using
         )
         written = {row.key: True for row in created}
         if again:
             keys, _, payloads, schedules, _, headers, groups = map(list, zip(*again, strict=True))
             written |= self._messages.offer_batch(
-                self.kind,
-                keys,
-                payloads,
-                schedules,
-                headers,
-                groups,
-                can_update=can_update,
-                now=self._now(),
-                channel=channel,
-                using=self.using,
-            )
+                self.kind, Columns(keys, payloads, schedules, headers, groups),
+                can_update=can_update, now=self._now(), channel=channel, using=self.using,
+            )  # fmt: skip
         return written
 
     def offer_batch(self, messages: Iterable[ScheduledMessage]) -> list[OfferOutcome]:
         """Offer many messages with one statement per 1000; return their outcomes in order.
 
-        Each chunk commits by itself unless a transaction is open. A sequence is validated as a
-        whole before anything is sent; any other iterable chunk by chunk, as it is read.
+        Each chunk commits by itself unless a transaction is open. A sequence is validated before
+        anything is sent; any other iterable chunk by chunk.
         """
         outcomes: list[OfferOutcome] = []
         for chunk in prepared_chunks(self.name, self.codec, messages):
@@ -257,7 +243,7 @@ class Offering(QueueBase):
         for group in groups:
             created = self._offer_group(group, channel if group is groups[-1] else None)
             if len(created) == len(group) and all(created.values()):
-                continue  # as most are
+                continue
             for offer in group:
                 outcomes[offer.position] = outcome_of(created.get(offer.key))
         return outcomes
@@ -269,26 +255,19 @@ class Offering(QueueBase):
 
     def _offer_group(self, group: list[PreparedOffer], channel: str | None) -> dict[str, bool]:
         """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""
-        _, keys, payloads, schedules, headers, can_update, groups = zip(*group, strict=True)
+        columns = map(list, zip(*group, strict=True))
+        _, keys, payloads, schedules, headers, (can_update, *_), groups = columns
         now = self._now()
-        own = begin_replacing(self.name, keys) if can_update[0] else None
+        own = begin_replacing(self.name, keys) if can_update else None
         offer = partial(
-            self._messages.offer_batch,
-            self.kind,
-            list(keys),
-            list(payloads),
-            list(schedules),
-            list(headers),
-            list(groups),
-            can_update=can_update[0],
-            now=now,
-            channel=channel,
-            using=self.using,
-        )
+            self._messages.offer_batch, self.kind,
+            Columns(keys, payloads, schedules, headers, groups), can_update=can_update, now=now,
+            channel=channel, using=self.using,
+        )  # fmt: skip
 
         def truth(lost: Lost) -> dict[str, bool]:
             offers = [each.offered(self.kind) for each in group]
-            return self._offer_again(lost, offers, now, channel, can_update=can_update[0])
+            return self._offer_again(lost, offers, now, channel, can_update=can_update)
 
         created = self._repeat(offer, truth=truth)
         if own is not None and own.key not in created:
@@ -297,7 +276,7 @@ class Offering(QueueBase):
 
 
 def headers_of(queue: str, headers: Mapping[str, Any] | None) -> str | None:
-    """Return the headers as they are stored, with those that instruments add."""
+    """Return the headers to store, with those of instruments."""
     given = headers_for(queue, headers) if get_settings().INSTRUMENTS else headers
     return encode_headers(given)
 
@@ -305,7 +284,7 @@ def headers_of(queue: str, headers: Mapping[str, Any] | None) -> str | None:
 def prepared_chunks(
     queue: str, codec: Codec, messages: Iterable[ScheduledMessage]
 ) -> Iterable[list[PreparedOffer]]:
-    """Validate, encode and cut into chunks: a sequence at once, a stream as it is read."""
+    """Validate and encode in chunks: a sequence at once, a stream as it is read."""
     prepared = partial(_prepared, queue, codec, is_watched=bool(get_settings().INSTRUMENTS))
     chunks = (list(starmap(prepared, enumerate(chunk))) for chunk in _chunks(messages))
     return list(chunks) if isinstance(messages, Sequence) else chunks
@@ -323,29 +302,25 @@ def _prepared(
     if not isinstance(message, ScheduledMessage):
         raise InvalidMessage(f"A batch consists of ScheduledMessage, not {type(message).__name__}.")
     at, headers, group = message.schedule_at, message.headers, message.group
-    # Most have neither; and by tuple.__new__, for a batch is a thousand of these.
+    # tuple.__new__ is faster, and a batch has a thousand of these.
     fields = (
-        position,
-        check_key(message.key),
-        encode(codec, message.payload),
+        position, check_key(message.key), encode(codec, message.payload),
         None if at is None else check_schedule(at),
         None if headers is None and not is_watched else headers_of(queue, headers),
-        bool(message.can_update),
-        None if group is None else check_group(group),
-    )
+        bool(message.can_update), None if group is None else check_group(group),
+    )  # fmt: skip
     return tuple.__new__(PreparedOffer, fields)
 
 
 def rounds(offers: list[PreparedOffer]) -> Iterator[list[PreparedOffer]]:
-    """Split into groups that one statement each can take, keeping the order of equal keys.
+    """Split into groups, one statement each, keeping the order of equal keys.
 
-    Within a group keys are distinct (a statement cannot touch a row twice) and all may update
-    or none may. A repeated key falls into a later group, so it meets what the earlier one
-    wrote, as if offered one by one (Q12).
+    A group has distinct keys, because a statement cannot write a row twice, and all of it may
+    update or nothing. A repeated key comes in a later group, as if offered one by one (Q12).
     """
     are_alike = len({each.can_update for each in offers}) == 1
     if are_alike and len({each.key for each in offers}) == len(offers):
-        yield offers  # as most are
+        yield offers
         return
     seen: dict[str, int] = {}
     groups: dict[tuple[int, bool], list[PreparedOffer]] = {}
@@ -357,7 +332,7 @@ def rounds(offers: list[PreparedOffer]) -> Iterator[list[PreparedOffer]]:
 
 
 def outcome_of(created: bool | None) -> OfferOutcome:
-    """Translate a returned row's flag; None stands for no row."""
+    """Return the outcome for a row's flag; None stands for no row."""
     if created is None:
         return OfferOutcome.IGNORED
     return OfferOutcome.CREATED if created else OfferOutcome.UPDATED

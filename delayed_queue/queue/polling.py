@@ -1,4 +1,4 @@
-"""Taking messages out of a queue, waiting for them, and ending their leases."""
+"""Poll messages, wait for them, and settle their leases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from asgiref.sync import sync_to_async
 from django.db import Error, OperationalError
 
 from delayed_queue.codecs import decode
@@ -23,26 +22,26 @@ from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
 from delayed_queue.logs import log_poll
 from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
-from delayed_queue.queue.base import QueueBase, T, nothing
+from delayed_queue.queue.base import QueueBase, T, awaited, nothing
 from delayed_queue.queue.dealing import UNLIMITED
 from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow, RankedRow
 from delayed_queue.queue.store.groups import GroupLease
 from delayed_queue.retries import RetryPolicy
 
-# How many claims by group one poll makes that find nothing; the next goes on behind them.
+# At most N claims by group that find nothing in one poll; the next poll continues behind them.
 MOST_LOOKS: Final = 20
-# For so long a poller believes that a queue has no limits.
+# Seconds for which a poller assumes that a queue has no limits.
 TRUST_SECONDS: Final = 1.0
 
 
 class Leasing(QueueBase):
-    """The operations on leased messages; envelopes and batches call them."""
+    """The operations on leased messages, called by envelopes and batches."""
 
     def acknowledge(self, envelope: Envelope) -> bool:
         """Delete the message, if the envelope's lease still holds it.
 
-        Raises OutcomeUnknown when the connection was lost meanwhile and the message is gone.
+        Raises OutcomeUnknown when the connection was lost and the message is gone.
         """
         ids = [envelope.message_id]
         deleted = self._repeat(
@@ -52,7 +51,7 @@ class Leasing(QueueBase):
         return bool(deleted)
 
     def acknowledge_batch(self, batch: Batch) -> int:
-        """Delete every member of the batch still under its lease; return how many."""
+        """Delete every member of the batch still under its lease; return their number."""
         if not batch:
             return 0
         deleted: int = self._repeat(
@@ -62,7 +61,7 @@ class Leasing(QueueBase):
         return deleted
 
     def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
-        """Give the message back, due after the delay, if the lease still holds it."""
+        """Release the message, due after the delay, if the lease still holds it."""
         check_delay(delay, self._local_now())
         return self._settle(envelope, Verdict(delay or timedelta(0), error=storable(error)))
 
@@ -71,14 +70,11 @@ class Leasing(QueueBase):
         lease = check_lease(self.lease_duration if duration is None else duration)
         rows = self._repeat(
             lambda: self._messages.extend(
-                [envelope.lease_id],
-                [envelope.message_id],
-                lease // MILLISECOND,
-                now=self._now(),
-                using=self.using,
+                [envelope.lease_id], [envelope.message_id], lease // MILLISECOND,
+                now=self._now(), using=self.using,
             ),
             doubt=never,
-        )
+        )  # fmt: skip
         if rows:
             envelope.leased_until_ms = rows[0].leased_until
         else:
@@ -103,35 +99,25 @@ class Leasing(QueueBase):
             dead_letter = partial(self._dead_letter, lease_id, ids, reason, verdict.error or None)
             return bool(self._repeat(dead_letter, doubt=nothing))
         release = partial(
-            self._messages.release,
-            lease_id,
-            ids,
-            delay=verdict.delay // MILLISECOND,
-            refund=0 if verdict.counts else 1,
-            error=verdict.error or None,
-            now=self._now(),
+            self._messages.release, lease_id, ids, delay=verdict.delay // MILLISECOND,
+            refund=0 if verdict.counts else 1, error=verdict.error or None, now=self._now(),
             using=self.using,
-        )
+        )  # fmt: skip
         released = bool(self._repeat(release, doubt=nothing))
         if released and verdict.delay <= self.poll_interval:
             self._wake()
         return released
 
     def _release_unacknowledged(self, lease_id: str, ids: Sequence[int], *, refund: int = 0) -> int:
-        """Release members of a lease, due now; return how many.
+        """Release members of a lease, due now; return their number.
 
-        ``refund=1`` does not count the attempt, and keeps the due time from before the lease: for
-        messages that no handler has seen, or whose worker is stopped.
+        ``refund=1`` does not count the attempt and restores the old due time, for messages that no
+        handler has seen or whose worker is stopped.
         """
         release = partial(
-            self._messages.release,
-            lease_id,
-            ids,
-            delay=None if refund else 0,
-            refund=refund,
-            now=self._now(),
-            using=self.using,
-        )
+            self._messages.release, lease_id, ids, delay=None if refund else 0, refund=refund,
+            now=self._now(), using=self.using,
+        )  # fmt: skip
         released = len(self._repeat(release, doubt=never))
         if released:
             self._wake()
@@ -144,22 +130,11 @@ class Leasing(QueueBase):
             lease_id, ids, reason, error=error, now=self._now(), using=self.using
         )
 
-    async def aacknowledge(self, envelope: Envelope) -> bool:
-        return await sync_to_async(self.acknowledge)(envelope)
-
-    async def aacknowledge_batch(self, batch: Batch) -> int:
-        return await sync_to_async(self.acknowledge_batch)(batch)
-
-    async def arelease(
-        self, envelope: Envelope, delay: timedelta | None = None, error: str = ""
-    ) -> bool:
-        return await sync_to_async(self.release)(envelope, delay, error)
-
-    async def aextend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
-        return await sync_to_async(self.extend)(envelope, duration)
-
-    async def areject(self, envelope: Envelope, reason: str) -> bool:
-        return await sync_to_async(self.reject)(envelope, reason)
+    aacknowledge = awaited(acknowledge)
+    aacknowledge_batch = awaited(acknowledge_batch)
+    arelease = awaited(release)
+    aextend = awaited(extend)
+    areject = awaited(reject)
 
 
 TakenRow = LeasedRow | RankedRow | ConsumedRow
@@ -168,9 +143,9 @@ TakenRow = LeasedRow | RankedRow | ConsumedRow
 class Polling(Leasing):
     """The consumer's side of a queue."""
 
-    # How far claims by group have come, while the queue is known to have limits.
+    # The position among the groups while the queue has limits.
     _walk: GroupWalk | None = None
-    # Until when it is believed that the queue has no limits, by the monotonic clock.
+    # Until this monotonic time the queue is assumed to have no limits.
     _unlimited_until = 0.0
 
     def try_poll(self) -> Envelope | None:
@@ -181,11 +156,11 @@ class Polling(Leasing):
     def try_poll_many(self, limit: int) -> Batch:
         """Lease up to ``limit`` of the earliest due messages under one lease id.
 
-        A message whose payload does not decode becomes a dead letter and is not returned. On a
-        queue with ``claim="strict"`` it waits while another of the queue is being made, which in
-        a transaction of the caller's lasts to its end.
+        A message whose payload does not decode becomes a dead letter and is not returned. With
+        ``claim="strict"`` it waits for another claim of the queue, which lasts to the end of its
+        transaction.
         """
-        limit = min(limit, UNLIMITED)  # a larger one is no integer of PostgreSQL
+        limit = min(limit, UNLIMITED)  # the largest integer of PostgreSQL
         lease_id = ""
         envelopes: list[Envelope] = []
         while limit > 0 and not envelopes:
@@ -197,8 +172,8 @@ class Polling(Leasing):
         return Batch(tuple(envelopes), lease_id, self)
 
     def _claim(self, limit: int) -> tuple[str, list[LeasedRow]]:
-        # A new lease for each try: one whose answer was lost may have leased messages that
-        # nobody has seen, and acknowledging this batch must not delete them.
+        # A new lease for each try: a claim whose reply was lost may have leased other messages,
+        # and acknowledging this batch must not delete them.
         lease_id = str(uuid.uuid4())
         rows: list[LeasedRow] = []
         if self._walk is not None:
@@ -211,19 +186,14 @@ class Polling(Leasing):
 
     def _claim_plainly(self, limit: int, lease_id: str) -> list[LeasedRow]:
         return self._messages.claim(
-            self.kind,
-            limit,
-            lease_id,
-            self.lease_duration // MILLISECOND,
-            strict=self.claim == "strict",
-            now=self._now(),
-            using=self.using,
-        )
+            self.kind, limit, lease_id, self.lease_duration // MILLISECOND,
+            strict=self.claim == "strict", now=self._now(), using=self.using,
+        )  # fmt: skip
 
     def _has_limits(self) -> bool:
-        """Return whether plain claims find nothing because the queue has limits.
+        """True if plain claims find nothing because the queue has limits.
 
-        Asked once a second at most: else an empty poll is one statement.
+        Reads them at most once a second, so that most empty polls are one statement.
         """
         if time.monotonic() < self._unlimited_until:
             return False
@@ -233,16 +203,13 @@ class Polling(Leasing):
         return rules is not None and not rules.is_paused
 
     def _write_limits(self, write: Callable[[int | None], T]) -> T:
-        """Write limits as anybody does, and know of them at once."""
+        """Write limits, which the next poll of this object reads."""
         written = super()._write_limits(write)
         self._unlimited_until = 0.0
         return written
 
     def _claim_limited(self, limit: int, lease_id: str) -> list[LeasedRow]:
-        """Lease of groups that are not held back; on from where the last claim has ended.
-
-        Gives up after so many claims that found nothing: there may be any number of groups.
-        """
+        """Lease messages of the groups behind those of the last claim."""
         walk = self._walk = self._walk or GroupWalk()
         claim = self._claim_by_group(walk, limit, lease_id, lease_id, looks=MOST_LOOKS)
         if not claim.is_limited:
@@ -259,13 +226,13 @@ class Polling(Leasing):
         looks: int,
         wait: int | None = None,
     ) -> GroupClaim:
-        """Make claims by group until one finds something, at most ``looks``; return the last.
+        """Make at most ``looks`` claims by group until one finds something; return the last.
 
-        Each is made in a transaction of its own or the caller's. Others of the queue are waited
-        for, ``wait`` milliseconds at most.
+        Each runs in its own transaction or the caller's, and waits for other claims of the queue at
+        most ``wait`` milliseconds.
         """
         lease = GroupLease(lease_id, retaken_id, self.lease_duration // MILLISECOND)
-        # Otherwise the caller's transaction may well be idle for longer.
+        # A caller's transaction may be idle for longer.
         idle = None if is_in_transaction(self.using) else IDLE_MS
         for _ in range(looks):
             with self._transaction():
@@ -289,22 +256,12 @@ class Polling(Leasing):
 
     def _envelope_of(self, row: TakenRow, lease_id: str) -> Envelope:
         """Decode a row as a claim returns it; raises PayloadNotDecodable."""
-        # Arguments by place: faster, and a worker opens every message here.
+        # Positional arguments are faster, and a worker opens every message here.
         return Envelope(
-            row.key,
-            decode(self.codec, row.payload),
-            self.name,
-            row.attempts,
-            lease_id,
-            row.id,
-            row.scheduled_at,
-            row.due_at,
-            row.leased_until,
-            json.loads(row.headers) if row.headers else {},
-            self,
-            row.group,
-            row.is_retaken,
-        )
+            row.key, decode(self.codec, row.payload), self.name, row.attempts, lease_id, row.id,
+            row.scheduled_at, row.due_at, row.leased_until,
+            json.loads(row.headers) if row.headers else {}, self, row.group, row.is_retaken,
+        )  # fmt: skip
 
     def _dead_letter_undecodable(
         self, row_id: int, lease_id: str, error: PayloadNotDecodable
@@ -329,8 +286,8 @@ class Polling(Leasing):
                 if envelope is not None or left <= 0 or _stopped(stop):
                     return envelope
                 if nap is None:
-                    # Look again after this: what fell due since the look above is neither
-                    # in its answer nor in this one, which counts only what is still to come.
+                    # Poll again afterwards: a message that fell due since the poll above is not
+                    # counted here.
                     nap = self.seconds_to_next_look()
                     continue
                 listener.wait(min(nap, left), stop)
@@ -341,7 +298,7 @@ class Polling(Leasing):
             return self.try_poll()
         try:
             with stop.cancelling(self.using):
-                # Asked in here: when it was set earlier, there was nothing to cancel.
+                # Checked here: when it was set earlier, there was nothing to cancel.
                 return None if stop.is_set() else self.try_poll()
         except OperationalError:
             # query_canceled: the stop signal ended the statement, and nothing was leased.
@@ -350,7 +307,7 @@ class Polling(Leasing):
             raise
 
     def seconds_to_next_look(self) -> float:
-        """Return how long a poller may sleep: to the next due time or the poll interval."""
+        """Return the seconds to the next due time, or the poll interval if that is shorter."""
         horizon = self.poll_interval // MILLISECOND
         next_due = self._repeat(
             lambda: self._messages.next_due([self.kind], horizon, now=self._now(), using=self.using)
@@ -361,11 +318,10 @@ class Polling(Leasing):
     def consume(self) -> Iterator[Envelope | None]:
         """Handle the earliest due message and delete it in one transaction.
 
-        Yields None when nothing is due. If the block raises, what it wrote on this connection
-        is rolled back, the attempt is counted and the message retried or dead-lettered by policy,
-        all in that same transaction; the error then leaves the block, except ``Snooze``,
-        ``Retry`` and ``Reject``. Cannot be used inside a transaction: the count must commit with
-        it.
+        Yields None when nothing is due. If the block raises, its writes on this connection are
+        rolled back, the attempt is counted and the message retried or dead-lettered by policy, in
+        the same transaction; the error then leaves the block, except ``Snooze``, ``Retry`` and
+        ``Reject``. Cannot be used inside a transaction.
         """
         failure: BaseException | None = None
         with self._transaction(durable=True):
@@ -375,7 +331,7 @@ class Polling(Leasing):
                     yield envelope
                     if envelope is not None:
                         self._check_effects()
-            # A handler may raise anything; the count must be written before it goes on.
+            # A handler may raise anything; the count must be written first.
             except Exception as error:
                 failure = error
                 if row is not None and envelope is not None:
@@ -386,7 +342,7 @@ class Polling(Leasing):
             raise failure
 
     def _take(self) -> tuple[ConsumedRow, Envelope] | tuple[None, None]:
-        """Take out the earliest due message that decodes; dead-letter the ones before it."""
+        """Take the earliest due message that decodes; dead-letter the ones before it."""
         while True:
             rows = self._messages.consume(self.kind, 1, now=self._now(), using=self.using)
             if not rows and self._has_limits():
@@ -404,7 +360,7 @@ class Polling(Leasing):
                 self._dead_letter_undecodable(rows[0].id, lease_id, error)
 
     def _count_failure(self, row: ConsumedRow, envelope: Envelope, error: Exception) -> None:
-        """Put the message back and settle the failure; if that fails too, all is rolled back."""
+        """Put the message back and settle the failure; an error rolls everything back."""
         try:
             self._restore(row, envelope.lease_id)
             self.fail(envelope, error)
@@ -412,7 +368,7 @@ class Polling(Leasing):
             is_refused = sqlstate_of(lost) is not None and not is_unavailable(lost)
             if isinstance(error, HandlerSignal) or is_refused:
                 raise
-            # The connection is gone, often because of the handler's error.
+            # The connection is lost, often because of the handler's error.
             raise error from lost
 
     def _restore(self, row: ConsumedRow, lease_id: str) -> None:

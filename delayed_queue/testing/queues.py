@@ -17,6 +17,7 @@ from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.models import Message, MessageManager
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
 from delayed_queue.queue.store.inspect import StatsRow, StoredRow
+from delayed_queue.queue.store.offer import Columns
 from delayed_queue.queue.store.settle import ExtendedRow
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.testing.limits import InMemoryGroups, InMemoryLimits
@@ -73,11 +74,7 @@ class InMemoryMessages(InMemoryGroups, _Messages):
     def offer_batch(
         self,
         kind: str,
-        keys: list[str],
-        payloads: list[bytes],
-        schedules: list[int | None],
-        headers: list[str | None],
-        groups: list[str | None],
+        offers: Columns,
         *,
         can_update: bool,
         now: int | None = None,
@@ -87,8 +84,7 @@ class InMemoryMessages(InMemoryGroups, _Messages):
         at = instant(now)
         written: dict[str, bool] = {}
         with self._store.lock:
-            offers = zip(keys, payloads, schedules, headers, groups, strict=True)
-            for key, payload, schedule_at, text, group in offers:
+            for key, payload, schedule_at, text, group in zip(*offers, strict=True):
                 created = self.offer(
                     kind, key, payload, can_update=can_update, schedule_at=schedule_at,
                     headers=text, group=group, now=at,

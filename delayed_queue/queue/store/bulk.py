@@ -1,4 +1,4 @@
-"""The rows of bulk runs: what is done to many dead letters, and how far it is."""
+"""The statements of bulk runs: operations on many dead letters, and their progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.sql import CLOCK, column_of, row_of, rows_of, value_of
+from delayed_queue.db.sql import CLOCK, column_of, first_row, row_of, rows_of, value_of
 from delayed_queue.db.statements import execute, fetch
 
 RUNNING: Final = "running"
@@ -17,16 +17,15 @@ DONE: Final = "done"
 CANCELLED: Final = "cancelled"
 STOPPED: Final = "stopped"
 
-# Where a run's letters are in their index: of a group by the fingerprint before the kind, which no
-# other index knows, so that the planner goes by it also where it takes the table for empty.
-_OF_QUEUE: Final[LiteralString] = """"pKind", "diedAt", id"""
-_QUEUE: Final[LiteralString] = """%(kind)s::text"""
-_OF_GROUP: Final[LiteralString] = """fingerprint, "pKind", "diedAt", id"""
-_GROUP: Final[LiteralString] = """%(fingerprint)s::text, %(kind)s::text"""
+# The index of a run's letters: its columns, and the parameters of the first ones. For a group the
+# fingerprint comes first, so that the planner uses no other index, even on a table that seems
+# empty.
+_QUEUE: Final = ('"pKind", "diedAt", id', "%(kind)s::text")
+_GROUP: Final = ('fingerprint, "pKind", "diedAt", id', "%(fingerprint)s::text, %(kind)s::text")
 
-# Begin a run, unless one over the same letters is in progress: over the group, or over its queue.
-# Two that begin at the same moment over one group meet in the unique index; those over a queue and
-# a group of it may both begin, and each letter is then had by whichever locks it first.
+# Start a run unless one over the same group or its queue is in progress. The unique index decides
+# between two that start at the same moment over one group. A run over a queue and one over a group
+# of it may both start; each letter goes to the one that locks it first.
 # Reads: bulk_run_in_progress.
 START_RUN: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_bulk_run (
@@ -51,8 +50,8 @@ ON CONFLICT DO NOTHING
 RETURNING id
 """
 
-# Lock the run whose turn it is, to the end of the transaction; one that another worker has is
-# passed over. What it does commits with how far it is, so a kill loses nothing and repeats nothing.
+# Lock the next run until the transaction ends; skip those of other workers. A batch commits with
+# its position, so a kill loses and repeats nothing.
 # Reads: bulk_run_next.
 LOCK_RUN: Final[LiteralString] = f"""{CLOCK}
 SELECT
@@ -67,7 +66,7 @@ LIMIT 1
 FOR UPDATE SKIP LOCKED
 """
 
-# Milliseconds until a run has its turn; NULL when none is running. Reads: bulk_run_next.
+# Milliseconds until the next batch of a run; NULL when none is running. Reads: bulk_run_next.
 NEXT_RUN: Final[LiteralString] = f"""{CLOCK}
 SELECT (
     SELECT "nextAt" - (SELECT now FROM clock)
@@ -78,8 +77,8 @@ SELECT (
 )
 """
 
-# The next turn is counted from when this one was due, so that a pace is kept though turns take
-# time; a second is caught up at most. Reads: the primary key.
+# Save the position. The next batch is due relative to this one's due time, so that the pace holds;
+# at most a second is caught up. Reads: the primary key.
 ADVANCE_RUN: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue_bulk_run
 SET "lastDiedAt" = %(last_died_at)s::bigint,
@@ -95,8 +94,8 @@ SET "lastDiedAt" = %(last_died_at)s::bigint,
 WHERE id = %(id)s::bigint
 """
 
-# Pause, resume or cancel; waits for the batch that a worker is at. No row: it is not in such a
-# state any more. Reads: the primary key.
+# Pause, resume or cancel a run in one of the states, after a batch that is under way.
+# Reads: the primary key.
 SWITCH_RUN: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue_bulk_run
 SET state = %(state)s::text,
@@ -108,13 +107,13 @@ RETURNING id
 """
 
 
-# What is meant among the letters of that place; a NULL leaves it open, for these are strict.
+# The filter of a run; NULL stands for any.
 _MEANT: Final[LiteralString] = """COALESCE(starts_with(reason, %(reason)s::text), true)
             AND COALESCE("pKey" >= %(key_from)s::text, true)
             AND COALESCE("pKey" < %(key_before)s::text, true)"""
 
 
-def _preview(columns: LiteralString, place: LiteralString) -> LiteralString:
+def _preview(columns: LiteralString, first: LiteralString) -> LiteralString:
     return f"""
 SELECT
     count(*), count(*) FILTER (WHERE is_meant),
@@ -125,7 +124,7 @@ FROM (
         SELECT
             {_MEANT} AS is_meant
         FROM delayed_queue_dead_letter
-        WHERE {_between(columns, place, '''%(since)s::bigint, 0''')}
+        WHERE {_between(columns, first, "%(since)s::bigint, 0")}
         ORDER BY {columns}
         LIMIT (SELECT %(cap)s::integer)
     ) AS all_there
@@ -134,15 +133,18 @@ FROM (
 """
 
 
-def _between(columns: LiteralString, place: LiteralString, after: LiteralString) -> LiteralString:
-    return f"""({columns}) > ({place}, {after})
-            AND ({columns}) <= ({place}, %(until)s::bigint, 9223372036854775807)"""
+def _between(columns: LiteralString, first: LiteralString, after: LiteralString) -> LiteralString:
+    return f"""({columns}) > ({first}, {after})
+            AND ({columns}) <= ({first}, %(until)s::bigint, 9223372036854775807)"""
 
 
-# The next letters of a run, in the order of their deaths, also those that it passes over, so that a
-# page is bounded whatever the filter. Of each: NULL when it is not meant, else whether it is the
-# newest of its key among those that are. What died after the preview has a higher id.
-def _next(columns: LiteralString, place: LiteralString) -> LiteralString:
+def _next(columns: LiteralString, first: LiteralString) -> LiteralString:
+    """Return the statement of a page of letters in the order of their deaths.
+
+    Letters that do not match are included, marked NULL, so that a page is bounded.
+    The others are marked if they are the newest of their key. Later letters have a higher id than
+    the newest one of the preview.
+    """
     return f"""
 SELECT
     id, "pKey", "diedAt", fingerprint,
@@ -164,7 +166,7 @@ FROM (
             id <= %(newest)s::bigint
             AND {_MEANT} AS is_meant
         FROM delayed_queue_dead_letter
-        WHERE {_between(columns, place, '''%(after_at)s::bigint, %(after)s::bigint''')}
+        WHERE {_between(columns, first, "%(after_at)s::bigint, %(after)s::bigint")}
         ORDER BY {columns}
         LIMIT (SELECT %(limit)s::integer)
     ) AS next
@@ -174,15 +176,16 @@ ORDER BY "diedAt", id
 """
 
 
-# How many letters a run would take, counted so far, and the newest id.
-# Reads: dead_letter_kind_died, or dead_letter_group; the primary key's end.
-PREVIEW_QUEUE: Final[LiteralString] = _preview(_OF_QUEUE, _QUEUE)
-PREVIEW_GROUP: Final[LiteralString] = _preview(_OF_GROUP, _GROUP)
+# Capped numbers of the letters read and of those that match, and the newest id of all letters.
+# Reads: dead_letter_kind_died or dead_letter_group; the end of the primary key.
+PREVIEW_QUEUE: Final[LiteralString] = _preview(*_QUEUE)
+PREVIEW_GROUP: Final[LiteralString] = _preview(*_GROUP)
 # Reads: dead_letter_kind_died or dead_letter_group; dead_letter_key.
-NEXT_OF_QUEUE: Final[LiteralString] = _next(_OF_QUEUE, _QUEUE)
-NEXT_OF_GROUP: Final[LiteralString] = _next(_OF_GROUP, _GROUP)
+NEXT_OF_QUEUE: Final[LiteralString] = _next(*_QUEUE)
+NEXT_OF_GROUP: Final[LiteralString] = _next(*_GROUP)
 
-# What became of the canary: how many are still in the queue, how many died again as before.
+# The messages of the canary: how many are still in the queue, how many died again of the same
+# cause.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 CANARY: Final[LiteralString] = """
 SELECT
@@ -216,7 +219,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class RunRow(NamedTuple):
-    """A run whose turn it is, under lock."""
+    """The next run, which is locked."""
 
     id: int
     action: str
@@ -239,7 +242,7 @@ class RunRow(NamedTuple):
 
 
 class MeantRow(NamedTuple):
-    """A letter: not meant (None), or whether it is the newest of its key."""
+    """A letter: None if it does not match, else whether it is the newest of its key."""
 
     id: int
     key: str
@@ -249,7 +252,7 @@ class MeantRow(NamedTuple):
 
 
 class PreviewRow(NamedTuple):
-    """How many letters were looked at, how many of them are meant, and the newest id."""
+    """The numbers of letters read and of those that match, and the newest id."""
 
     seen: int
     meant: int
@@ -257,34 +260,33 @@ class PreviewRow(NamedTuple):
 
 
 class CanaryRow(NamedTuple):
-    """Of the messages of a canary: still in the queue, dead again."""
+    """The numbers of a canary's messages that are still in the queue, and dead again."""
 
     left: int
     dead: int
 
 
 class BulkRunManager(models.Manager[M]):
-    """The statements of bulk runs, in the manner of MessageManager."""
+    """The statements of bulk runs."""
 
     def preview(
         self, *, fingerprint: str | None, using: str = DEFAULT_DB_ALIAS, **params: Any
     ) -> PreviewRow:
-        """Count what a run would take, so far as to have looked at ``cap`` letters."""
+        """Count what a run would take among the first ``cap`` letters."""
         statement = PREVIEW_QUEUE if fingerprint is None else PREVIEW_GROUP
         return row_of(PreviewRow, fetch(using, statement, {**params, "fingerprint": fingerprint}))
 
     def start(self, using: str = DEFAULT_DB_ALIAS, **params: Any) -> int | None:
-        """Begin a run; None, and nothing is begun, while one is over the same letters."""
-        rows = fetch(using, START_RUN, {**params, "now": None})
-        return value_of(rows) if rows else None
+        """Start a run; None while one over the same letters is in progress."""
+        found: int | None = value_of(fetch(using, START_RUN, {**params, "now": None}))
+        return found
 
     def lock_next(self, *, using: str = DEFAULT_DB_ALIAS) -> RunRow | None:
-        """Lock the run whose turn it is, to the end of the transaction."""
-        rows = rows_of(RunRow, fetch(using, LOCK_RUN, {"now": None}))
-        return rows[0] if rows else None
+        """Lock the next run until the transaction ends."""
+        return first_row(RunRow, fetch(using, LOCK_RUN, {"now": None}))
 
     def next_in(self, *, using: str = DEFAULT_DB_ALIAS) -> int | None:
-        """Return the milliseconds until a run has its turn; None when none is running."""
+        """Return the milliseconds until the next batch; None when no run is running."""
         found: int | None = value_of(fetch(using, NEXT_RUN, {"now": None}))
         return found
 
@@ -298,14 +300,14 @@ class BulkRunManager(models.Manager[M]):
     def advance(
         self, run_id: int, *, canary_keys: dict[str, str], using: str = DEFAULT_DB_ALIAS, **to: Any
     ) -> None:
-        """Write how far the run is."""
+        """Save the position of the run."""
         params = {**to, "id": run_id, "canary_keys": json.dumps(canary_keys), "now": None}
         execute(using, ADVANCE_RUN, params)
 
     def canary(
         self, kind: str, keys: dict[str, str], newest: int, *, using: str = DEFAULT_DB_ALIAS
     ) -> CanaryRow:
-        """Return what became of those messages, of fingerprints by key, since that letter."""
+        """Count what became of the canary since that letter, given as fingerprints by key."""
         params = {
             "kind": kind, "keys": list(keys), "fingerprints": list(keys.values()), "newest": newest
         }  # fmt: skip
@@ -314,6 +316,6 @@ class BulkRunManager(models.Manager[M]):
     def switch(
         self, run_id: int, state: str, states: Sequence[str], *, using: str = DEFAULT_DB_ALIAS
     ) -> bool:
-        """Bring the run into a state from one of those; False when it is in none of them."""
+        """Change the state of the run; False when it is in none of ``states``."""
         params = {"id": run_id, "state": state, "states": list(states), "now": None}
         return bool(column_of(fetch(using, SWITCH_RUN, params)))

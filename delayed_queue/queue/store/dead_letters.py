@@ -13,25 +13,21 @@ from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.fragments import REPLACE, offering_again
 from delayed_queue.queue.store.inspect import walking
 
-# The kinds of a family share their keys (hooks.KindFamily); any other kind is one for itself.
+# The kinds of a family share their keys (hooks.KindFamily); any other kind is its own family.
 _FAMILY: Final[LiteralString] = (
     """COALESCE(substring("pKind" FROM %(family)s::text) || '|', "pKind")"""
 )
-# Now, as everything of a new life, but for kinds whose messages are known by their first schedule.
+# Now, except for kinds whose messages are identified by their first schedule.
 _FIRST_SCHEDULE: Final[LiteralString] = (
     """CASE WHEN keeps_schedule THEN "scheduledAtInitially" ELSE now END"""
 )
 
-# Put dead letters back, due now, as first attempts. Several letters of one key: the newest is
-# offered, the others stay. %(overwrite)s decides about a key that is in use again meanwhile.
-# A row for each letter found: created true or false, or NULL for one that stayed dead. A letter
-# whose key lives in another kind of its family stays dead, overwriting or not. To run behind
-# the locks of its guards: a message that is being put into another kind could not be seen.
-# Patterns are matched once for each kind: for each letter that was a third of the cost.
-# A NULL kind stands for any. Inside COALESCE no index serves the comparison: what is wanted are a
-# few ids, not all the letters of the kind.
-# What went back is deleted by a list of its ids: in a join, the letters would be read from end to
-# end for each of them while their table counts as empty.
+# Offer dead letters as first attempts, due now. The newest letter of a key is offered; older ones
+# stay, and so do letters whose key is in another kind of the family, or in use without
+# %(overwrite)s. Returns each letter found: created, updated (false), or still dead (NULL). Locks of
+# guards come first, because a message that another transaction moves is not visible.
+# A NULL kind stands for any; COALESCE keeps the planner from its index, because a few ids are
+# wanted. The letters are deleted by a list of ids, so that no plan scans the table for each.
 # Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
 REDRIVE: Final[LiteralString] = f"""{CLOCK},
 locked AS MATERIALIZED (
@@ -85,12 +81,10 @@ FROM locked
 LEFT JOIN redriven ON redriven.id = locked.id
 """
 
-# The next dead letters to redrive, in id order after the last seen one; a NULL reason stands for
-# any, because starts_with is strict. Inside COALESCE the planner expects it to keep half of the
-# rows, bare next to none, for which it would rather sort all that the kind has.
-# Of each, whether it is the newest of its key that is wanted: the others are not to be redriven,
-# or the older of two that are in different batches would come back, and the newer find it active.
-# Of a page only the last of a key is looked up: a key may have died many times.
+# A page of dead letters in id order, each marked if it is the newest of its key: an older one in
+# another batch must not be redriven first. Only the last letter of a key in the page is checked.
+# A NULL reason stands for any. Inside COALESCE the planner expects the prefix to keep half of the
+# rows; without it, next to none, and it would sort all letters of the kind.
 # Reads: dead_letter_kind_id, or the primary key where the kind has much of the table;
 # dead_letter_key.
 DEAD_LETTER_IDS: Final[LiteralString] = """
@@ -124,9 +118,8 @@ FROM (
 ORDER BY id
 """
 
-# Delete dead letters that died longer ago than the age, one bounded batch at a time, without
-# waiting for rows that a redrive holds. Letters that block their group stay: only an operator may
-# let the group pass. Two limits as in select_due.
+# Delete a bounded batch of dead letters that are older than the age, except those that a redrive
+# holds or that block their group, which only an operator may resume. Two limits as in select_due.
 # Reads: dead_letter_kind_died, limit_kind_group.
 PRUNE_DEAD_LETTERS: Final[LiteralString] = f"""{CLOCK},
 rule AS MATERIALIZED (
@@ -172,11 +165,9 @@ DEAD_LETTER_KINDS: Final[LiteralString] = walking(
     "delayed_queue_dead_letter", '"pKind"', '"diedAt"', "id"
 )
 
-# What is dead by queue and fingerprint, the latest first: of each group how many (counted so far),
-# since when, and its newest letter. A loose scan: three probes of the index for each group, then a
-# bounded count of those that are shown. Of some kinds, or (NULL) of all.
-# A group is asked for by its bounds, the fingerprint before the kind: no other index knows these,
-# whatever the planner takes the table for.
+# Dead letters by queue and fingerprint, the latest first: for each group a capped count, its first
+# and its newest letter. A loose scan with three probes of the index per group. NULL kinds: all.
+# A group is compared by bounds, the fingerprint first: only this index has that order.
 # Reads: dead_letter_group, then the primary key for the newest letters.
 DEAD_LETTER_GROUPS: Final[LiteralString] = """
 WITH RECURSIVE groups (fingerprint, kind, first_at, position) AS (
@@ -240,8 +231,7 @@ JOIN delayed_queue_dead_letter AS sample ON sample.id = latest.id
 ORDER BY died_at DESC, latest.id DESC
 """
 
-# How many of those dead letters there are. Inside COALESCE no index serves the comparison, as in
-# REDRIVE. Reads: the primary key of the dead letters.
+# The number of those dead letters that exist. Reads: the primary key of the dead letters.
 COUNT_LETTERS: Final[LiteralString] = """
 SELECT count(*)
 FROM delayed_queue_dead_letter
@@ -264,7 +254,7 @@ class RedrivenRow(NamedTuple):
 
 
 class ListedRow(NamedTuple):
-    """A dead letter, and whether it is the newest of its key among those that were asked for."""
+    """A dead letter, and whether it is the newest of its key."""
 
     id: int
     is_newest: bool
@@ -286,7 +276,7 @@ class GroupRow(NamedTuple):
 
 
 def family_params() -> dict[str, Any]:
-    """Return what REDRIVE is to know of kinds that share their keys."""
+    """Return the parameters of REDRIVE about kinds that share their keys."""
     family = hooks.kind_family
     return {
         "family": family and family.pattern, "keeping": family and family.keeps_schedule
@@ -298,7 +288,7 @@ def _guarding(ids: Sequence[int], kind: str | None) -> list[Step]:
 
 
 class DeadLetterManager(models.Manager[M]):
-    """The dead letters' statements, in the manner of MessageManager."""
+    """The statements of dead letters."""
 
     def redrive(
         self,
@@ -309,9 +299,9 @@ class DeadLetterManager(models.Manager[M]):
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[RedrivenRow]:
-        """Offer those letters again; the ones not returned do not exist, or are locked.
+        """Offer those letters again, behind the locks of guards, in one round trip.
 
-        Under the locks of the jobs they belong to, in one round trip.
+        Letters that are not returned do not exist or are locked.
         """
         params = {"ids": list(ids), "overwrite": overwrite, "kind": kind, "now": now}
         params |= family_params()
@@ -322,20 +312,17 @@ class DeadLetterManager(models.Manager[M]):
     def count_of(
         self, ids: Sequence[int], *, kind: str | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> int:
-        """Return how many of those letters there are, of the kind if one is given."""
+        """Return the number of those letters that exist, in the kind if one is given."""
         found: int = value_of(fetch(using, COUNT_LETTERS, {"ids": list(ids), "kind": kind}))
         return found
 
     def batch_size(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
-        """Return how many letters of the kind to redrive at a time, as guards allow."""
+        """Return the maximum of letters to redrive at a time, as guards allow."""
         limits = [guard.most_at_once(kind, using) for guard in hooks.redrive_guards]
         return min([_BATCH, *(each for each in limits if each is not None)])
 
     def hold_jobs(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Hold until the end of the transaction what ``redrive`` holds.
-
-        For those who lock the letters before it: others take these locks first, then the letters.
-        """
+        """Take the locks of guards, before the letters are locked as in ``redrive``."""
         if steps := _guarding(ids, None):
             run(using, steps)
 
@@ -348,7 +335,7 @@ class DeadLetterManager(models.Manager[M]):
         limit: int = 1000,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[ListedRow]:
-        """Return the next letters in id order whose reason starts with the given text."""
+        """Return the next letters in id order whose reason starts with the text."""
         params = {"kind": kind, "after": after, "reason": reason, "limit": limit}
         return rows_of(ListedRow, fetch(using, DEAD_LETTER_IDS, params))
 
@@ -365,16 +352,11 @@ class DeadLetterManager(models.Manager[M]):
         cap: int = GROUP_CAP,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[GroupRow]:
-        """Return the groups of failures that died last, each counted up to ``cap``.
-
-        Of those kinds, or of all: ``shown`` of them, out of ``limit`` that are looked at.
-        """
+        """Return the ``shown`` latest groups out of ``limit``, each counted up to ``cap``."""
         params = {
-            "kinds": None if kinds is None else list(kinds),
-            "shown": shown,
-            "limit": limit,
+            "kinds": None if kinds is None else list(kinds), "shown": shown, "limit": limit,
             "cap": cap,
-        }
+        }  # fmt: skip
         return rows_of(GroupRow, fetch(using, DEAD_LETTER_GROUPS, params))
 
     def prune(
@@ -386,10 +368,7 @@ class DeadLetterManager(models.Manager[M]):
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> int:
-        """Delete up to ``limit`` letters that died longer ago than that; return how many.
-
-        Letters that block their group are kept.
-        """
+        """Delete up to ``limit`` letters older than ``age``, unless they block their group."""
         params = {"kind": kind, "age": age, "limit": limit, "now": now}
         return execute(using, PRUNE_DEAD_LETTERS, params)
 

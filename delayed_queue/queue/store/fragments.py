@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, LiteralString
 
-# Our columns belong to the version of the message that "versionAt" names by its "createdAt". A
-# service of another language that writes a new version names none of them; what they say of the
-# version before is then read as absent (Q4, Q36). NULL: nothing was written there yet.
+# Our columns belong to the version of the message whose "createdAt" is "versionAt". A service of
+# another language that writes a new version leaves them as they were; then they count as absent
+# (Q4, Q36). NULL: nothing was written yet.
 ATTEMPTS: Final[LiteralString] = """CASE WHEN "versionAt" <> "createdAt" THEN 0 ELSE attempts END"""
 HEADERS: Final[LiteralString] = (
     """CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE headers END"""
@@ -18,7 +18,7 @@ LAST_ERROR: Final[LiteralString] = (
     """CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "lastError" END"""
 )
 
-# From here on the other columns are right as they are, until a new version is written.
+# Make our columns those of this version.
 TAKEN_OVER: Final[LiteralString] = f"""headers = {HEADERS},
     "firstError" = {FIRST_ERROR},
     "lastError" = {LAST_ERROR},
@@ -39,27 +39,50 @@ def crash_error(last_error: LiteralString) -> LiteralString:
 LEASED_COLUMNS: Final[LiteralString] = """id, "pKey", payload, "scheduledAtInitially", "dueAt",
     "scheduledAt", attempts, headers::text"""
 
-# True of every message: without a word on due times, PostgreSQL does not see that the index of due
-# times, which is partial, has them all.
+# True of every message. PostgreSQL reads the index of due times, which is partial, only for
+# statements that compare due times.
 ALL_TIMES: Final[LiteralString] = """"scheduledAt" >= '-9223372036854775808'::bigint"""
 
-# The lock of claims that are made one at a time: one per kind, until the end of the transaction,
-# so that it asks nothing of a pooler and dies with its holder. The number keeps it apart from an
-# application's own advisory locks; kinds with one hash would wait for each other, and nothing
-# worse.
+
+def first_rows(
+    columns: LiteralString,
+    table: LiteralString,
+    where: LiteralString,
+    order: LiteralString,
+    *,
+    limit: LiteralString = "%(cap)s::integer",
+    hidden: LiteralString = "",
+) -> LiteralString:
+    """Return a SELECT of the first rows by an index, with two limits as in ``select_due``.
+
+    ``hidden`` is a limit of each outer row that is below ``limit``.
+    """
+    return f"""SELECT {columns}
+    FROM (
+        SELECT {columns}
+        FROM {table}
+        WHERE {where}
+        ORDER BY {order}
+        LIMIT (SELECT {hidden or limit})
+    ) AS first
+    LIMIT {limit}"""
+
+
+# The key of an advisory lock for claims that are made one at a time, one per kind. It belongs to
+# the transaction, so it works behind poolers and ends with its holder. The number keeps it apart
+# from locks of an application; kinds with the same hash wait for each other.
 KIND_LOCK: Final[LiteralString] = "hashtextextended(%(kind)s::text, 7310600482201519)"
 
-# Tell who holds the lease of a row that it ends: all workers listen, and the one that holds it
-# asks what is left of it. Sent at the commit, once for a lease, and only where there is one:
-# NOTIFY takes a lock of the whole database. Not while somebody lets the notifications pile up,
-# which would fail the statement: then the next renewal of the lease finds out.
+# Notify the worker whose lease ends: it checks what is left of it. Only where there is a lease,
+# because NOTIFY takes a lock of the whole database at the commit. Not while notifications pile up,
+# which could fail the statement: the next renewal of the lease notices as well.
 TELL_HOLDER: Final[LiteralString] = """CASE
         WHEN stored."lockUuid" IS NOT NULL AND pg_notification_queue_usage() < 0.5
         THEN pg_notify('delayed_queue_leases', stored."lockUuid")::text
     END"""
 
-# A new life under the old key: the lease ends, attempts and errors start anew (Q4). What tells its
-# holder is empty or NULL.
+# Replace the message under the key: the lease ends, attempts and errors start again (Q4).
+# TELL_HOLDER returns NULL or an empty text.
 REPLACE: Final[LiteralString] = f"""
 ON CONFLICT ("pKey", "pKind") DO UPDATE
 SET payload = EXCLUDED.payload,
@@ -75,7 +98,7 @@ SET payload = EXCLUDED.payload,
     "lastError" = NULL,
     "versionAt" = EXCLUDED."createdAt\""""
 
-# Q3: a repeated offer is recognised by payload bytes and first schedule alone.
+# A repeated offer has the same payload bytes and first schedule (Q3).
 IF_CHANGED: Final[LiteralString] = """
 WHERE stored.payload <> EXCLUDED.payload
     OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"

@@ -1,6 +1,6 @@
 """Claim by group: read the groups, lease a share of each, save the spent permits.
 
-Statements of one transaction. ``delayed_queue.queue.dealing`` computes the shares in between.
+One transaction runs the statements. ``delayed_queue.queue.dealing`` computes the shares in between.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from delayed_queue.queue.store.claim import LeasedRow, earliest_first, lease_due
 from delayed_queue.queue.store.fragments import KIND_LOCK
 from delayed_queue.queue.store.limits import RulesRow, rules_step
 
-# Lock the claims by group of a kind, until the end of the transaction. In a statement of its own:
-# those that follow have later snapshots, so they see every lease that the holder before committed.
-# That is so at READ COMMITTED alone, which the caller checks. PostgreSQL ends the session if the
-# client sends nothing for "idle" milliseconds: a suspended process must not keep the lock.
-# Reads: nothing.
+# Lock the claims by group of a kind until the transaction ends. It is a statement of its own, so
+# that later ones see every lease committed before, at READ COMMITTED, which the caller checks.
+# PostgreSQL ends the session after "idle" milliseconds without a statement: a suspended process
+# must not keep the lock. Reads: nothing.
 TAKE_TURN: Final[LiteralString] = f"""
 SELECT
     current_setting('transaction_isolation'),
@@ -64,13 +63,11 @@ _LEASES: Final[LiteralString] = """
             AND "lockUuid" IS NOT NULL
             AND """
 
-# The groups from the name "since" on and round to it. First those of which a message waits: a
-# loose scan, one descent of the index for a group, however many messages it has. Then all leases
-# of groups between the first and the last of these, or of all groups where there are no more: a
-# group may have nothing else. Leases that ran out count: each keeps its slot until it is taken
-# again in it, so a late extension finds it free.
-# They are put together by their names, not joined: two CTEs, of which the planner knows nothing,
-# it would join row by row.
+# The groups from the name "since" on and round to it. First those with a waiting message: a loose
+# scan with one descent of the index per group. Then all leases of groups in the same range, because
+# a group may have nothing else. Expired leases count: each keeps its slot until its message is
+# leased again, so that a late extension finds it free.
+# GROUP BY puts them together: the planner would join the CTEs row by row.
 _FOUND: Final[LiteralString] = f"""{CLOCK.replace("WITH", "WITH RECURSIVE", 1)},
 rule AS MATERIALIZED (
     SELECT
@@ -143,10 +140,9 @@ found AS (
     GROUP BY name
 )"""
 
-# The limits of each of these groups, and which of its messages may be leased. "due" counts the due
-# messages without a lease, up to two, or up to one if only one may be leased. In a queue in order,
-# "head" is the message to lease next: a message that was begun goes first. "waits_until" is the due
-# time of the last message that was begun and waits for a retry.
+# The limits of each group, and which of its messages may be leased. "due" counts due messages
+# without a lease, at most two, or one if only one may be leased. In a queue in order, "head" is the
+# message to lease next, one that was begun first; "waits_until" is when the last retry is due.
 # Reads: delayed_queue__GroupPlusScheduledAtIndex, delayed_queue__GroupPlusLeasedUntilIndex,
 # delayed_queue__GroupPlusLockUuidIndex, limit_kind_group, dead_letter_of_group.
 GROUPS_AHEAD: Final[LiteralString] = f"""{_FOUND}
@@ -228,9 +224,8 @@ LEFT JOIN LATERAL (
 ORDER BY found.name < %(since)s::varchar, found.name
 """
 
-# The messages without a group among the next that are due, behind a position; how many were read,
-# and the last of them. There may be any number of messages of groups in between, so the number
-# that is read is bounded, and the caller goes on from there.
+# The messages without a group among the next %(rows)s due ones behind a position, the number read,
+# and the last position. Any number of messages of groups may be in between.
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
 UNGROUPED_AHEAD: Final[LiteralString] = f"""{CLOCK}
 SELECT
@@ -261,13 +256,11 @@ _OF_GROUP: Final[LiteralString] = """
                         AND ("group", "scheduledAt") <= (asked.name, (SELECT now FROM clock))
                         AND "lockUuid" """
 
-# Lease messages without a group, at most "number" of those named; of a queue in order the "heads";
-# else of each group at most "retaken" whose lease ran out and "fresh" others. In this order, and at
-# most "limit" in all. Rows that another session has locked are skipped, and in order nothing is
-# leased in their place. Each row is checked again in its newest version: one that was moved to
-# another group counts there, so it is left out. Due times are compared together with the group:
-# alone they would let the planner read all due messages of the queue for the few of a group.
-# Only under the lock of TAKE_TURN: no other claim leases in between.
+# Under the lock of TAKE_TURN, lease in this order, at most "limit": at most "number" of the
+# messages "ungrouped"; the "heads" of a queue in order; of each other group at most "retaken" with
+# an expired lease and "fresh" others. Locked rows are skipped. Rows are checked again in their
+# newest version, because one that moved to another group counts there. Due times are compared
+# together with the group, so that the planner does not read all due messages of the queue.
 # Reads: the primary key, delayed_queue__GroupPlusLeasedUntilIndex,
 # delayed_queue__GroupPlusScheduledAtIndex.
 LEASE_GROUPS: Final[LiteralString] = CLOCK + lease_due(
@@ -324,8 +317,7 @@ LEASE_GROUPS: Final[LiteralString] = CLOCK + lease_due(
         LIMIT %(limit)s::integer"""
 )
 
-# Save until when permits are spent, by group; the empty name is the queue. In the transaction of
-# the lease: a claim that is rolled back spends none.
+# Save until when permits are spent, in the transaction of the lease: a rollback spends none.
 # Reads: limit_kind_group.
 SPEND: Final[LiteralString] = """
 INSERT INTO delayed_queue_limit ("pKind", "group", "spentUntil")
@@ -338,9 +330,9 @@ SET "spentUntil" = EXCLUDED."spentUntil"
 
 
 class GroupRow(NamedTuple):
-    """A group that has messages: its limits and the number of its leases.
+    """A group that has messages: its limits, its leases (``held``, those not expired ``live``).
 
-    ``has_waiting``: a message has no lease. ``due``: the number of those that are due, at most two.
+    ``has_waiting``: a message has no lease. ``due``: the number of these that are due, at most two.
     """
 
     name: str
@@ -382,11 +374,11 @@ class Look(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What a claim reads: ``groups`` groups, from the name ``since`` on and round to it.
+    """What a claim reads: ``groups`` groups from the name ``since`` on and round to it.
 
-    ``rest`` is what that group has left of an unfinished turn. Messages without a group are
-    searched among the next ``rows`` behind (``at``, ``id``). ``wait`` limits, in milliseconds,
-    the wait for each lock of the transaction, and ``idle`` the time between its statements.
+    ``rest`` of its turn is left to that group. Messages without a group are searched among the next
+    ``rows`` behind (``at``, ``id``). ``wait`` limits the wait for each lock, ``idle`` the time
+    between statements, in milliseconds.
     """
 
     kind: str
@@ -403,7 +395,7 @@ class Ahead(NamedTuple):
 
 
 class GroupLease(NamedTuple):
-    """The lease ids of a claim: for messages without a lease, and for those whose lease ran out."""
+    """The lease ids of a claim: ``retaken_id`` is for messages with an expired lease."""
 
     lease_id: str
     retaken_id: str
@@ -411,10 +403,7 @@ class GroupLease(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The number of messages to lease of a group: ``retaken`` after a lease ran out, and others.
-
-    In a queue in order, ``head`` is the message to lease.
-    """
+    """The messages to lease of a group: at most ``number``, or the ``head`` of a queue in order."""
 
     name: str
     number: int
@@ -424,7 +413,7 @@ class Share(NamedTuple):
 
 
 class GroupStore:
-    """The statements of a claim by group, in the order in which one transaction runs them."""
+    """The statements of a claim by group, in the order of its transaction."""
 
     def look(self, ahead: Ahead, *, using: str = db.DEFAULT_ALIAS) -> Look:
         """Lock claims of the kind, and return what the claim may lease."""
@@ -455,43 +444,31 @@ class GroupStore:
         now: int,
         using: str = db.DEFAULT_ALIAS,
     ) -> list[LeasedRow]:
-        """Lease ``number`` of the ungrouped, then the shares, ``limit`` in all.
-
-        Returns them earliest due first.
-        """
+        """Lease ``number`` of the ungrouped, then the shares, ``limit`` in all; earliest first."""
         heads = [each for each in shares if each.head is not None]
         others = [each for each in shares if each.head is None]
         params: dict[str, Any] = {
-            **lease._asdict(),
-            "kind": kind,
-            "now": now,
-            "ungrouped": list(ungrouped),
-            "number": number,
-            "limit": limit,
+            **lease._asdict(), "kind": kind, "now": now, "limit": limit,
+            "ungrouped": list(ungrouped), "number": number,
             "heads": [each.head for each in heads],
             "head_groups": [each.name for each in heads],
             "groups": [each.name for each in others],
             "numbers": [each.number for each in others],
             "retaken": [each.retaken for each in others],
             "fresh": [each.fresh for each in others],
-        }
+        }  # fmt: skip
         return earliest_first(rows_of(LeasedRow, db.fetch(using, LEASE_GROUPS, params)))
 
     def spend(
         self, kind: str, until: Mapping[str, float], *, using: str = db.DEFAULT_ALIAS
     ) -> None:
-        """Save until when permits are spent, by group; the empty name is the queue."""
+        """Save until when permits are spent by each group; the empty name is the queue."""
         params = {"kind": kind, "groups": list(until), "until": list(until.values())}
         db.execute(using, SPEND, params)
 
     def groups(
-        self,
-        kind: str,
-        limit: int,
-        *,
-        now: int | None = None,
-        using: str = db.DEFAULT_ALIAS,
+        self, kind: str, limit: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> list[GroupRow]:
-        """Return the first groups that have messages, as a claim would find them."""
+        """Return the first groups that have messages, as a claim finds them."""
         params = {"kind": kind, "since": "", "groups": limit, "now": now}
         return rows_of(GroupRow, db.fetch(using, GROUPS_AHEAD, params))

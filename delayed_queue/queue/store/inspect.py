@@ -13,9 +13,10 @@ from delayed_queue.queue.store.fragments import (
     HEADERS,
     LAST_ERROR,
     TELL_HOLDER,
+    first_rows,
 )
 
-# Report one message without leasing it, with the instant that its state is judged by.
+# One message without a lease, with the instant by which its state is judged.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 READ: Final[LiteralString] = f"""{CLOCK}
 SELECT
@@ -37,7 +38,7 @@ SELECT EXISTS (
 )
 """
 
-# Delete by key whatever its state; the holder of a leased one is told, and can settle nothing.
+# Delete by key in any state; the holder of a lease is notified, and its settlement finds nothing.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 DROP: Final[LiteralString] = f"""
 DELETE FROM delayed_queue AS stored
@@ -59,72 +60,47 @@ FROM dropped
 """
 
 
-# Counts that each stop at the cap, so that they cost no more however full the queue is (Q32). Their
-# limits are doubled as in select_due. Leases are counted among the first
-# messages that are not due, and in the lock index, which holds the rows in flight of all queues:
-# the larger count is right or, like "scheduled" plus "leased", has reached the cap.
+def _messages(
+    columns: LiteralString, kind: LiteralString, is_due: LiteralString, hidden: LiteralString = ""
+) -> LiteralString:
+    where: LiteralString = f""""pKind" = {kind}
+            AND "scheduledAt" {is_due} (SELECT now FROM clock)"""
+    return first_rows(columns, "delayed_queue", where, '"scheduledAt", id', hidden=hidden)
+
+
+def _leases(limit: LiteralString) -> LiteralString:
+    columns, where = '"pKind", "scheduledAt"', '"lockUuid" IS NOT NULL'
+    return first_rows(columns, "delayed_queue", where, '"lockUuid", id', limit=limit)
+
+
+def _letters(kind: LiteralString, hidden: LiteralString = "") -> LiteralString:
+    table, where = "delayed_queue_dead_letter", f'"pKind" = {kind}'
+    return first_rows("id", table, where, '"diedAt", id', hidden=hidden)
+
+
+# Counts that each stop at the cap, so the cost is bounded however full the queue is (Q32). Leases
+# are counted among the first messages that are not due, and in the lock index, which has those of
+# all queues: the larger count is right, or it has reached the cap.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
 # dead_letter_kind_died.
 STATS: Final[LiteralString] = f"""{CLOCK},
 due (number, oldest_at) AS MATERIALIZED (
     SELECT count(*), min("scheduledAt")
-    FROM (
-        SELECT "scheduledAt"
-        FROM (
-            SELECT "scheduledAt"
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND "scheduledAt" <= (SELECT now FROM clock)
-            ORDER BY "scheduledAt", id
-            LIMIT (SELECT %(cap)s::integer)
-        ) AS first
-        LIMIT %(cap)s::integer
-    ) AS capped
+    FROM ({_messages('"scheduledAt"', "%(kind)s", "<=")}) AS capped
 ),
 later (scheduled, leased) AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE "lockUuid" IS NULL), count("lockUuid")
-    FROM (
-        SELECT "lockUuid"
-        FROM (
-            SELECT "lockUuid"
-            FROM delayed_queue
-            WHERE "pKind" = %(kind)s
-                AND "scheduledAt" > (SELECT now FROM clock)
-            ORDER BY "scheduledAt", id
-            LIMIT (SELECT %(cap)s::integer)
-        ) AS first
-        LIMIT %(cap)s::integer
-    ) AS capped
+    FROM ({_messages('"lockUuid"', "%(kind)s", ">")}) AS capped
 ),
 held (number) AS MATERIALIZED (
     SELECT count(*)
-    FROM (
-        SELECT "pKind", "scheduledAt"
-        FROM (
-            SELECT "pKind", "scheduledAt"
-            FROM delayed_queue
-            WHERE "lockUuid" IS NOT NULL
-            ORDER BY "lockUuid", id
-            LIMIT (SELECT %(cap)s::integer)
-        ) AS first
-        LIMIT %(cap)s::integer
-    ) AS of_all_queues
+    FROM ({_leases("%(cap)s::integer")}) AS of_all_queues
     WHERE "pKind" = %(kind)s
         AND "scheduledAt" > (SELECT now FROM clock)
 ),
 dead (number) AS MATERIALIZED (
     SELECT count(*)
-    FROM (
-        SELECT id
-        FROM (
-            SELECT id
-            FROM delayed_queue_dead_letter
-            WHERE "pKind" = %(kind)s
-            ORDER BY "diedAt", id
-            LIMIT (SELECT %(cap)s::integer)
-        ) AS first
-        LIMIT %(cap)s::integer
-    ) AS capped
+    FROM ({_letters("%(kind)s")}) AS capped
 )
 SELECT
     due.number, later.scheduled, GREATEST(later.leased, held.number), dead.number,
@@ -172,9 +148,9 @@ def walking(
 ) -> LiteralString:
     """Return the statement of a column's distinct values, at most %(limit)s, by a loose index scan.
 
-    One descent for each, however many rows it has, where DISTINCT would read all of them. ``then``
-    are the other columns of the index: the inner selects name its order in full. ``told`` is
-    true of every row, and tells the planner that a partial index has them all.
+    It needs one descent for each value; DISTINCT would read all rows. ``then`` are the other
+    columns of the index. ``told`` is true of every row, and shows the planner that a partial index
+    has them all.
     """
     order = ", ".join((column, *then))
     return _WALK.format(table=table, column=column, order=order, told=told)
@@ -185,33 +161,21 @@ KINDS: Final[LiteralString] = walking(
     "delayed_queue", '"pKind"', '"scheduledAt"', "id", told=ALL_TIMES
 )
 
-# STATS for many kinds at once. The leases are read once for all of them, in an order that does
-# not follow the kind: %(lease_cap)s bounds their sum, so when "held" has reached it, every
-# count of leases may be too small. "read" is how many messages that are not yet due were looked
-# at, leased ones too: when it has reached the cap, there may be more scheduled ones behind. Of
-# these the index alone is read, and the leases are taken off: where not all leases were seen,
-# "scheduled" may be too large. Each count of each kind has a cap of its own, none above %(cap)s; of
-# what is due the oldest is read whatever the cap, since its age is told.
+# STATS for many kinds, each count with a cap of its own, none above %(cap)s. At most %(lease_cap)s
+# leases of all kinds are read: when "held" has reached it, each "leased" may be too small and
+# "scheduled" too large. "read" counts messages that are not due, leased ones too, so that the index
+# suffices: when it has reached its cap, more may be scheduled. The oldest due message is always
+# read.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, delayed_queue__LockUuidPlusIdIndex,
 # dead_letter_kind_died.
 OVERVIEW: Final[LiteralString] = f"""{CLOCK},
 held AS MATERIALIZED (
     SELECT
-        kind,
+        "pKind" AS kind,
         count(*) AS number,
-        count(*) FILTER (WHERE leased_until > (SELECT now FROM clock)) AS leased
-    FROM (
-        SELECT kind, leased_until
-        FROM (
-            SELECT "pKind" AS kind, "scheduledAt" AS leased_until
-            FROM delayed_queue
-            WHERE "lockUuid" IS NOT NULL
-            ORDER BY "lockUuid", id
-            LIMIT (SELECT %(lease_cap)s::integer)
-        ) AS first
-        LIMIT %(lease_cap)s::integer
-    ) AS capped
-    GROUP BY kind
+        count(*) FILTER (WHERE "scheduledAt" > (SELECT now FROM clock)) AS leased
+    FROM ({_leases("%(lease_cap)s::integer")}) AS capped
+    GROUP BY "pKind"
 )
 SELECT
     queue.kind, due.number, GREATEST(later.read - seen.leased, 0), later.read, seen.leased,
@@ -222,33 +186,11 @@ FROM unnest(
 CROSS JOIN clock
 CROSS JOIN LATERAL (
     SELECT count(*) AS number, min("scheduledAt") AS oldest_at
-    FROM (
-        SELECT "scheduledAt"
-        FROM (
-            SELECT "scheduledAt"
-            FROM delayed_queue
-            WHERE "pKind" = queue.kind
-                AND "scheduledAt" <= (SELECT now FROM clock)
-            ORDER BY "scheduledAt", id
-            LIMIT (SELECT GREATEST(queue.due_cap, 1))
-        ) AS first
-        LIMIT %(cap)s::integer
-    ) AS capped
+    FROM ({_messages('"scheduledAt"', "queue.kind", "<=", "GREATEST(queue.due_cap, 1)")}) AS capped
 ) AS due
 CROSS JOIN LATERAL (
     SELECT count(*) AS read
-    FROM (
-        SELECT 1
-        FROM (
-            SELECT 1
-            FROM delayed_queue
-            WHERE "pKind" = queue.kind
-                AND "scheduledAt" > (SELECT now FROM clock)
-            ORDER BY "scheduledAt", id
-            LIMIT (SELECT queue.later_cap)
-        ) AS first
-        LIMIT %(cap)s::integer
-    ) AS capped
+    FROM ({_messages("1", "queue.kind", ">", "queue.later_cap")}) AS capped
 ) AS later
 CROSS JOIN LATERAL (
     SELECT
@@ -258,23 +200,13 @@ CROSS JOIN LATERAL (
 ) AS seen
 CROSS JOIN LATERAL (
     SELECT count(*) AS number
-    FROM (
-        SELECT id
-        FROM (
-            SELECT id
-            FROM delayed_queue_dead_letter
-            WHERE "pKind" = queue.kind
-            ORDER BY "diedAt", id
-            LIMIT (SELECT queue.dead_cap)
-        ) AS first
-        LIMIT %(cap)s::integer
-    ) AS capped
+    FROM ({_letters("queue.kind", "queue.dead_cap")}) AS capped
 ) AS dead
 """
 
 
 class StoredRow(NamedTuple):
-    """A row as READ returns it, with the instant to judge its state by."""
+    """A row as READ returns it, with the instant by which its state is judged."""
 
     scheduled_at: int
     scheduled_at_initially: int
@@ -299,7 +231,7 @@ class StatsRow(NamedTuple):
 
 
 class Caps(NamedTuple):
-    """How far each count of a queue goes; of the later ones, those scheduled and those leased."""
+    """The cap of each count of a queue; ``later`` is for scheduled and leased messages."""
 
     due: int
     later: int
@@ -307,7 +239,7 @@ class Caps(NamedTuple):
 
 
 class OverviewRow(NamedTuple):
-    """The counts of one queue among many, and what tells whether a count was cut off."""
+    """The counts of one queue among many; ``read`` and ``held`` show whether one was cut off."""
 
     kind: str
     due: int
@@ -332,7 +264,7 @@ class InspectStore:
         return bool(value_of(db.fetch(using, CONTAINS, {"kind": kind, "key": key})))
 
     def drop(self, kind: str, key: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
-        """Delete the message whatever its state; return whether there was one."""
+        """Delete the message in any state; True if there was one."""
         return db.execute(using, DROP, {"kind": kind, "key": key}) == 1
 
     def drop_all(self, kind: str, *, using: str = db.DEFAULT_ALIAS) -> int:
@@ -358,7 +290,7 @@ class InspectStore:
         now: int | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> list[OverviewRow]:
-        """Count each kind's messages, each count at most ``cap`` or its own, in any order."""
+        """Count the messages of each kind, up to ``cap`` or a cap of its own, in any order."""
         own = caps if caps is not None else [Caps(cap, cap, cap)] * len(kinds)
         params: dict[str, Any] = {
             "kinds": list(kinds), "cap": cap, "lease_cap": lease_cap, "now": now,

@@ -1,4 +1,4 @@
-"""Pause and limit queues, and groups of them: what holds back claims by group."""
+"""Pause and limit queues and groups."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from delayed_queue.db.sql import CLOCK, first_row, value_of
 if TYPE_CHECKING:
     from delayed_queue.db.sql import Step
 
-# What holds for a queue, and now; no row where nothing holds it back, so that plain claims serve.
-# The row of the queue is its first, if it has one; those of groups say nothing of it.
+# The limits of a queue and the clock; no row for a queue without limits, which plain claims serve.
+# The row of the queue comes first; a queue that has only rows of groups has no limits of its own.
 # Reads: limit_kind_group.
 RULES: Final[LiteralString] = f"""{CLOCK}
 SELECT
@@ -25,7 +25,7 @@ LIMIT 1
 """
 
 
-# The first pause stands, with its reason. Reads: limit_kind_group.
+# Pause unless paused: the first reason stands. Reads: limit_kind_group.
 PAUSE: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "pausedAt", "pausedBy", reason)
 SELECT %(kind)s, %(group)s, now, %(by)s, %(reason)s
@@ -55,8 +55,8 @@ SELECT EXISTS (
 )
 """
 
-# The instant up to which the rule in force lets permits be spent; NULL without a rate. By the clock
-# at the moment the row is read: a claim that held its lock may have spent permits meanwhile.
+# The instant up to which the rule in force lets permits be spent; NULL without a rate. The clock is
+# read with each row: a claim that held its lock may have spent permits meanwhile.
 _MOST_SPENT: Final[LiteralString] = """(
         COALESCE(%(now)s::bigint, extract(epoch FROM clock_timestamp()) * 1000)
         + CASE
@@ -66,8 +66,7 @@ _MOST_SPENT: Final[LiteralString] = """(
         END
     )"""
 
-# Lower what an earlier rule let be spent to what the rule in force allows. A claim does the same
-# with the groups it reads; but none may come before the permits of the new rule are free.
+# Lower permits that an earlier rule let be spent ahead. A claim does so too, but maybe too late.
 # Reads: limit_kind_group.
 LOWER_SPENT: Final[LiteralString] = f"""
 WITH rule AS MATERIALIZED (
@@ -82,8 +81,8 @@ WHERE "pKind" = %(kind)s
     AND "spentUntil" > {_MOST_SPENT}
 """
 
-# Delete the rows of a queue that hold nothing back: no pause, no limit, no permits
-# spent that are not back by now, and no dead letters from before that an operator passed over.
+# Delete the rows without effect: no pause, no limit, no spent permits, and no dead letters that an
+# operator passed over.
 # Reads: limit_kind_group; dead_letter_of_group.
 TIDY: Final[LiteralString] = f"""{CLOCK}
 DELETE FROM delayed_queue_limit AS stored
@@ -107,9 +106,8 @@ WHERE "pKind" = %(kind)s
 """
 
 
-# What a handler declares, where it differs from what was declared last: what an operator has
-# changed since then stays as it is. Or such a change: it leaves what was declared as it was, or
-# empty, which says that an operator alone wants the limits.
+# Write what a handler declares if it differs from its last declaration, so that an operator's
+# change stays; or write such a change. "declared" is empty where only an operator set the limits.
 # Reads: limit_kind_group.
 DECLARE: Final[LiteralString] = """
 INSERT INTO delayed_queue_limit AS stored (
@@ -146,7 +144,7 @@ WHERE COALESCE(stored.declared, '') <> COALESCE(EXCLUDED.declared, '')
     OR %(is_change)s::boolean
 """
 
-# Limits of one group, in place of those it had. Reads: limit_kind_group.
+# Replace the limits of one group. Reads: limit_kind_group.
 LIMIT_GROUP: Final[LiteralString] = """
 INSERT INTO delayed_queue_limit ("pKind", "group", concurrency, weight, interval, burst)
 VALUES (
@@ -160,7 +158,8 @@ SET concurrency = EXCLUDED.concurrency,
     burst = EXCLUDED.burst
 """
 
-# Have what died in a group until now hold it no longer. Reads: limit_kind_group.
+# Unblock a group: dead letters until now do not hold it any more.
+# Reads: limit_kind_group, dead_letter_of_group.
 PASS_DEAD: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_limit AS stored ("pKind", "group", "resumedAt")
 SELECT %(kind)s::varchar, %(group)s::varchar, now
@@ -185,7 +184,7 @@ SET "resumedAt" = EXCLUDED."resumedAt"
 """
 
 
-# Have queues held back as this one is, and groups in them, where nothing holds them back yet.
+# Copy pauses and limits to other queues and their groups, where these have none.
 # Reads: limit_kind_group.
 COPY_LIMITS: Final[LiteralString] = """
 INSERT INTO delayed_queue_limit (
@@ -203,7 +202,7 @@ ON CONFLICT ("pKind", "group") DO NOTHING
 
 
 class RulesRow(NamedTuple):
-    """What holds for a queue as a whole, at an instant."""
+    """The limits of a queue as a whole, and the clock."""
 
     now: int
     is_paused: bool
@@ -215,12 +214,12 @@ class RulesRow(NamedTuple):
 
 
 def rules_step(kind: str, now: int | None = None) -> Step:
-    """Answered by a row as of ``RulesRow``, or by none where plain claims serve."""
+    """Return a ``RulesRow``, or no row for a queue without limits."""
     return RULES, {"kind": kind, "now": now}
 
 
 class LimitStore:
-    """The statements that pause and limit queues, and groups of them."""
+    """The statements that pause and limit queues and groups."""
 
     def pause(
         self,
@@ -232,50 +231,50 @@ class LimitStore:
         now: int | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> bool:
-        """Pause the queue, or a group; return False, and change nothing, when it is paused."""
+        """Pause the queue or a group; False if it is paused already."""
         params = {"kind": kind, "group": group, "reason": reason, "by": by, "now": now}
         return db.execute(using, PAUSE, params) > 0
 
     def resume(self, kind: str, *, group: str = "", using: str = db.DEFAULT_ALIAS) -> bool:
-        """Resume the queue, or a group; return whether it was paused."""
+        """Resume the queue or a group; True if it was paused."""
         was_paused = db.execute(using, RESUME, {"kind": kind, "group": group}) > 0
         self.tidy(kind, using=using)
         return was_paused
 
     def is_paused(self, kind: str, *, group: str = "", using: str = db.DEFAULT_ALIAS) -> bool:
-        """Return whether the queue, or the group, hands out nothing."""
+        """True if the queue or the group is paused."""
         found: bool = value_of(db.fetch(using, IS_PAUSED, {"kind": kind, "group": group}))
         return found
 
     def copy(self, kind: str, others: Sequence[str], *, using: str = db.DEFAULT_ALIAS) -> None:
-        """Hold other queues back as this one: pauses and limits, of it and of its groups."""
+        """Copy pauses and limits of the queue and its groups to other queues."""
         db.execute(using, COPY_LIMITS, {"kind": kind, "kinds": list(others)})
 
     def tidy(self, kind: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> None:
-        """Forget what earlier limits have left: permits spent ahead, and rows of no effect."""
+        """Remove what earlier limits left: permits spent ahead, and rows without effect."""
         db.execute(using, LOWER_SPENT, {"kind": kind, "now": now})
         db.execute(using, TIDY, {"kind": kind, "now": now})
 
     def rules(
         self, kind: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> RulesRow | None:
-        """Return what holds for the queue; None where plain claims serve."""
+        """Return the limits of the queue; None if it has none."""
         return first_row(RulesRow, db.fetch(using, *rules_step(kind, now)))
 
     def declare(
         self, kind: str, rules: Mapping[str, Any], *, using: str = db.DEFAULT_ALIAS
     ) -> bool:
-        """Set what holds for the groups of a queue, and itself; return whether it was written."""
+        """Set the limits of a queue and its groups; True if they were written."""
         return db.execute(using, DECLARE, {"kind": kind, **rules}) > 0
 
     def limit_group(
         self, kind: str, group: str, limits: Mapping[str, Any], *, using: str = db.DEFAULT_ALIAS
     ) -> None:
-        """Set what holds for one group, in place of all it had."""
+        """Replace the limits of one group."""
         db.execute(using, LIMIT_GROUP, {"kind": kind, "group": group, **limits})
 
     def pass_dead(
         self, kind: str, group: str, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> bool:
-        """Have what died until now hold the group no longer; return whether something did."""
+        """Unblock the group; True if dead letters held it."""
         return db.execute(using, PASS_DEAD, {"kind": kind, "group": group, "now": now}) > 0

@@ -26,26 +26,24 @@ SELECT
     %(group)s::varchar
 FROM clock"""
 
-# Put or update one message. CREATED is a row whose xmax is 0, UPDATED one with an xmax (ON
-# CONFLICT locks the old version first, and its successor carries that lock); no row is IGNORED:
-# same payload bytes and same first schedule (Q2, Q3). One statement, so a re-offer that races
-# an acknowledgement is either before it or after it, and never loops (Q7).
+# Create or update one message. Returns created = true for an xmax of 0, false for an update, whose
+# row carries the lock of ON CONFLICT, and no row for the same payload and first schedule (Q2, Q3).
+# One statement, so it is either before or after an acknowledgement, and never loops (Q7).
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 OFFER_OR_UPDATE: Final[LiteralString] = f"""{_SOURCE}{REPLACE}{IF_CHANGED}
 RETURNING xmax = 0 AS created
 """
 
-# Put one message unless its key exists; a returned row is CREATED, none is IGNORED (Q1).
-# DO NOTHING waits for a transaction that is deleting the key, so after it there is room (Q7).
+# Create one message unless its key exists; no row if it does (Q1). DO NOTHING waits for a
+# transaction that is deleting the key, and then creates the message (Q7).
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 OFFER_IF_NOT_EXISTS: Final[LiteralString] = f"""{_SOURCE}
 ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING true AS created
 """
 
-# Ids are drawn in input order (inner query), rows are inserted, and so locked, in key order
-# (outer query): equal schedules are delivered as they were offered (Q15), and two batches with
-# the same keys in opposite order cannot deadlock. Keys must be distinct within one statement.
+# Ids are drawn in input order, so equal schedules are delivered as they were offered (Q15). Rows
+# are inserted in key order, so two batches cannot deadlock. Keys must be distinct.
 _BATCH_SOURCE: Final[LiteralString] = """
 INSERT INTO delayed_queue AS stored (
     id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
@@ -69,8 +67,8 @@ FROM (
 ORDER BY key COLLATE "C"
 """
 
-# OFFER_OR_UPDATE for a chunk; keys without a returned row are IGNORED. A key that another
-# transaction inserts meanwhile is waited for and costs only itself (Q13).
+# OFFER_OR_UPDATE for a chunk; keys without a returned row were ignored. A key that another
+# transaction inserts is waited for and affects only itself (Q13).
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 OFFER_BATCH_OR_UPDATE: Final[LiteralString] = f"""{CLOCK}{_BATCH_SOURCE}{REPLACE}{IF_CHANGED}
 RETURNING "pKey", xmax = 0 AS created
@@ -83,9 +81,9 @@ ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING "pKey", true AS created
 """
 
-# What is stored under the keys of offers, a row for each in their order: whether it has just their
-# content, its first schedule, its creation (NULL where nothing is), and the clock. The clock is
-# read behind the snapshot: what is not there, and not due by that clock, nobody has handled.
+# What is stored under the keys of offers, in their order: whether its content is the same, its
+# first schedule, its creation (NULL where nothing is stored), and the clock. The clock is read
+# after the snapshot: an offer that is not stored and not due by that clock was not handled.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 STORED_OFFERS: Final[LiteralString] = f"""
 SELECT
@@ -119,7 +117,7 @@ ONE_PLAN.update(
 
 
 class Offered(NamedTuple):
-    """A message as it is offered; either the schedule or the delay counts, in milliseconds."""
+    """An offer; due at ``schedule_at`` or after ``delay``, in milliseconds."""
 
     key: str
     kind: str
@@ -130,8 +128,18 @@ class Offered(NamedTuple):
     group: str | None = None
 
 
+class Columns(NamedTuple):
+    """The offers of a batch, column by column."""
+
+    keys: list[str]
+    payloads: list[bytes]
+    schedules: list[int | None]
+    headers: list[str | None]
+    groups: list[str | None]
+
+
 class FoundOffer(NamedTuple):
-    """The message stored under an offer's key: whether it equals the offer; None where none is."""
+    """The message stored under an offer's key; None where there is none."""
 
     key: str
     is_same: bool
@@ -160,7 +168,7 @@ class OfferStore:
     ) -> bool | None:
         """Return True when the row was created, False when updated, None when ignored.
 
-        ``channel`` is the one whose listeners are to be woken.
+        Wakes the listeners of ``channel``.
         """
         statement = OFFER_OR_UPDATE if can_update else OFFER_IF_NOT_EXISTS
         params = {
@@ -174,38 +182,31 @@ class OfferStore:
     def offer_batch(
         self,
         kind: str,
-        keys: list[str],
-        payloads: list[bytes],
-        schedules: list[int | None],
-        headers: list[str | None],
-        groups: list[str | None],
+        offers: Columns,
         *,
         can_update: bool,
         now: int | None = None,
         channel: str | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> dict[str, bool]:
-        """Return, for each key that was written, whether it was created; keys are distinct.
+        """Return for each key that was written whether it was created; keys are distinct.
 
-        ``channel`` is the one whose listeners are to be woken.
+        Wakes the listeners of ``channel``.
         """
         statement = OFFER_BATCH_OR_UPDATE if can_update else OFFER_BATCH_IF_NOT_EXISTS
         params = {
-            "kind": kind, "keys": keys, "payloads": payloads, "schedules": array_of(schedules),
-            "headers": array_of(headers), "groups": array_of(groups), "now": now,
+            "kind": kind, "keys": offers.keys, "payloads": offers.payloads,
+            "schedules": array_of(offers.schedules), "headers": array_of(offers.headers),
+            "groups": array_of(offers.groups), "now": now,
         }  # fmt: skip
         channels = [] if channel is None else [channel]
         (rows,) = db.run(using, [(statement, params)], channels)
         return dict(rows)
 
     def find_offers(
-        self,
-        offers: Sequence[Offered],
-        *,
-        now: int | None = None,
-        using: str = db.DEFAULT_ALIAS,
+        self, offers: Sequence[Offered], *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> list[FoundOffer]:
-        """Return for each offer what is stored under its key."""
+        """Return what is stored under the key of each offer."""
         keys, kinds, payloads, _, _, headers, groups = map(list, zip(*offers, strict=True))
         params = {
             "keys": keys, "kinds": kinds, "payloads": payloads, "headers": headers,
