@@ -1,4 +1,4 @@
-"""Bearer tokens: how they are made, and what they allow."""
+"""Bearer tokens: create, find and revoke them, and check what they allow."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from delayed_queue.queue.base import nothing
 
 VERBS: Final = ("add", "read", "delete", "consume", "manage", "metrics")
 EVERYTHING: Final = "*"
-# A name, or the beginning of one and a star.
+# A name, or a prefix and a star.
 _PATTERN: Final = re.compile(r"[^\x00-\x20\x7f*]{0,99}\*?")
 _SHAPE: Final = re.compile(r"dq_[A-Za-z0-9_-]{43}")
 _SHOWN: Final = 9
-# How seldom the last use is written: for people who ask whether a token is still in use.
+# The last use of a token is written at most this often, in milliseconds.
 _STALE_AFTER: Final = timedelta(minutes=1) // MILLISECOND
 
 
@@ -53,7 +53,7 @@ class Grant:
 
 
 def matches(patterns: Iterable[str], topic: str) -> bool:
-    """Return whether one of them is the topic, or its beginning and a star."""
+    """Return whether a pattern is the topic, or a prefix of it and a star."""
     return any(
         topic.startswith(each[:-1]) if each.endswith("*") else topic == each for each in patterns
     )
@@ -67,13 +67,13 @@ def digest_of(token: str) -> str:
 
 
 def find_grant(token: str, *, using: str = DEFAULT_DB_ALIAS) -> Grant | None:
-    """Return what a token grants, and note its use; None if it is unknown, expired, revoked."""
+    """Return what a token grants, and record its use; None if unknown, expired or revoked."""
     if _SHAPE.fullmatch(token) is None:
         return None
     digest = digest_of(token)
     row = repeat(using, lambda: _find(digest, using))
-    # The index has compared already. What it can tell by its timing is of the hash, not of the
-    # token, and nobody can choose a token by its hash.
+    # The index has compared the hash before, not in constant time. That reveals nothing of use: a
+    # token cannot be chosen by its hash.
     if row is None or not compare_digest(row.digest, digest):
         return None
     return Grant(
@@ -100,11 +100,16 @@ def create_token(
 ) -> str:
     """Store a new token and return it; it cannot be read again, only its hash is kept.
 
-    ``topics`` are names, or beginnings that end in a star; a star alone is all that HTTP serves.
+    ``topics`` are names, or prefixes that end in a star; a star alone is all that HTTP serves.
     """
-    made, token = new_token(
-        name, verbs=verbs, topics=topics, expires_at=expires_at, rate=rate, burst=burst, using=using
-    )
+    _check_name(name)
+    _check_rate(rate, burst)
+    token = f"dq_{secrets.token_urlsafe(32)}"
+    made = ApiToken(
+        name=name, prefix=token[:_SHOWN], digest=digest_of(token), topics=_patterns(topics),
+        verbs=_verbs(verbs), rate=rate, burst=burst, created_at=read_clock(using),
+        expires_at=expires_at,
+    )  # fmt: skip
     save = partial(made.save, using=using, force_insert=True)
 
     def truth(_lost: Lost) -> None:
@@ -116,28 +121,6 @@ def create_token(
     except IntegrityError as error:
         raise InvalidConfiguration(f"There is a token named {name!r} already.") from error
     return token
-
-
-def new_token(
-    name: str,
-    *,
-    verbs: Iterable[str],
-    topics: Iterable[str],
-    expires_at: datetime | None = None,
-    rate: float | None = None,
-    burst: int | None = None,
-    using: str = DEFAULT_DB_ALIAS,
-) -> tuple[ApiToken, str]:
-    """Return a new token's row, which is not stored yet, and the token itself."""
-    _check_name(name)
-    _check_rate(rate, burst)
-    token = f"dq_{secrets.token_urlsafe(32)}"
-    made = ApiToken(
-        name=name, prefix=token[:_SHOWN], digest=digest_of(token), topics=_patterns(topics),
-        verbs=_verbs(verbs), rate=rate, burst=burst, created_at=read_clock(using),
-        expires_at=expires_at,
-    )  # fmt: skip
-    return made, token
 
 
 def revoke_token(name: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:

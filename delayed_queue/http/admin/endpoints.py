@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from django import forms
-from django.contrib import admin, messages
-from django.db import router
+from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import MadeByForm, RecordAdmin
+from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import Call, Operation, Report
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.admin.tokens import at_once
 from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
 from delayed_queue.http.callbacks.operating import (
@@ -38,13 +37,9 @@ from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.overview import Count, depths
 
-if TYPE_CHECKING:
-    _Form = forms.ModelForm[Endpoint]
-else:
-    _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
-
 _HOSTS: Final = ngettext_lazy("%(count)s host", "%(count)s hosts", "count")
 _ENDPOINTS: Final = ngettext_lazy("%(count)s endpoint", "%(count)s endpoints", "count")
+_LIMITS: Final = ("per_second", "burst", "concurrency")
 _MINUTE: Final = timedelta(minutes=1)
 # Topics and kinds that are read at most to count the jobs that wait for hosts.
 _MAX_TOPICS: Final = 1000
@@ -192,8 +187,10 @@ def breaker_state(row: Any) -> SafeString:
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-class EndpointForm(_Form):
+class EndpointForm(StoringForm):
     """A url to register, and the limits of what is below it."""
+
+    error_field = "url"
 
     url = forms.CharField(
         label=_("Prefix"),
@@ -220,25 +217,20 @@ class EndpointForm(_Form):
 
     class Meta:
         model = Endpoint
-        fields = ("per_second", "burst", "concurrency")
+        fields = _LIMITS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.instance.pk is not None:  # another url would be another endpoint
             del self.fields["url"]
 
-    def clean(self) -> dict[str, Any]:
-        """Register a new one: only who does it knows whether the url may be called."""
-        cleaned = super().clean() or {}
-        if not self.errors and self.instance.pk is None:
-            try:
-                self.secret = register_endpoint(
-                    cleaned["url"], per_second=cleaned["per_second"], burst=cleaned["burst"],
-                    concurrency=cleaned["concurrency"], using=router.db_for_write(Endpoint),
-                )  # fmt: skip
-            except DelayedQueueError as error:
-                self.add_error("url", str(error))
-        return cleaned
+    def store(self, cleaned: dict[str, Any], using: str) -> Endpoint:
+        limits = {name: cleaned[name] for name in _LIMITS}
+        if self.instance.pk is not None:
+            self.instance.save(update_fields=list(limits), using=using)
+            return cast(Endpoint, self.instance)
+        self.secret = register_endpoint(cleaned["url"], **limits, using=using)
+        return endpoint_of(cleaned["url"], using=using)
 
 
 class Enable(Operation):
@@ -306,32 +298,22 @@ def host_of(origin: str) -> str:
 
 
 @admin.register(Endpoint)
-class EndpointAdmin(MadeByForm):
+class EndpointAdmin(StoredByForm):
     """The newest first; one for an origin is made by the first call to it."""
 
     name_field = "prefix"
     form = EndpointForm
+    secret_text = _("The secret, shown only now: <code>{}</code>.")
     operations = (Rotate(), Disable(), Enable())
     list_display = (
         "key_column", "state_column", "breaker_column", "rate_column", "concurrency_column",
         "rotated_column",
     )  # fmt: skip
-    add_fields = ("url", "per_second", "burst", "concurrency")
+    add_fields = ("url", *_LIMITS)
     readonly_fields = ("state_column", "breaker_column", "times")
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return self.may(request, "delayed_queue_http.change_endpoint")
 
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         add_hosts(rows, using)
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is None:
-            return self.add_fields
-        return ("prefix", *self.readonly_fields, *self.add_fields[1:])
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return () if obj is None else ("prefix", *self.readonly_fields)
 
     # Columns
 
@@ -378,19 +360,3 @@ class EndpointAdmin(MadeByForm):
             (row.disabled_at, _("disabled")),
         ]
         return formats.timeline(events, row.read_at)
-
-    # Making one
-
-    def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
-        made = form.save(commit=False)
-        if change:
-            return made
-        return endpoint_of(form.cleaned_data["url"], using=router.db_for_write(Endpoint))
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Store the limits; of a new one show the secret, this once: what is kept is sealed."""
-        if change:
-            obj.save(update_fields=["per_second", "burst", "concurrency"])
-            return
-        text = format_html(gettext("The secret, shown only now: <code>{}</code>."), form.secret)
-        self.message_user(request, text, messages.WARNING)

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django import forms
-from django.contrib import admin, messages
-from django.db import router
-from django.http import HttpRequest
-from django.utils.html import format_html
+from django.contrib import admin
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import MadeByForm
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.db.clock import read_clock
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.models import ApiToken
-from delayed_queue.http.tokens import EVERYTHING, VERBS, new_token
-
-if TYPE_CHECKING:
-    _Form = forms.ModelForm[ApiToken]
-else:
-    _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
+from delayed_queue.http.tokens import EVERYTHING, VERBS, create_token
 
 _WHAT: Final = {
     "add": _("add: add jobs"),
@@ -38,8 +29,8 @@ _WHAT: Final = {
 }
 
 
-class TokenForm(_Form):
-    """The form that says what a new token may do."""
+class TokenForm(StoringForm):
+    """The rights of a new token."""
 
     verbs = forms.MultipleChoiceField(
         label=_("Verbs"),
@@ -71,23 +62,14 @@ class TokenForm(_Form):
             "burst": _("Requests at once. Empty: the setting BURST."),
         }
 
-    def clean(self) -> dict[str, Any]:
-        """Make the row, not stored yet: who makes it knows what is wrong with it."""
-        cleaned = super().clean() or {}
-        if not self.errors:
-            self._make(cleaned)
-        return cleaned
-
-    def _make(self, cleaned: dict[str, Any]) -> None:
-        days, using = cleaned["days"], router.db_for_write(ApiToken)
-        expires_at = read_clock(using) + timedelta(days=days) if days else None
-        try:
-            self.made, self.token = new_token(
-                cleaned["name"], verbs=cleaned["verbs"], topics=cleaned["topics"].split(),
-                expires_at=expires_at, rate=cleaned["rate"], burst=cleaned["burst"], using=using,
-            )  # fmt: skip
-        except InvalidConfiguration as error:
-            self.add_error(None, str(error))
+    def store(self, cleaned: dict[str, Any], using: str) -> ApiToken:
+        days = cleaned["days"]
+        self.secret = create_token(
+            cleaned["name"], verbs=cleaned["verbs"], topics=cleaned["topics"].split(),
+            expires_at=read_clock(using) + timedelta(days=days) if days else None,
+            rate=cleaned["rate"], burst=cleaned["burst"], using=using,
+        )  # fmt: skip
+        return ApiToken.objects.using(using).get(name=cleaned["name"])
 
 
 class Revoke(Operation):
@@ -119,10 +101,12 @@ def at_once(burst: int) -> str:
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(MadeByForm):
+class ApiTokenAdmin(StoredByForm):
     """The newest first; what a token is cannot be seen, only how it begins."""
 
     form = TokenForm
+    may_change = False
+    secret_text = _("The token, shown only now: <code>{}</code>. Hand it over in a safe way.")
     operations = (Revoke(),)
     list_display = (
         "key_column", "state_column", "verbs_column", "topics_column", "rate_column",
@@ -170,18 +154,3 @@ class ApiTokenAdmin(MadeByForm):
             (row.disabled_at, _("revoked")),
         ]
         return formats.timeline(events, row.read_at)
-
-    # Making one
-
-    def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
-        form.save(commit=False)
-        return form.made
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Store it, and show the token this once: only its hash is kept."""
-        obj.save(force_insert=True)
-        text = format_html(
-            gettext("The token, shown only now: <code>{}</code>. Hand it over in a safe way."),
-            form.token,
-        )
-        self.message_user(request, text, messages.WARNING)

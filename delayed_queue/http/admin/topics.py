@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
-from django.db import router
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -19,12 +18,12 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import MadeByForm
 from delayed_queue.admin.fields import PauseForm
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import GONE, Call, Operation, Report, parse_ids, unnamed
 from delayed_queue.admin.queues import PAUSE_QUEUE
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
 from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder, policy_named
 from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kind
@@ -32,11 +31,6 @@ from delayed_queue.http.models import Topic
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Limit
 from delayed_queue.observe.overview import Count, QueueDepth, depths
-
-if TYPE_CHECKING:
-    _Form = forms.ModelForm[Topic]
-else:
-    _Form = forms.ModelForm  # cannot be subscripted at run time on Django 5.2
 
 # Counts stop here: a page has up to a hundred topics.
 _CAP: Final = 1000
@@ -46,8 +40,10 @@ _STATES: Final = {
 }  # fmt: skip
 
 
-class TopicForm(_Form):
-    """The form of a topic's settings; its name stays once it is made."""
+class TopicForm(StoringForm):
+    """The settings of a topic. Whether shards can go is known only under the lock of adding."""
+
+    error_field = "shards"
 
     ladder = forms.CharField(
         label=_("Ladder"),
@@ -99,25 +95,14 @@ class TopicForm(_Form):
         except InvalidConfiguration as error:
             raise ValidationError(str(error)) from error
 
-    def clean(self) -> dict[str, Any]:
-        """Write it: whether shards can go is known only under the lock that adding takes."""
-        cleaned = super().clean() or {}
-        if not self.errors:
-            try:
-                self._configure(cleaned)
-            except InvalidConfiguration as error:
-                self.add_error("shards", str(error))
-        return cleaned
-
-    def _configure(self, cleaned: dict[str, Any]) -> None:
+    def store(self, cleaned: dict[str, Any], using: str) -> Topic:
         hold = cleaned["hold"]
-        alias = router.db_for_write(Topic, instance=self.instance)
         name = self.instance.name if self.instance.pk else cleaned["name"]
         configure_topic(
             name, shards=cleaned["shards"], ladder=cleaned["ladder"], jitter=cleaned["jitter"],
-            ttr=None if hold is None else hold * _SECOND, using=alias,
+            ttr=None if hold is None else hold * _SECOND, using=using,
         )  # fmt: skip
-        self.stored = Topic.objects.using(alias).get(name=name)
+        return Topic.objects.using(using).get(name=name)
 
 
 class TopicOperation(Operation):
@@ -193,7 +178,7 @@ def _summed(found: Sequence[QueueDepth]) -> dict[str, Count]:
 
 
 @admin.register(Topic)
-class TopicAdmin(MadeByForm):
+class TopicAdmin(StoredByForm):
     """By name; a topic is made by its first job, or here."""
 
     form = TopicForm
@@ -205,20 +190,13 @@ class TopicAdmin(MadeByForm):
     add_fields = ("name", "ladder", "jitter", "hold", "shards")
     readonly_fields = ("state_column", "holds", "steps")
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return self.may(request, "delayed_queue_http.change_topic")
-
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         add_counts(rows, using)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is None:
-            return self.add_fields
-        shown = ("name", *self.readonly_fields)
-        return (*shown, *self.add_fields[1:]) if self.has_change_permission(request, obj) else shown
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return () if obj is None else ("name", *self.readonly_fields)
+        if obj is None or self.has_change_permission(request, obj):
+            return super().get_fields(request, obj)
+        return self.get_readonly_fields(request, obj)
 
     # Columns
 
@@ -286,16 +264,6 @@ class TopicAdmin(MadeByForm):
         tries = _("%(number)s attempts over %(span)s.")
         facts = tries % {"number": policy.max_attempts, "span": total}
         return format_html("{}{}: {} {}", waits, jitter, facts, ttr)
-
-    # Making and changing
-
-    def save_form(self, request: HttpRequest, form: Any, change: bool) -> Any:
-        """Return the row that the form has written, under the lock of those who add jobs."""
-        form.save(commit=False)
-        return form.stored
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Do nothing more."""
 
 
 def _held(milliseconds: int) -> str:

@@ -51,7 +51,6 @@ INTERNAL: Final = {
     },
     "DelayedQueueBackend": {"check", "task_class", "validate_task"},
     "bulk": {"step"},
-    "tokens": {"new_token"},
     "adding": {"add_alone", "find_row", "outcome_of", "write_jobs"},
     "catalogue": {
         "ensure_hosts", "ensure_topic", "hold_topic", "treatment_of", "wake", "why_not_limited",
