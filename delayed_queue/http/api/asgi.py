@@ -57,21 +57,9 @@ class GuardedApplication:
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http" and scope["path"].startswith(self._prefix):
-            await self._bounded(scope, receive, send)
+            await self._direct(scope, receive, send)
         else:
             await self._application(scope, receive, send)
-
-    async def _bounded(self, scope: Any, receive: Receive, send: Send) -> None:
-        limits = api_settings()
-        limit = max(limits.BODY_BYTES, limits.BULK_BYTES)
-        counted = _Counted(receive, limit)
-        if _announced(scope) > limit:
-            await _refuse(send, too_large(limit))
-            return
-        try:
-            await self._direct(scope, counted, send)
-        except _TooLarge:
-            await _refuse(send, too_large(limit))
 
 
 class DirectHandler(ASGIHandler):
@@ -104,8 +92,11 @@ class DirectHandler(ASGIHandler):
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         try:
-            body = await self.read_body(receive)
+            body = await self._body(scope, receive)
         except RequestAborted:
+            return
+        except Problem as problem:
+            await _refuse(send, problem)
             return
         with body:
             set_script_prefix(get_script_prefix(scope))
@@ -116,12 +107,23 @@ class DirectHandler(ASGIHandler):
                     response = await self._answer(request)
                 await self._send(response, receive, send)
 
-    async def read_body(self, receive: Receive) -> Any:
-        """Return the body as a file, in memory if it came in one piece."""
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            return BytesIO(message.get("body", b""))
-        return await super().read_body(_starting_with(message, receive))
+    async def _body(self, scope: Any, receive: Receive) -> BytesIO:
+        """Return the body; raise Problem 413 as soon as it is larger than any call takes."""
+        limit = max(api_settings().BODY_BYTES, api_settings().BULK_BYTES)
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+            raise too_large(limit)
+        body, has_more = BytesIO(), True
+        while has_more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise RequestAborted
+            body.write(message.get("body", b""))
+            if body.tell() > limit:
+                raise too_large(limit)
+            has_more = message.get("more_body", False)
+        body.seek(0)
+        return body
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         response: Any = await self.run_get_response(request)
@@ -153,40 +155,6 @@ class DirectHandler(ASGIHandler):
 
 class _Left(BaseException):
     """The client has disconnected; Django must not make a response of this."""
-
-
-def _starting_with(first: Any, receive: Receive) -> Receive:
-    """Return a receive() that returns a message first that was received already."""
-    received = [first]
-
-    async def again() -> Any:
-        return received.pop() if received else await receive()
-
-    return again
-
-
-class _TooLarge(Exception):
-    """The body is larger than any call takes; Django has not started to answer."""
-
-
-class _Counted:
-    """A receive() that raises when the body becomes larger than the limit."""
-
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive = receive
-        self._left = limit
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise _TooLarge
-        return message
-
-
-def _announced(scope: Any) -> int:
-    text = dict(scope["headers"]).get(b"content-length", b"0")
-    return int(text) if text.isdigit() and len(text) < 19 else 0
 
 
 async def _refuse(send: Send, problem: Problem) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 from django.http import HttpResponse
@@ -41,12 +42,11 @@ from delayed_queue.http.conf import MAX_KEY, api_settings
 from delayed_queue.http.jobs.adding import (
     BATCH,
     Place,
-    add_alone,
+    add_batch,
     add_job,
     add_jobs,
     delete_job,
     find_job,
-    id_of,
     write_together,
 )
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once
@@ -157,7 +157,8 @@ async def add_together(job: NewJob, place: Place) -> AddedJob:
     if isinstance(found, AddedJob):
         return found
     using, _, if_exists = place
-    return await in_thread(add_alone, job, if_exists, using, found)
+    (added,) = await in_thread(add_batch, [job], if_exists, using, found)
+    return added
 
 
 async def _write_together(place: Place, jobs: list[NewJob]) -> list[AddedJob | Tries | None]:
@@ -165,13 +166,9 @@ async def _write_together(place: Place, jobs: list[NewJob]) -> list[AddedJob | T
 
 
 Gathering = LoopGathering[Place, NewJob, AddedJob | Tries | None]
-
-
-def _gathering(key: None) -> Gathering:
-    return LoopGathering(_write_together, most=BATCH, name=id_of)
-
-
-_gathered: Final[LoopLocal[None, Gathering]] = LoopLocal(_gathering)
+_gathered: Final[LoopLocal[None, Gathering]] = LoopLocal(
+    lambda _: LoopGathering(_write_together, most=BATCH, name=attrgetter("job_id"))
+)
 
 
 def answer_of(added: AddedJob) -> KeptAnswer:

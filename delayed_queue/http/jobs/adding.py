@@ -1,4 +1,4 @@
-"""Jobs one by one or many at a time: added, found and deleted."""
+"""Add, find and delete jobs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _TRIES: Final = 100
 def add_job(
     job: NewJob, *, if_exists: IfExists = IfExists.FAIL, using: str = DEFAULT_DB_ALIAS
 ) -> AddedJob:
-    """Store the job, or say by an outcome of None that its id is taken."""
+    """Store the job; the outcome is None if the topic has one of its id."""
     return add_jobs([job], if_exists=if_exists, using=using)[0]
 
 
@@ -69,24 +69,24 @@ def add_jobs(
     if_exists: IfExists = IfExists.FAIL,
     using: str = DEFAULT_DB_ALIAS,
 ) -> list[AddedJob]:
-    """Store jobs of any topics, 200 in a transaction; return what came of each, in input order.
+    """Store jobs of any topics, 200 per transaction; return the results in input order.
 
-    Inside a transaction of the caller's all belong to it. Raises CallbacksOff, and stores none,
-    where a job has a url and workers send no callbacks. Raises OutcomeUnknown when the
-    connection was lost meanwhile and a job that is due is not there: it may be handled already.
+    Inside a transaction of the caller all belong to it. Raises CallbacksOff, and stores none, if a
+    job has a url and workers send no callbacks. Raises OutcomeUnknown when the connection was lost
+    and a job that is due is missing: it may be handled already.
     """
     check_callbacks(job.way for job in jobs)
     added: dict[int, AddedJob] = {}
     for batch in _batches(jobs):
         chosen = [jobs[position] for position in batch]
-        added.update(zip(batch, _add_batch(chosen, IfExists(if_exists), using), strict=True))
+        added.update(zip(batch, add_batch(chosen, IfExists(if_exists), using), strict=True))
     return [added[position] for position in range(len(jobs))]
 
 
 def _batches(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
-    """Yield positions of jobs that one statement can take: of one topic, with distinct ids.
+    """Yield positions of jobs for one statement: of one topic, with distinct ids.
 
-    A repeated id comes in a later batch, so it meets what the earlier one stored.
+    A repeated id is in a later batch, so that it finds the job of the earlier one.
     """
     turns: dict[tuple[str, str], int] = {}
     groups: dict[tuple[int, str], list[int]] = {}
@@ -99,10 +99,14 @@ def _batches(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
             yield group[start : start + BATCH]
 
 
-def _add_batch(jobs: Sequence[NewJob], if_exists: IfExists, using: str) -> list[AddedJob]:
-    rows = _add(jobs, if_exists, using)
-    by_id = {row.key: row for row in rows}
-    return [outcome_of(job, by_id.get(job.job_id), if_exists, using) for job in jobs]
+def add_batch(
+    jobs: Sequence[NewJob], if_exists: IfExists, using: str, tries: Tries | None = None
+) -> list[AddedJob]:
+    """Store jobs of one topic, with distinct ids; ``tries`` may have stored them already."""
+    by_id = {row.key: row for row in _add(jobs, if_exists, using, tries)}
+    return [
+        outcome_of(job, by_id.get(job.job_id), if_exists) or _unchanged(job, using) for job in jobs
+    ]
 
 
 def _add(
@@ -116,7 +120,7 @@ def _add(
         again = partial(_write_again, topic, jobs, if_exists, using)
         rows = repeat(using, attempt, truth=again, tries=tries)
         if rows is None:
-            # Deleted, or given other shards or hosts, since this process has read it.
+            # The topic was deleted, or its shards or hosts changed, since this process read it.
             topic = create_topic(topic.name, using=using)
             continue
         missed = {row.key for row in rows if row.scheduled_at is None}
@@ -125,12 +129,6 @@ def _add(
         if not jobs:
             return written
     raise ResourceUnavailable(f"The topic {topic.name!r} keeps changing.")
-
-
-def add_alone(job: NewJob, if_exists: IfExists, using: str, tries: Tries | None) -> AddedJob:
-    """Store the job; ``tries`` went before, and may have stored it already."""
-    rows = _add([job], if_exists, using, tries)
-    return outcome_of(job, rows[0] if rows else None, if_exists, using)
 
 
 def _write_again(
@@ -173,7 +171,7 @@ def write_jobs(
 
 
 def _offered(job: NewJob, topic: TopicRow) -> Offered:
-    # By its host, so that one that takes nothing keeps nobody else's jobs waiting.
+    # By host, so that a host that is down delays no jobs of other hosts.
     if job.way is Way.CALLBACK:
         shard = shard_of_host(job.host, topic.hosts)
     else:
@@ -185,7 +183,7 @@ def _offered(job: NewJob, topic: TopicRow) -> Offered:
 
 
 def _channels(offered: list[Offered]) -> list[str]:
-    """Return the channels of the jobs for which a sleeper could be late unless woken."""
+    """Return the channels of jobs that are due before sleeping workers poll again."""
     if not get_settings().NOTIFY:
         return []
     horizon = get_settings().POLL_INTERVAL // MILLISECOND
@@ -198,33 +196,36 @@ def _channels(offered: list[Offered]) -> list[str]:
     return [channel_of(kind) for kind in sorted(soon)]
 
 
-def outcome_of(job: NewJob, row: AddedRow | None, if_exists: IfExists, using: str) -> AddedJob:
-    """Return what came of a job: its row, or None when nothing was written."""
+def outcome_of(job: NewJob, row: AddedRow | None, if_exists: IfExists) -> AddedJob | None:
+    """Return the result for a job by its row; None if that needs a query: it stays as it is."""
     if row is not None and row.scheduled_at is not None:
         state = JobState.READY if row.scheduled_at <= row.now else JobState.DELAYED
         outcome = OfferOutcome.CREATED if row.is_created else OfferOutcome.UPDATED
         due_at = from_milliseconds(row.scheduled_at)
         return AddedJob(job.job_id, job.topic, outcome, state, due_at)
-    if if_exists is IfExists.FAIL:
+    if row is None and if_exists is IfExists.FAIL:
         return AddedJob(job.job_id, job.topic, None)
+    return None
+
+
+def _unchanged(job: NewJob, using: str) -> AddedJob:
     found = find_job(job.topic, job.job_id, using=using)
     if found is None:  # finished since
         return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED)
     return AddedJob(job.job_id, job.topic, OfferOutcome.IGNORED, found.state, found.run_at)
 
 
-# Longest wait of a shared transaction for an id that another holds, in milliseconds. Then each job
-# waits alone.
+# Longest wait of a shared transaction for a locked id, in milliseconds. Then each job waits alone.
 TIMEOUT: Final = 100
 
 Place = tuple[str, str, IfExists]
 
 
 def write_together(place: Place, jobs: list[NewJob]) -> list[AddedJob | Tries | None]:
-    """Write jobs with distinct ids in one try; return the outcome of each.
+    """Write jobs with distinct ids in one try; return the result of each.
 
-    A job without an outcome must be added alone, after the tries that are returned instead: its id
-    is held, an error stopped all, or its outcome needs another query.
+    A job without a result must be added alone, after the tries that are returned instead: its id
+    is locked, an error stopped all, or its result needs another query.
     """
     using, topic, if_exists = place
     tries = Tries(using)
@@ -236,26 +237,13 @@ def write_together(place: Place, jobs: list[NewJob]) -> list[AddedJob | Tries | 
     except Error as error:
         tries.note(error)
         return [tries] * len(jobs)
-    # Each job then meets the error alone, and its caller gets it.
+    # Added alone, each job gets its own error.
     except (DelayedQueueError, ValueError):
         rows = None
     if rows is None:
         return [None] * len(jobs)
     by_id = {row.key: row for row in rows}
-    return [_outcome_at_hand(job, by_id.get(job.job_id), place) for job in jobs]
-
-
-def _outcome_at_hand(job: NewJob, row: AddedRow | None, place: Place) -> AddedJob | None:
-    using, _, if_exists = place
-    is_written = row is not None and row.scheduled_at is not None
-    if is_written or (row is None and if_exists is IfExists.FAIL):
-        return outcome_of(job, row, if_exists, using)
-    return None
-
-
-def id_of(job: NewJob) -> str:
-    """Return what no two jobs of a statement may share."""
-    return job.job_id
+    return [outcome_of(job, by_id.get(job.job_id), if_exists) for job in jobs]
 
 
 _MAX_ERROR: Final = 500
@@ -304,17 +292,16 @@ def state_of(row: JobRow) -> JobState:
 
 
 def last_line(error: str | None) -> str:
-    """Return what a traceback ends with: the rest is for operators, not for callers."""
+    """Return the last line of a traceback: the rest is for operators, not for callers."""
     lines = (error or "").strip().splitlines()
     return lines[-1].strip()[:_MAX_ERROR] if lines else ""
 
 
 def delete_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Delete the job whatever its state, dead ones too; return whether there was one.
+    """Delete the job in any state, dead ones too; return whether there was one.
 
-    It is not delivered after the answer; an attempt under way may end, and is not repeated.
-    Waits for whoever holds its row. Raises OutcomeUnknown when the connection was lost meanwhile
-    and no job is there.
+    It is not delivered afterwards; a running attempt may finish, and is not repeated. Waits for
+    locks of its row. Raises OutcomeUnknown when the connection was lost and the job is missing.
     """
     check_topic(topic)
     check_key(job_id)

@@ -1,4 +1,4 @@
-"""The topics there are and how they treat their jobs: read, created, changed, counted, paused."""
+"""Topics and their settings: read, create, change, count and pause them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import announce, never, repeat
 from delayed_queue.db.statements import notify
 from delayed_queue.db.wakeups import channel_of
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import storable
 from delayed_queue.http.jobs.jobs import MAX_TTR, check_jitter, check_ladder
 from delayed_queue.http.jobs.kinds import (
@@ -37,8 +37,8 @@ from delayed_queue.observe.overview import depths
 from delayed_queue.queue.groups import declaration
 from delayed_queue.retries import Groups
 
-# How long a process goes by what it has read of a topic. What must not be stale, the number of
-# shards where a job is stored or looked for, statements compare or read themselves.
+# How long a process trusts what it read of a topic. Statements that depend on the number of shards
+# compare or read it themselves.
 FRESH_SECONDS: Final = 5.0
 MAX_LISTED: Final = 10_000
 _KEEP: Final[Any] = object()
@@ -51,10 +51,7 @@ _known: Final[dict[tuple[str, str], tuple[TopicRow, float]]] = {}
 
 
 def treatment_of(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Return how the topic treats its jobs, as of at most five seconds ago.
-
-    One that has no row is treated by the defaults.
-    """
+    """Return the settings of the topic, at most five seconds old; the defaults without a row."""
     row, until = _known.get((using, topic), (None, 0.0))
     if row is not None and until > time.monotonic():
         return row
@@ -62,28 +59,28 @@ def treatment_of(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 
 
 def read_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Return how the topic treats its jobs, as it is now."""
+    """Return the current settings of the topic."""
     row = repeat(using, partial(Topic.objects.read, topic, using=using))
     if row is None:
         _known.pop((using, topic), None)
-        return TopicRow(topic, 1, "", 0.0, None)
+        return TopicRow(topic)
     return _remember(row, using)
 
 
 def ensure_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Return how the topic treats its jobs, having created it if need be."""
+    """Return the settings of the topic; create it if it is missing."""
     found = _known.get((using, topic))
     return found[0] if found is not None else create_topic(topic, using=using)
 
 
 def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Create the topic unless it exists; return how it treats its jobs, as it is now.
+    """Create the topic unless it exists; return its current settings.
 
-    To create it waits for whoever redrives a queue of that name, and holds it to the end of the
+    Creating waits for redrives of a queue of that name, and locks it until the end of the
     transaction.
     """
     check_topic(topic)
-    # Looked for first: creating takes the topic's lock alone, for which those who add would wait.
+    # Read first: creating takes the topic's exclusive lock, for which adding jobs would wait.
     row = repeat(using, partial(Topic.objects.read, topic, using=using))
     if row is not None:
         return _remember(row, using)
@@ -103,12 +100,12 @@ def configure_topic(
     groups: Groups | None = _KEEP,
     using: str = DEFAULT_DB_ALIAS,
 ) -> TopicRow:
-    """Change what is given of a topic, creating it if need be; return all of it.
+    """Change the given settings of a topic; create it if it is missing. Return all settings.
 
-    More shards may be had at any time: look-ups search all of them. Fewer only when those that
-    would go hold no job, dead ones included; else InvalidConfiguration. Waits for whoever is adding
-    jobs to the topic. An empty ladder is the default one. ``groups`` are the limits of its jobs, of
-    callbacks for each host; a topic that has some has one shard, in which all of a group are.
+    Shards can be added at any time, and removed only while they hold no job, dead ones included;
+    else InvalidConfiguration. Waits for transactions that add jobs to the topic. An empty ladder is
+    the default one. ``groups`` limits the jobs, and callbacks per host; a topic with limits has one
+    shard, which has all jobs of a group.
     """
     given = {"shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr}
     changes = {
@@ -136,9 +133,9 @@ def _configure(topic: str, changes: dict[str, Any], groups: Groups | None, using
 
 
 def ensure_hosts(topic: TopicRow, hosts: Iterable[str], *, using: str) -> TopicRow:
-    """Return the topic with shards for the callbacks of these hosts, of their own if it has some.
+    """Return the topic after giving each host a shard of its own while there are some left.
 
-    A host that is new to it holds the topic's row to the end of the transaction.
+    For a new host, the row of the topic is locked until the end of the transaction.
     """
     if with_hosts(topic.hosts, hosts := set(hosts)) == topic.hosts:
         return topic
@@ -156,9 +153,9 @@ def _add_hosts(topic: str, hosts: list[str], using: str) -> TopicRow:
 
 
 def hold_topic(topic: str, *, using: str) -> TopicRow:
-    """Return what read_topic() does, as it stays until the end of the transaction."""
+    """Return the settings of the topic, locked until the end of the transaction."""
     row = Topic.objects.hold(topic, using=using)
-    return TopicRow(topic, 1, "", 0.0, None) if row is None else row
+    return TopicRow(topic) if row is None else row
 
 
 def kinds_of(topic: TopicRow, *ways: Way) -> list[str]:
@@ -167,20 +164,20 @@ def kinds_of(topic: TopicRow, *ways: Way) -> list[str]:
 
 
 def _beyond(topic: TopicRow, other: TopicRow) -> list[str]:
-    """Return the kinds of the topic that it has not as the other."""
+    """Return the kinds of the topic that the other does not have."""
     stay = set(kinds_of(other))
     return [each for each in kinds_of(topic) if each not in stay]
 
 
 def _check_empty(kinds: list[str], using: str) -> None:
-    """Refuse to give up kinds with jobs, dead ones included: no look-up would find them."""
+    """Refuse to remove kinds with jobs, dead ones included: no search would find them."""
     rows = Message.objects.overview(kinds, 1, lease_cap=1, using=using)
     if any(row.due or row.read or row.dead for row in rows):
         raise InvalidConfiguration("A topic cannot lose shards that hold jobs.")
 
 
 def _limit_alike(before: TopicRow, after: TopicRow, using: str) -> None:
-    """Hold back the new shards of a topic as its first one is: paused, and limited."""
+    """Copy the pause and the limits of a topic's first shard to the new ones."""
     Limit.objects.copy(topic_kind(before.name), _beyond(after, before), using=using)
 
 
@@ -202,7 +199,7 @@ def _check_limits(topic: TopicRow, using: str) -> None:
 def why_not_limited(kind: str, using: str, holds: bool) -> str:
     """Return why an operator's limits of the queue would not be exact; empty if they are.
 
-    Or are to be: where it holds the topic, who changes that waits, and then finds the limits.
+    With ``holds`` the topic is locked, so that a later change of its shards finds the limits.
     """
     found = parse_kind(kind)
     if found is None or found.way is not Way.PULLED:
@@ -232,13 +229,13 @@ def list_topics(*, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
         *repeat(using, partial(Message.objects.kinds, MAX_LISTED, using=using)),
         *repeat(using, partial(DeadLetter.objects.kinds, MAX_LISTED, using=using)),
     ]
-    by_name = {each: TopicRow(each, 1, "", 0.0, None) for each in topics_in(kinds)}
+    by_name = {each: TopicRow(each) for each in topics_in(kinds)}
     by_name |= {row.name: row for row in rows}
     return [by_name[name] for name in sorted(by_name)]
 
 
 def default_ttr(topic: TopicRow) -> int:
-    """Return how many milliseconds a consumer may hold a job that does not say."""
+    """Return the milliseconds that a consumer may hold a job without a ttr of its own."""
     if topic.ttr is not None:
         return topic.ttr
     return get_settings().LEASE_DURATION // MILLISECOND
@@ -254,13 +251,6 @@ def _check_ladder(ladder: Any) -> str:
     return check_ladder(ladder) if ladder else ""
 
 
-def _check_jitter(jitter: Any) -> float:
-    try:
-        return check_jitter(jitter)
-    except InvalidMessage as error:
-        raise InvalidConfiguration(str(error)) from None
-
-
 def _check_ttr(ttr: Any) -> int | None:
     if ttr is None:
         return None
@@ -272,12 +262,9 @@ def _check_ttr(ttr: Any) -> int | None:
 _CHECKS: Final = {
     "shards": _check_shards,
     "ladder": _check_ladder,
-    "jitter": _check_jitter,
+    "jitter": check_jitter,
     "ttr": _check_ttr,
 }
-
-
-# Its counts, and its pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,21 +302,21 @@ def topic_stats(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicStats:
 
 
 def is_paused(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Return whether the topic hands out no jobs."""
+    """Return whether the topic is paused."""
     return repeat(using, partial(Limit.objects.is_paused, topic_kind(topic), using=using))
 
 
 def pause_topic(
     topic: str, *, reason: str = "", by: str = "", using: str = DEFAULT_DB_ALIAS
 ) -> bool:
-    """Hand out no job of the topic, to consumers or urls; return False when it is paused."""
+    """Deliver no job of the topic, to consumers or urls; return False if it is paused already."""
     pause = partial(_pause, check_topic(topic), storable(reason), storable(by), using)
     return repeat(using, pause, doubt=never)
 
 
 def _pause(topic: str, reason: str, by: str, using: str) -> bool:
     with transaction.atomic(using=using):
-        # Held, so that no shard is added meanwhile that is not paused.
+        # Locked, so that no shard is added meanwhile that is not paused.
         paused = [
             Limit.objects.pause(kind, reason=reason, by=by, using=using)
             for kind in kinds_of(hold_topic(topic, using=using))
@@ -338,7 +325,7 @@ def _pause(topic: str, reason: str, by: str, using: str) -> bool:
 
 
 def resume_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Hand out jobs again, to sleeping consumers too; return whether the topic was paused."""
+    """Deliver jobs again, to sleeping consumers too; return whether the topic was paused."""
     resume = partial(_resume, check_topic(topic), using)
     kinds, is_resumed = repeat(using, resume, doubt=never)
     wake(kinds, using=using)

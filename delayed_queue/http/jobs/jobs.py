@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeGuard
 
 from delayed_queue.codecs import codec_named
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.jobs.kinds import Way
 from delayed_queue.messages import (
     MILLISECOND,
@@ -206,7 +206,7 @@ class PoppedJob:
 
 def check_jitter(jitter: Any) -> float:
     if not _is_number(jitter) or not 0 <= jitter <= 1:
-        raise InvalidMessage("jitter is a number from 0 to 1.")
+        raise InvalidConfiguration("jitter is a number from 0 to 1.")
     return float(jitter)
 
 

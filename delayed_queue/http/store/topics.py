@@ -221,15 +221,14 @@ RETURNING id
 class TopicRow(NamedTuple):
     """The settings of a topic as stored; ``ttr`` in milliseconds.
 
-    ``hosts``: those whose callbacks have a shard each, in the order of the shards, with spaces
-    between them.
+    ``hosts``: the hosts whose callbacks have a shard each, in that order, separated by spaces.
     """
 
     name: str
-    shards: int
-    ladder: str
-    jitter: float
-    ttr: int | None
+    shards: int = 1
+    ladder: str = ""
+    jitter: float = 0.0
+    ttr: int | None = None
     hosts: str = ""
 
 

@@ -51,7 +51,7 @@ INTERNAL: Final = {
     },
     "DelayedQueueBackend": {"check", "task_class", "validate_task"},
     "bulk": {"step"},
-    "adding": {"add_alone", "find_row", "outcome_of", "write_jobs"},
+    "adding": {"add_batch", "find_row", "write_jobs"},
     "catalogue": {
         "ensure_hosts", "ensure_topic", "hold_topic", "treatment_of", "wake", "why_not_limited",
     },
