@@ -367,8 +367,8 @@ def has_unread(raw: psycopg.Connection[Any]) -> bool:
 
 
 def _is_lost(connection: BaseDatabaseWrapper, error: Error) -> bool:
-    # A connection that broke or could not be made reports no SQLSTATE. The connection itself does
-    # not tell: the end of an atomic block has replaced it by a new one.
+    # A connection that broke or could not be made reports no SQLSTATE. The connection itself may
+    # be a new one: the end of an atomic block replaces it.
     if isinstance(error, OperationalError | InterfaceError) and sqlstate_of(error) is None:
         return True
     raw = connection.connection

@@ -61,7 +61,7 @@ _INTERNALS: Final = (
 )  # fmt: skip
 
 
-# Whether the plans of all statements may be kept, or those of ONE_PLAN; None to prepare nothing.
+# True to keep the plans of all statements, False for those of ONE_PLAN, None to prepare nothing.
 Kept = bool | None
 
 

@@ -1,6 +1,6 @@
-"""What every store needs: statements that all share, how they are planned, rows by name, pages.
+"""Shared by all stores: common statements, their planning, named rows, pages.
 
-Free of Django and of any driver: whoever sends a statement can read its answer.
+It imports neither Django nor a driver.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ N = TypeVar("N", bound=NamedTuple)
 T = TypeVar("T")
 C = TypeVar("C")
 
-# Milliseconds since the epoch, floored; evaluated once per statement wherever it is used as
-# an uncorrelated sub-select (PostgreSQL makes an InitPlan of it).
+# Milliseconds since the epoch, floored. An uncorrelated sub-select of it is an InitPlan, so it is
+# evaluated once per statement.
 CLOCK: Final[LiteralString] = """
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(
@@ -32,18 +32,17 @@ NOW: Final[LiteralString] = """
 SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint
 """
 
-# Wake those who listen on the channel, when the transaction commits.
+# Wake the listeners of the channel when the transaction commits.
 NOTIFY: Final[LiteralString] = "SELECT pg_notify(%(channel)s, '')"
 
-# Whether this session's transactions only read: on a standby, and where the default says so.
-# A constant, in one round trip. Reads: no table.
+# True if the transactions of this session are read-only, as on a standby. Reads: no table.
 IS_READ_ONLY: Final[LiteralString] = """
 SELECT current_setting('transaction_read_only')::boolean
 """
 
-# The clock, and whether a session that a try was sent over is still there. It goes by itself: at
-# the end of its statement the server finds that nobody listens. A session that began after the
-# loss is another one, which got the number of one that has ended.
+# The clock, and whether a session of a lost try still exists. It ends with its statement, when the
+# server notices that the client has gone. A session that began after the loss has reused the
+# number.
 # Reads: no table; the list of sessions.
 LOST_SESSIONS: Final[LiteralString] = """
 SELECT
@@ -57,8 +56,8 @@ SELECT
     )
 """
 
-# Try to be the only keeper of a table's partitions until the transaction ends, and read the clock
-# by which days are made and dropped. The transaction gives way to any lock on a partition.
+# Try to be the only keeper of a table's partitions until the transaction ends, and read the clock.
+# The transaction waits at most a second for a lock.
 TAKE_KEEPING: Final[LiteralString] = """
 SELECT
     pg_try_advisory_xact_lock(hashtextextended(%(table)s::text, 7310600482201521)),
@@ -69,7 +68,7 @@ SELECT
     set_config('lock_timeout', '1s', true)
 """
 
-# The partitions of days. Reads: the catalogue.
+# The partitions of days, as numbers. Reads: the catalogue.
 DAYS: Final[LiteralString] = """
 SELECT substring(partition.relname FROM '_([0-9]+)$')::integer
 FROM pg_inherits
@@ -78,9 +77,8 @@ WHERE pg_inherits.inhparent = %(table)s::regclass
     AND partition.relname ~ '_[0-9]+$'
 """
 
-# The rights of a worker that the role lacks on the tables: one row for each table and right.
-# OWNER: the role may not make the partitions of days, and the one for tomorrow is missing.
-# Tables that do not exist are skipped. Reads: the catalogue.
+# Rights that a worker needs and the role lacks, one row for each existing table and right. OWNER:
+# the role may not create partitions, and the one for tomorrow is missing. Reads: the catalogue.
 MISSING_RIGHTS: Final[LiteralString] = """
 WITH ours AS MATERIALIZED (
     SELECT relation.oid, relation.relowner, relation.relnamespace, days.partdefid
@@ -116,41 +114,38 @@ FROM lacking
 ORDER BY 2, 3
 """
 
-# Statements that have only one plan, so that it may be kept on every connection. PostgreSQL may
-# keep the plan of a prepared statement after five executions. A plan that was made on an empty
-# table may read it from end to end when it has grown, until the next ANALYZE. So all other
-# statements are prepared anew by then, unless the planner is set to keep plans by an index.
+# Statements that have only one plan, which may be kept on every connection. PostgreSQL may keep the
+# plan of a prepared statement after five executions, and one that was made on an empty table may
+# scan it when it has grown. So other statements are prepared again by then, unless the planner is
+# set to use indexes.
 ONE_PLAN: Final[set[str]] = {NOTIFY}
-# Statements that set the planner so until the end of their transaction.
+# Statements that set the planner like that until the end of their transaction.
 KEPT_BEHIND: Final[set[str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T, C]):
-    """A page of a list, and the key to go on from; None after the last."""
+    """A page of a list, and the key of the next page; None after the last."""
 
     items: Sequence[T]
     next: C | None = None
 
 
 def page_of(rows: Sequence[T], limit: int, key: Callable[[T], C]) -> Page[T, C]:
-    """Return a page of so many rows, of which one more was asked for: it tells of a next page."""
+    """Return a page of ``limit`` rows; one more row shows that there is a next page."""
     items = rows[:limit]
     return Page(items, key(items[-1]) if len(rows) > limit else None)
 
 
 def rows_of(named: type[N], answer: Sequence[Sequence[Any]]) -> list[N]:
-    """Return the rows by name; raises TypeError when they have another number of columns.
-
-    All rows of an answer have as many, so it is asked of the first alone.
-    """
+    """Return the rows by name; raises TypeError when the first has other columns."""
     if answer:
         named._make(answer[0])
     return list(map(partial(tuple.__new__, named), answer))
 
 
 def row_of(named: type[N], answer: Sequence[Sequence[Any]]) -> N:
-    """Return the row of an answer that has exactly one."""
+    """Return the only row."""
     (row,) = answer
     return named._make(row)
 
@@ -161,24 +156,20 @@ def first_row(named: type[N], answer: Sequence[Sequence[Any]]) -> N | None:
 
 
 def column_of(answer: Iterable[Sequence[Any]]) -> list[Any]:
-    """Return the values of an answer of one column, or of the first of several."""
+    """Return the values of the first column."""
     return [row[0] for row in answer]
 
 
 def value_of(answer: Sequence[Sequence[Any]]) -> Any:
-    """Return the value of an answer of one row and column, or None when there is no row."""
+    """Return the first value of the first row, or None when there is no row."""
     return answer[0][0] if answer else None
 
 
 def array_of(values: list[T]) -> list[T] | None:
-    """Return the array to pass for a column of unnest(); of nothing but NULLs none.
-
-    unnest() has NULLs where an array ends before the others, and one of a thousand is written,
-    read and walked through for nothing.
-    """
+    """Return the array for a column of unnest(), or None if all values are: it yields NULLs."""
     return None if values.count(None) == len(values) else values  # type: ignore[arg-type]
 
 
 def beside(named: type[N], answer: Iterable[Sequence[Any]]) -> list[tuple[Any, N | None]]:
-    """Return each row's first value and the rest by name: None where an outer join has no row."""
+    """Return each row's first value and the rest by name; None where an outer join has no row."""
     return [(first, None if rest[0] is None else named._make(rest)) for first, *rest in answer]

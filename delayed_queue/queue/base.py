@@ -43,7 +43,7 @@ def awaited(
 
 
 class QueueBase:
-    """The configuration of a queue, and what the in-memory queue replaces."""
+    """The configuration of a queue, and methods that the in-memory queue replaces."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class QueueBase:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kind}>"
 
-    # What the in-memory queue replaces
+    # Replaced by the in-memory queue
 
     def _now(self) -> int | None:
         """Return the instant of the queue's clock; None for the database's."""

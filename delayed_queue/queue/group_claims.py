@@ -41,7 +41,7 @@ class GroupClaim(NamedTuple):
     rows: list[LeasedRow]
     has_more: bool = False
     permit_in: int | None = None
-    # Whether the queue, or one of its groups, has a rate.
+    # True if the queue, or one of its groups, has a rate.
     is_rated: bool = False
     # False if the queue has no limits: plain claims serve.
     is_limited: bool = True

@@ -88,7 +88,7 @@ class Leasing(QueueBase):
     def fail(
         self, envelope: Envelope, error: BaseException, policy: RetryPolicy | None = None
     ) -> bool:
-        """Settle a failed attempt: by the policy, or as the handler's signal says."""
+        """Settle a failed attempt: by the policy or the handler's signal."""
         return self._settle(envelope, judge(error, envelope.attempt, policy or self.retry_policy))
 
     def _settle(self, envelope: Envelope, verdict: Verdict) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from delayed_queue.tasks.payloads import TaskGone, check_call
 from delayed_queue.tasks.policies import policy_of
 
 
+@dataclass(frozen=True, slots=True)
 class OpenTasks:
     """The open tasks, as ``hooks.RemoteCalls``."""
 

@@ -14,7 +14,7 @@ from delayed_queue.db.sql import Step
 from delayed_queue.db.statements import fetch
 from delayed_queue.handlers import attempts_used_up
 from delayed_queue.messages import Envelope
-from delayed_queue.queue.store.settle import acknowledging_members
+from delayed_queue.queue.store.settle import acknowledge_members_step
 from delayed_queue.tasks._api import have_listeners, signals
 from delayed_queue.tasks.payloads import TaskGone, check_call
 from delayed_queue.tasks.policies import Cancelled
@@ -92,7 +92,7 @@ def _call_transactional(run: Run, envelope: Envelope, args: Sequence[Any]) -> No
     using = run.runnable.options.database
     with transaction.atomic(using=using):
         run.returned(run.runnable.task.func(*args, **run.kwargs))
-        members = acknowledging_members([envelope.lease_id], [envelope.message_id])
+        members = acknowledge_members_step([envelope.lease_id], [envelope.message_id])
         if not fetch(using, *(acknowledgement([envelope]) or members)):
             raise LeaseLost(
                 f"Another worker took over the task {run.names[0]} while it ran; its "

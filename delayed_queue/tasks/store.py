@@ -14,7 +14,7 @@ from delayed_queue.db.days import DailyTable
 from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of
 from delayed_queue.db.statements import execute, fetch
 from delayed_queue.queue.store.fragments import TELL_HOLDER
-from delayed_queue.queue.store.inspect import walking
+from delayed_queue.queue.store.inspect import distinct_values
 from delayed_queue.tasks.ids import first_id
 
 # Columns of the leased messages that result rows are made of.
@@ -295,7 +295,7 @@ WHERE id = ANY (ARRAY(
 )
 
 # The distinct tasks of results, at most %(limit)s. Reads: task_result_task.
-TASK_NAMES: Final[LiteralString] = walking("delayed_queue_task_result", "task", "id")
+TASK_NAMES: Final[LiteralString] = distinct_values("delayed_queue_task_result", "task", "id")
 
 # Partitioned by the day in the ids.
 RESULTS_BY_DAY: Final = DailyTable("delayed_queue_task_result", "id", first_id, PRUNE_REST)

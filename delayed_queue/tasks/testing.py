@@ -14,7 +14,11 @@ from delayed_queue.db.statements import fetch, run
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
 from delayed_queue.handlers import Verdict, judge
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.queue.store.settle import acknowledging_members, dead_lettering, releasing
+from delayed_queue.queue.store.settle import (
+    acknowledge_members_step,
+    dead_letter_step,
+    release_step,
+)
 from delayed_queue.tasks.backend import DelayedQueueBackend
 from delayed_queue.tasks.declared import declared
 from delayed_queue.tasks.priorities import TaskQueue, priorities
@@ -101,16 +105,16 @@ def _settled(serving: Serving, envelope: Envelope, error: BaseException | None, 
 
 
 def _acknowledging(envelope: Envelope) -> Step:
-    return acknowledging_members([envelope.lease_id], [envelope.message_id])
+    return acknowledge_members_step([envelope.lease_id], [envelope.message_id])
 
 
 def _ending(envelope: Envelope, verdict: Verdict) -> Step:
     if verdict.delay is None:
-        return dead_lettering(
+        return dead_letter_step(
             envelope.lease_id, [envelope.message_id], verdict.reason or "rejected",
             verdict.error or None,
         )  # fmt: skip
-    return releasing(
+    return release_step(
         envelope.lease_id, [envelope.message_id], verdict.delay // MILLISECOND,
         0 if verdict.counts else 1, verdict.error or None,
     )  # fmt: skip

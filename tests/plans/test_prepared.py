@@ -14,9 +14,9 @@ from delayed_queue.db.own import using_own_connection
 from delayed_queue.db.statements import run
 from delayed_queue.queue.store.claim import claim_step
 from delayed_queue.queue.store.settle import (
-    acknowledging_leases,
-    acknowledging_members,
-    returning_leases,
+    acknowledge_leases_step,
+    acknowledge_members_step,
+    return_leases_step,
 )
 
 # More often than PostgreSQL plans before it may keep a plan.
@@ -148,9 +148,9 @@ def turn(lease_id: str, ids: list[int]) -> list[int]:
     answers = run(
         "default",
         [
-            acknowledging_leases(["gone"]),
-            acknowledging_members(["first"], ids[:50]),
-            returning_leases(["unanswered"]),
+            acknowledge_leases_step(["gone"]),
+            acknowledge_members_step(["first"], ids[:50]),
+            return_leases_step(["unanswered"]),
             claim_step("orders|json", 100, lease_id, lease_id, 60_000),
         ],
     )

@@ -23,7 +23,7 @@ from delayed_queue.queue.store.fragments import (
     HEADERS,
     LAST_ERROR,
     TELL_HOLDER,
-    offering_again,
+    offer_again,
 )
 
 # The job as it stands: active, or else its newest dead letter, in one snapshot, so that one on
@@ -221,7 +221,7 @@ newest AS MATERIALIZED (
     FROM locked
     ORDER BY "pKey", id DESC
 ),"""
-    + offering_again(
+    + offer_again(
         """CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END"""
     )
     + """

@@ -221,7 +221,7 @@ class LeasedRow(NamedTuple):
 
 
 class RankedRow(NamedTuple):
-    """As LeasedRow, and the position of the row's kind among those that were asked."""
+    """As LeasedRow, and the position of the row's kind among the kinds of the claim."""
 
     id: int
     key: str

@@ -10,8 +10,8 @@ from django.db import DEFAULT_DB_ALIAS, models
 from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of, value_of
 from delayed_queue.db.statements import execute, fetch, run
 from delayed_queue.queue.hooks import hooks
-from delayed_queue.queue.store.fragments import REPLACE, offering_again
-from delayed_queue.queue.store.inspect import walking
+from delayed_queue.queue.store.fragments import REPLACE, offer_again
+from delayed_queue.queue.store.inspect import distinct_values
 
 # The kinds of a family share their keys (hooks.KindFamily); any other kind is its own family.
 _FAMILY: Final[LiteralString] = (
@@ -49,7 +49,7 @@ newest AS MATERIALIZED (
     FROM locked
     JOIN families USING ("pKind")
     ORDER BY "pKey", family, id DESC
-),{offering_again(_FIRST_SCHEDULE)}
+),{offer_again(_FIRST_SCHEDULE)}
     WHERE family = "pKind"
         OR COALESCE(
             (
@@ -161,7 +161,7 @@ WHERE id = ANY (%(ids)b::bigint[])
 """
 
 # Reads: dead_letter_kind_died.
-DEAD_LETTER_KINDS: Final[LiteralString] = walking(
+DEAD_LETTER_KINDS: Final[LiteralString] = distinct_values(
     "delayed_queue_dead_letter", '"pKind"', '"diedAt"', "id"
 )
 

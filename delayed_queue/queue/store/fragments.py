@@ -105,7 +105,7 @@ WHERE stored.payload <> EXCLUDED.payload
 """
 
 
-def offering_again(first_schedule: LiteralString) -> LiteralString:
+def offer_again(first_schedule: LiteralString) -> LiteralString:
     """Return a CTE that offers the newest letters as first attempts, due now; add conditions.
 
     A letter of a group keeps its old position, before messages that it may have held up. It is due

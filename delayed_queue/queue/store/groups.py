@@ -365,7 +365,7 @@ class UngroupedRow(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a claim reads under its lock; ``rules`` is None if the queue has no limits."""
+    """The rows that a claim reads under its lock; ``rules`` is None if the queue has no limits."""
 
     isolation: str
     rules: RulesRow | None
@@ -374,7 +374,7 @@ class Look(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What a claim reads: ``groups`` groups from the name ``since`` on and round to it.
+    """The extent of a claim: ``groups`` groups from the name ``since`` on and round to it.
 
     ``rest`` of its turn is left to that group. Messages without a group are searched among the next
     ``rows`` behind (``at``, ``id``). ``wait`` limits the wait for each lock, ``idle`` the time

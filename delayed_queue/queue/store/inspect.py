@@ -143,7 +143,7 @@ WHERE value IS NOT NULL
 """
 
 
-def walking(
+def distinct_values(
     table: LiteralString, column: LiteralString, *then: LiteralString, told: LiteralString = "true"
 ) -> LiteralString:
     """Return the statement of a column's distinct values, at most %(limit)s, by a loose index scan.
@@ -157,7 +157,7 @@ def walking(
 
 
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
-KINDS: Final[LiteralString] = walking(
+KINDS: Final[LiteralString] = distinct_values(
     "delayed_queue", '"pKind"', '"scheduledAt"', "id", told=ALL_TIMES
 )
 

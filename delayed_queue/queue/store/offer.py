@@ -81,8 +81,8 @@ ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING "pKey", true AS created
 """
 
-# What is stored under the keys of offers, in their order: whether its content is the same, its
-# first schedule, its creation (NULL where nothing is stored), and the clock. The clock is read
+# The messages stored under the keys of offers, in their order: whether the content is the same, its
+# first schedule, the creation (NULL where nothing is stored), and the clock. The clock is read
 # after the snapshot: an offer that is not stored and not due by that clock was not handled.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 STORED_OFFERS: Final[LiteralString] = f"""

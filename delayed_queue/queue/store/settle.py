@@ -238,17 +238,17 @@ class MemberRow(NamedTuple):
     group: str | None
 
 
-def acknowledging_leases(lease_ids: Sequence[str]) -> Step:
+def acknowledge_leases_step(lease_ids: Sequence[str]) -> Step:
     """Delete everything that is still under the leases; returns the deleted ids."""
     return ACKNOWLEDGE_LEASES, {"lease_ids": list(lease_ids)}
 
 
-def acknowledging_members(lease_ids: Sequence[str], ids: Sequence[int]) -> Step:
+def acknowledge_members_step(lease_ids: Sequence[str], ids: Sequence[int]) -> Step:
     """Delete those messages that are still under the leases; returns the deleted ids."""
     return ACKNOWLEDGE_MEMBERS, {"lease_ids": list(lease_ids), "ids": list(ids)}
 
 
-def releasing(
+def release_step(
     lease_id: str | None,
     ids: Sequence[int],
     delay: int | None,
@@ -267,7 +267,7 @@ def releasing(
     return RELEASE, params
 
 
-def dead_lettering(
+def dead_letter_step(
     lease_id: str | None,
     ids: Sequence[int],
     reason: str,
@@ -285,7 +285,7 @@ def dead_lettering(
     return DEAD_LETTER, params
 
 
-def returning_leases(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> Step:
+def return_leases_step(lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> Step:
     """Release all messages leased by claims whose replies were lost, without counting attempts."""
     params = {
         "lease_ids": [*lease_ids, *suspects], "begun": [], "suspects": list(suspects),
@@ -319,8 +319,8 @@ class SettleStore:
         now: int | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> list[int]:
-        """End the lease of those messages as ``releasing`` does; return their ids."""
-        return column_of(db.fetch(using, *releasing(lease_id, ids, delay, refund, error, now)))
+        """End the lease of those messages as ``release_step`` does; return their ids."""
+        return column_of(db.fetch(using, *release_step(lease_id, ids, delay, refund, error, now)))
 
     def tell_holders(self, lease_ids: Sequence[str], *, using: str = db.DEFAULT_ALIAS) -> None:
         """Notify the workers that hold these leases, at the commit."""
@@ -395,4 +395,4 @@ class SettleStore:
         using: str = db.DEFAULT_ALIAS,
     ) -> list[int]:
         """Move those messages to the dead letters; return their ids."""
-        return column_of(db.fetch(using, *dead_lettering(lease_id, ids, reason, error, now)))
+        return column_of(db.fetch(using, *dead_letter_step(lease_id, ids, reason, error, now)))

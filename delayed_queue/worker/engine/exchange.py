@@ -12,7 +12,7 @@ from delayed_queue.db.sql import Row, Step
 from delayed_queue.db.statements import Sent, run
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.queue.store.claim import limit_waits_step
-from delayed_queue.queue.store.settle import returning_leases
+from delayed_queue.queue.store.settle import return_leases_step
 from delayed_queue.worker.engine.claims import Claim
 from delayed_queue.worker.engine.plans import ClaimPlan
 from delayed_queue.worker.engine.settling import LOCK_WAIT_MS, Settlement, channels_of
@@ -92,7 +92,7 @@ class Exchange:
         steps: dict[object, Step] = {}
         if self.unanswered:
             leases = [(each.lease_id, each.retaken_id) for each in self.unanswered]
-            steps["returned"] = returning_leases(*zip(*leases, strict=True))
+            steps["returned"] = return_leases_step(*zip(*leases, strict=True))
         steps |= {each: each.step for each in self.settlements}
         if steps:  # claims skip locked rows, but these would wait for them
             steps = {"waits": limit_waits_step(LOCK_WAIT_MS), **steps}

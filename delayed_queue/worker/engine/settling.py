@@ -20,10 +20,10 @@ from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.observe import signals
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.settle import (
-    acknowledging_leases,
-    acknowledging_members,
-    dead_lettering,
-    releasing,
+    acknowledge_leases_step,
+    acknowledge_members_step,
+    dead_letter_step,
+    release_step,
 )
 from delayed_queue.worker.engine.claims import Claim, NotBegun
 from delayed_queue.worker.engine.consumers import Consumer
@@ -156,12 +156,12 @@ class Settler:
         return groups.values()
 
     def _of_whole(self, claims: list[Claim]) -> Settlement:
-        step = acknowledging_leases([claim.lease_id for claim in claims])
+        step = acknowledge_leases_step([claim.lease_id for claim in claims])
         return Settlement(step, partial(self._note_done, [(each, each.done) for each in claims]))
 
     def _of_parts(self, parts: list[tuple[Claim, list[int]]]) -> Settlement:
         ids = [message_id for _, some in parts for message_id in some]
-        step = acknowledging_members([claim.lease_id for claim, _ in parts], ids)
+        step = acknowledge_members_step([claim.lease_id for claim, _ in parts], ids)
         return Settlement(step, partial(self._note_done, parts))
 
     def _note_done(self, parts: list[tuple[Claim, list[int]]], rows: Rows) -> None:
@@ -196,14 +196,14 @@ class Settler:
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
             return Settlement(
-                dead_lettering(envelope.lease_id, [envelope.message_id], reason, text), note
+                dead_letter_step(envelope.lease_id, [envelope.message_id], reason, text), note
             )  # fmt: skip
         ids = [each.envelope.message_id for each in alike]
         if isinstance(error, NotBegun):
-            step = releasing(envelope.lease_id, ids, None, 1, None)
+            step = release_step(envelope.lease_id, ids, None, 1, None)
             return Settlement(step, note, channel_of(claim.consumer.queue.kind))
         delay, refund = verdict.delay // MILLISECOND, 0 if verdict.counts else 1
-        return Settlement(releasing(envelope.lease_id, ids, delay, refund, text), note)
+        return Settlement(release_step(envelope.lease_id, ids, delay, refund, text), note)
 
     def release_refused(self, claim: Claim, error: BaseException, text: str | None) -> Settlement:
         """Return the release of a message whose other settlements the database refuses.
@@ -213,7 +213,7 @@ class Settler:
         (envelope,) = claim.envelopes
         delay = wait_after(envelope, claim.consumer.policy.delays)
         ids = [envelope.message_id]
-        step = releasing(envelope.lease_id, ids, delay // MILLISECOND, 0, text)
+        step = release_step(envelope.lease_id, ids, delay // MILLISECOND, 0, text)
         failure = _Failure(claim, envelope, error, Verdict(delay))
         return Settlement(step, partial(self._note_failures, [failure]))
 

@@ -22,10 +22,10 @@ from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from delayed_queue.queue.store.settle import (
     COUNT_CRASH,
     RELEASE_LEASES,
-    acknowledging_leases,
-    acknowledging_members,
-    releasing,
-    returning_leases,
+    acknowledge_leases_step,
+    acknowledge_members_step,
+    release_step,
+    return_leases_step,
 )
 from delayed_queue.spark.store.streaming import COUNT_DELIVERY
 from delayed_queue.tasks.store import Attempt, acknowledging
@@ -40,7 +40,7 @@ def releasing_leases(lease_id: str, message_id: int) -> Step:
 
 
 def giving_back_begun(lease_id: str, message_id: int) -> Step:
-    statement, params = returning_leases([lease_id])
+    statement, params = return_leases_step([lease_id])
     return statement, params | {"begun": [message_id]}
 
 
@@ -56,8 +56,8 @@ def counting_delivery(lease_id: str, message_id: int) -> Step:
 
 
 STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
-    "ACKNOWLEDGE_LEASES": lambda lease_id, message_id: acknowledging_leases([lease_id]),
-    "ACKNOWLEDGE_MEMBERS": lambda lease_id, message_id: acknowledging_members(
+    "ACKNOWLEDGE_LEASES": lambda lease_id, message_id: acknowledge_leases_step([lease_id]),
+    "ACKNOWLEDGE_MEMBERS": lambda lease_id, message_id: acknowledge_members_step(
         [lease_id], [message_id]
     ),
     "ACKNOWLEDGE_TASKS": lambda lease_id, message_id: acknowledging(
@@ -67,9 +67,9 @@ STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
         "[]",
     ),
     # As what nobody has begun is given back.
-    "RELEASE": lambda lease_id, message_id: releasing(lease_id, [message_id], None, 1, None),
+    "RELEASE": lambda lease_id, message_id: release_step(lease_id, [message_id], None, 1, None),
     "RELEASE_LEASES": releasing_leases,
-    "GIVE_BACK": lambda lease_id, message_id: returning_leases([lease_id]),
+    "GIVE_BACK": lambda lease_id, message_id: return_leases_step([lease_id]),
     "GIVE_BACK of begun": giving_back_begun,
     "COUNT_CRASH": counting_crash,
     "COUNT_DELIVERY": counting_delivery,
