@@ -38,7 +38,7 @@ class HttpConfig(AppConfig):
 def _add_hooks() -> None:
     from delayed_queue.http.jobs.catalogue import why_not_limited
     from delayed_queue.http.jobs.dead import JobsGuard, is_topic
-    from delayed_queue.http.jobs.kinds import KIND_FAMILY
+    from delayed_queue.http.store.kinds import KIND_FAMILY
 
     hooks.redrive_guards.append(JobsGuard())
     hooks.kind_family = KIND_FAMILY

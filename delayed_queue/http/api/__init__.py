@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from delayed_queue.http.api.auth import ApiRequest as ApiRequest
     from delayed_queue.http.api.auth import demand as demand
-    from delayed_queue.http.api.endpoints import Api as Api
     from delayed_queue.http.api.endpoints import Endpoints as Endpoints
+    from delayed_queue.http.api.openapi import Api as Api
     from delayed_queue.http.api.problems import Problem as Problem
 
 # Imported on first use: an asgi.py imports the wrapper of this package before apps are ready.
 _HOMES = {
-    "Api": "endpoints",
+    "Api": "openapi",
     "ApiRequest": "auth",
     "Endpoints": "endpoints",
     "Problem": "problems",

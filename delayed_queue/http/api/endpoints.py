@@ -1,6 +1,6 @@
 """Endpoints: method, path, types and view of each call, and how Django calls them.
 
-Endpoints are declared by decorators; the URLs of an API and its description follow from them::
+Decorators declare endpoints. The URLs of an API and its description follow from them::
 
     calls = Endpoints("orders")
 
@@ -27,15 +27,14 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefuncti
 from django.db import connections
 from django.db.transaction import non_atomic_requests
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path, re_path
+from django.urls import URLPattern
 from django.urls.resolvers import ResolverMatch, RoutePattern
 from msgspec import Struct, convert, defstruct, structs
 
 from delayed_queue.http.api.auth import let_in, let_in_from_loop
 from delayed_queue.http.api.bodies import JSON, Limit, admit, nothing, read_object, reply
-from delayed_queue.http.api.openapi import description_view
 from delayed_queue.http.api.pool import V, View, in_event_loop, in_thread, unstoppable
-from delayed_queue.http.api.problems import Problem, Source, invalid, not_allowed, respond
+from delayed_queue.http.api.problems import Source, invalid, not_allowed, respond
 from delayed_queue.http.api.replies import reply_type
 from delayed_queue.http.reading import Errors, read
 from delayed_queue.http.tokens import VERBS
@@ -178,33 +177,6 @@ class Endpoints(list[Endpoint]):
         return view
 
 
-@dataclass(frozen=True, slots=True)
-class Api:
-    """Endpoints under one prefix, with their description at ``openapi.json``.
-
-    Mount it with ``path("v1/", api.urls)``. Unknown paths below it are answered 404.
-    """
-
-    title: str
-    version: str
-    namespace: str
-    description: str
-    endpoints: Sequence[Endpoint]
-
-    @property
-    def urls(self) -> tuple[list[URLPattern], str, str]:
-        """Return the patterns, in the order of the endpoints: Django tries one after the other."""
-        by_route: dict[str, dict[str, Endpoint]] = {}
-        for each in self.endpoints:
-            by_route.setdefault(each.route, {})[each.method] = each
-        patterns: list[URLPattern] = [_pattern_of(*each) for each in by_route.items()]
-        patterns += [
-            path("openapi.json", description_view(self), name="openapi-json"),
-            re_path("", _unknown, name="unknown"),
-        ]
-        return patterns, self.namespace, self.namespace
-
-
 def endpoint(
     method: str,
     route: str,
@@ -247,7 +219,9 @@ def _is_list(kind: Any) -> bool:
     return any(get_origin(each) is list for each in (kind, *get_args(kind)))
 
 
-def _pattern_of(route: str, endpoints: Mapping[str, Endpoint]) -> URLPattern:
+def pattern_of(route: str, endpoints: Mapping[str, Endpoint]) -> URLPattern:
+    """Return the pattern of the endpoints of one route, by method."""
+
     def answer(request: HttpRequest, **named: Any) -> HttpResponse:
         found = endpoints.get(request.method or "")
         if found is None:
@@ -303,10 +277,3 @@ def pooled_path(route: str, view: View, name: str) -> URLPattern:
         return await in_thread(view, request, **path)
 
     return TwoWayPattern(route, view, unstoppable(markcoroutinefunction(run)), name)
-
-
-def _unknown(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-    return Problem(404, "not_found").as_response()
-
-
-_unknown.csrf_exempt = True  # type: ignore[attr-defined] # a wrong path is 404, whatever the method

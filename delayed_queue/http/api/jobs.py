@@ -67,6 +67,8 @@ KEY_HEADER: Final = {
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY, "pattern": "^[ -+\\--~]+$"},
     "description": "A repeated request with the same key gets the first answer.",
 }
+# Of the endpoints that add one job or task.
+ADDS: Final[dict[str, Any]] = {"status": 202, "errors": [409, 422], "headers": [KEY_HEADER]}
 NewJobBody = Annotated[JobRequest, NOT_BOTH]
 MANY_JOBS: Final = Meta(extra_json_schema={"maxItems": "API.BULK_ITEMS"})
 
@@ -101,11 +103,9 @@ one_job: Final = Endpoints("jobs")
 @calls.post(
     "jobs",
     "add",
-    status=202,
-    errors=[409, 422],
     accepts={JSON: NewJobBody},
-    headers=[KEY_HEADER],
     answer=AddedJob,
+    **ADDS,
 )
 async def add(request: ApiRequest, query: AddQuery) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""

@@ -1,25 +1,25 @@
-"""The description of an API as an OpenAPI 3.1 document, generated from its types."""
+"""An API of endpoints: its URLs, and its description as an OpenAPI 3.1 document."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from inspect import getdoc
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django.core.signals import setting_changed
 from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path, re_path
 from msgspec.json import schema, schema_components
 
 from delayed_queue.conf import section
-from delayed_queue.http.api.problems import MEDIA_TYPE, ProblemReply, not_allowed
+from delayed_queue.http.api.endpoints import Endpoint, pattern_of
+from delayed_queue.http.api.problems import MEDIA_TYPE, Problem, ProblemReply, not_allowed
 from delayed_queue.http.reading import SURROGATES, describe_custom
-
-if TYPE_CHECKING:
-    from delayed_queue.http.api.endpoints import Api, Endpoint
 
 Schema = dict[str, Any]
 
@@ -42,6 +42,33 @@ _RETRY_AFTER: Final = {
 _WITH_RETRY: Final = frozenset({429, 503})
 _PARAMETER: Final = re.compile(r"<(?:\w+:)?(\w+)>")
 _REFERENCE: Final = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Endpoints under one prefix, with their description at ``openapi.json``.
+
+    Mount it with ``path("v1/", api.urls)``. Unknown paths below it are answered 404.
+    """
+
+    title: str
+    version: str
+    namespace: str
+    description: str
+    endpoints: Sequence[Endpoint]
+
+    @property
+    def urls(self) -> tuple[list[URLPattern], str, str]:
+        """Return the patterns, in the order of the endpoints: Django tries one after the other."""
+        by_route: dict[str, dict[str, Endpoint]] = {}
+        for each in self.endpoints:
+            by_route.setdefault(each.route, {})[each.method] = each
+        patterns: list[URLPattern] = [pattern_of(*each) for each in by_route.items()]
+        patterns += [
+            path("openapi.json", description_view(self), name="openapi-json"),
+            re_path("", _unknown, name="unknown"),
+        ]
+        return patterns, self.namespace, self.namespace
 
 
 def describe(api: Api, *, prefix: str = "/") -> Schema:
@@ -193,3 +220,10 @@ def description_view(api: Api) -> Callable[..., HttpResponse]:
 
     view.csrf_exempt = True  # type: ignore[attr-defined] # other methods are 405
     return view
+
+
+def _unknown(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+    return Problem(404, "not_found").as_response()
+
+
+_unknown.csrf_exempt = True  # type: ignore[attr-defined] # a wrong path is 404, whatever the method

@@ -16,7 +16,7 @@ from delayed_queue.db.resilience import is_read_only
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.http.api import attempts, consuming, dead, jobs, runs, tasks, topics
 from delayed_queue.http.api.auth import check, grant_of
-from delayed_queue.http.api.endpoints import Api
+from delayed_queue.http.api.openapi import Api
 from delayed_queue.http.api.problems import Problem, not_allowed, respond, unavailable
 from delayed_queue.http.conf import api_settings
 from delayed_queue.worker.deadlines import SharedProbe

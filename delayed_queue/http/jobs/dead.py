@@ -16,9 +16,10 @@ from delayed_queue.db.sql import Step
 from delayed_queue.http.jobs.adding import BATCH, find_row, last_line
 from delayed_queue.http.jobs.catalogue import MAX_LISTED, kinds_of, read_topic, wake
 from delayed_queue.http.jobs.jobs import Answer, initial_retry, read_headers, url_of
-from delayed_queue.http.jobs.kinds import Way, check_callbacks, check_topic, parse_kind, topic_of
+from delayed_queue.http.jobs.kinds import Way, check_callbacks, check_topic, parse_kind
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.finding import DeadJobRow
+from delayed_queue.http.store.kinds import topic_of
 from delayed_queue.http.store.topics import MOST_JOBS, locking_letters
 from delayed_queue.messages import check_key, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter

@@ -1,4 +1,4 @@
-"""The kinds in which jobs are stored, pulled ones by id, callbacks by host; and the same in SQL."""
+"""The kinds in which jobs are stored: pulled ones by id, callbacks by host."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import re
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 from zlib import crc32
 
 from delayed_queue.exceptions import CallbacksOff, InvalidMessage
 from delayed_queue.http.conf import callback_settings
-from delayed_queue.queue.hooks import KindFamily
 
-# The kind on whose channel it is announced that topics came or changed; none is stored under it.
+# Its channel announces new and changed topics; no message has this kind.
 WAKE_CHANNEL: Final = "delayed_queue.http.jobs|wake"
 MAX_TOPIC_LENGTH: Final = 80
 MAX_SHARDS: Final = 64
-# So many hosts have a shard of a topic's callbacks each; those that come later share the others.
+# Number of hosts that have a shard of a topic's callbacks each; later hosts share the others.
 OWN_SHARDS: Final = 32
 MAX_HOST_LENGTH: Final = 261
 
@@ -49,7 +48,7 @@ def check_callbacks(ways: Iterable[Way]) -> None:
 
 
 class TopicKind(NamedTuple):
-    """A kind in the words of the HTTP side."""
+    """The topic, shard and way of a kind."""
 
     topic: str
     shard: int
@@ -57,7 +56,7 @@ class TopicKind(NamedTuple):
 
 
 def check_topic(name: str) -> str:
-    """Return the topic's name, or refuse one that no kind can be made of."""
+    """Return the name of the topic; raise InvalidMessage for an invalid one."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_TOPIC_LENGTH:
         raise InvalidMessage(f"A topic is named by 1 to {MAX_TOPIC_LENGTH} characters.")
     if _TOPIC.fullmatch(name) is None:
@@ -91,9 +90,9 @@ def host_of(url: str) -> str:
 
 
 def with_hosts(known: str, hosts: Iterable[str]) -> str:
-    """Return the hosts that have shards of their own, in their order, with what there is room for.
+    """Return the hosts with shards of their own, in order, after adding these while there is room.
 
-    None is ever taken away or moved: its shard has jobs.
+    None is ever removed or moved: its shard has jobs.
     """
     both = dict.fromkeys([*known.split(), *filter(None, hosts)])
     return " ".join(list(both)[:OWN_SHARDS])
@@ -110,7 +109,7 @@ def shard_of_host(host: str, known: str) -> int:
 
 
 def shards_of_hosts(known: str) -> int:
-    """Return how many shards the callbacks have: one at first, and all once some are shared."""
+    """Return the number of shards of callbacks: one at first, all once some are shared."""
     number = len(known.split())
     return max(number, 1) if number < OWN_SHARDS else MAX_SHARDS
 
@@ -138,54 +137,3 @@ def topics_in(kinds: list[str]) -> Iterator[str]:
     """Yield the topic of each kind that is one of a topic, once."""
     found = (parse_kind(kind) for kind in kinds)
     yield from dict.fromkeys(each.topic for each in found if each is not None)
-
-
-# All kinds of a topic are one family: a key is one job in all of them. A receiver identifies
-# a callback by its first schedule, so a redrive keeps that.
-KIND_FAMILY: Final = KindFamily(
-    pattern="^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$", keeps_schedule="[|]callback$"
-)
-# The topic of a kind; NULL for a kind that belongs to no topic.
-TOPIC: Final[LiteralString] = (
-    """substring("pKind" FROM '^([^#|]+)(?:#[0-9]+)?[|](?:json|callback)$')"""
-)
-
-# The kinds of a topic, as jobs.kinds names them; one that has no row yet has one shard of each way.
-# Elsewhere conditions stand inside COALESCE, where no index serves them, because a key has few
-# rows, and a kind or a lease may have many.
-PLACES: Final[LiteralString] = """
-places AS MATERIALIZED (
-    SELECT ARRAY(
-        SELECT
-            %(topic)s::text
-            || CASE shard WHEN 0 THEN '' ELSE '#' || shard END
-            || '|' || way
-        FROM unnest(
-            ARRAY['json', 'callback'],
-            ARRAY[
-                COALESCE(
-                    (SELECT shards FROM delayed_queue_topic WHERE name = %(topic)s::text), 1
-                ),
-                COALESCE(
-                    (
-                        SELECT CASE
-                            WHEN cardinality(string_to_array(hosts, ' ')) < 32
-                            THEN GREATEST(cardinality(string_to_array(hosts, ' ')), 1)
-                            ELSE 64
-                        END
-                        FROM delayed_queue_topic
-                        WHERE name = %(topic)s::text
-                    ),
-                    1
-                )
-            ]
-        ) AS ways (way, shards)
-        CROSS JOIN generate_series(0, ways.shards - 1) AS shard
-    ) AS kinds
-)"""
-
-
-def topic_of(kind: str) -> str | None:
-    """Return the topic that a kind is one of, if there is a topic of that name."""
-    match = re.search(KIND_FAMILY.pattern, kind)
-    return None if match is None else match[1]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
@@ -41,7 +41,6 @@ from delayed_queue.messages import (
     MAX_GROUP_LENGTH,
     MAX_KEY_LENGTH,
     encode_headers,
-    from_milliseconds,
     to_milliseconds,
 )
 
@@ -244,22 +243,11 @@ class TaskRequest(Struct, rename="camel", forbid_unknown_fields=True):
     run_at: _RunAt | None = None
 
 
-class NewCall(NamedTuple):
-    """A task to enqueue: its name, its arguments, and when; the delay in milliseconds."""
-
-    name: str
-    args: list[Any]
-    kwargs: dict[str, Any]
-    schedule_at: datetime | None
-    delay: int
-
-
-def call_from(fields: Mapping[str, Any]) -> NewCall:
+def call_from(fields: Mapping[str, Any]) -> TaskRequest:
     """Return the call that the fields of a request describe; raises InvalidJob."""
     errors: Errors = []
     found = read(TaskRequest, fields, errors)
     errors += _time_errors(fields)
     if found is None or errors:
         raise InvalidJob(errors=errors)
-    at = None if found.run_at is None else from_milliseconds(found.run_at)
-    return NewCall(found.task, found.args or [], found.kwargs or {}, at, _milliseconds(found.delay))
+    return found

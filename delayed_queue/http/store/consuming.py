@@ -9,7 +9,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.sql import CLOCK, column_of, rows_of
 from delayed_queue.db.statements import fetch
-from delayed_queue.http.jobs.kinds import PLACES
+from delayed_queue.http.store.kinds import PLACES
 from delayed_queue.queue.store.claim import (
     LeasedRow,
     earliest_first,

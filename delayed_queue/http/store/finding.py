@@ -16,7 +16,7 @@ from delayed_queue.db.statements import (
     fetch,
     run,
 )
-from delayed_queue.http.jobs.kinds import PLACES
+from delayed_queue.http.store.kinds import PLACES
 from delayed_queue.http.store.topics import locking_jobs
 from delayed_queue.queue.store.fragments import (
     ATTEMPTS,

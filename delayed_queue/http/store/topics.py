@@ -12,7 +12,7 @@ from delayed_queue.db.statements import (
     fetch,
     run,
 )
-from delayed_queue.http.jobs.kinds import TOPIC, topic_of
+from delayed_queue.http.store.kinds import TOPIC, topic_of
 
 # The advisory locks of a topic and of one of its jobs, as numbers: 64 bits of a hash, so that two
 # names may share one, and then only wait for each other. Computed in the statements that take
