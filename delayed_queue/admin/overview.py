@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.charts import Values, sparkline
@@ -36,12 +36,6 @@ from delayed_queue.worker.engine.heartbeat import ALIVE
 from delayed_queue.worker.store import ThroughputRow
 
 _LATE: Final = timedelta(minutes=1)
-_HOLDERS: Final = {
-    "session": gettext_lazy("session"),
-    "prepared transaction": gettext_lazy("prepared transaction"),
-    "replication slot": gettext_lazy("replication slot"),
-    "standby": gettext_lazy("standby"),
-}
 TREND_MINUTES: Final = 60
 # Minutes until a missing sample is reported; a sample is 10 or 20 seconds late.
 SAMPLED_WITHIN: Final = 3
@@ -155,37 +149,12 @@ def _old_snapshot(using: str) -> dict[str, Any]:
     found = oldest_snapshot(using)
     if found is None or not found.is_older_than(OLD):
         return {}
-    return {
-        "snapshot": found,
-        "snapshot_holder": holder_of(found),
-        "snapshot_place": place_of(found),
-    }
+    return {"snapshot": found, "snapshot_holder": holder_of(found)}
 
 
 def holder_of(snapshot: Snapshot) -> str:
-    """Return the holder and for how long, like ``str``, in the language of the page."""
-    owner, elsewhere = {"name": snapshot.owner}, {"name": snapshot.elsewhere}
-    words = [
-        snapshot.application, snapshot.owner and _("user %(name)s") % owner, snapshot.state,
-        snapshot.elsewhere and _("database %(name)s") % elsewhere,
-    ]  # fmt: skip
-    known = ", ".join(filter(None, words))
-    span = ngettext("%(number)s transaction", "%(number)s transactions", snapshot.transactions) % {
-        "number": number(snapshot.transactions)
-    }
-    if snapshot.age is not None:
-        span = f"{human(snapshot.age)} ({span})"
-    who = f"{_HOLDERS[snapshot.holder]} {snapshot.name}{f' ({known})' if known else ''}"
-    return _("%(holder)s, for %(span)s") % {"holder": who, "span": span}
-
-
-def place_of(snapshot: Snapshot) -> str:
-    """Return where to run the remedy if not here, in the language of the page."""
-    if snapshot.holder == "standby":
-        return _("on the standby")
-    if not snapshot.place:
-        return ""
-    return _("in the database %(name)s") % {"name": snapshot.elsewhere}
+    age = "" if snapshot.age is None else human(snapshot.age)
+    return snapshot.described(age, number(snapshot.transactions))
 
 
 def _silent_workers(using: str) -> int:

@@ -165,7 +165,7 @@ def depths(
     """Count the messages of each kind up to the cap; sorted by kind."""
     chosen = cap_for(len(kinds)) if cap is None else cap
     rows = Message.objects.overview(kinds, chosen, lease_cap=LEASE_CAP, using=using)
-    return sorted(_depth(row, chosen) for row in rows)
+    return sorted(_depth(row, EstimateRow(row.kind), chosen) for row in rows)
 
 
 def estimated_depths(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> list[QueueDepth]:
@@ -177,20 +177,20 @@ def estimated_depths(kinds: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> 
     of_kinds = [guesses.get(kind, EstimateRow(kind)) for kind in kinds]
     caps = [Caps(_cap(each.due), _cap(each.scheduled), _cap(each.dead)) for each in of_kinds]
     rows = Message.objects.overview(kinds, EXACT, lease_cap=LEASE_CAP, caps=caps, using=using)
-    return sorted(_estimated(row, guesses.get(row.kind, EstimateRow(row.kind))) for row in rows)
+    return sorted(_depth(row, guesses.get(row.kind, EstimateRow(row.kind)), EXACT) for row in rows)
 
 
 def _cap(guess: int) -> int:
     return EXACT if guess < _CLEARLY_MORE else 0
 
 
-def _estimated(row: OverviewRow, guess: EstimateRow) -> QueueDepth:
+def _depth(row: OverviewRow, guess: EstimateRow, cap: int) -> QueueDepth:
     return QueueDepth(
         kind=row.kind,
-        due=_count(row.due, guess.due),
-        scheduled=_doubted(row, _count(row.scheduled, guess.scheduled, is_cut=row.read >= EXACT)),
-        leased=_count(row.leased, guess.leased, is_cut=row.held >= LEASE_CAP),
-        dead=_count(row.dead, guess.dead),
+        due=_count(row.due, guess.due, cap),
+        scheduled=_doubted(row, _count(row.scheduled, guess.scheduled, cap, read=row.read)),
+        leased=_count(row.leased, guess.leased, LEASE_CAP, read=row.held),
+        dead=_count(row.dead, guess.dead, cap),
         oldest_due_age=_span(row.oldest_due_age),
     )
 
@@ -201,24 +201,16 @@ def _doubted(row: OverviewRow, scheduled: Count) -> Count:
     return scheduled._replace(is_cut=True, is_estimated=True) if is_doubtful else scheduled
 
 
-def _count(counted: int, guess: int, *, is_cut: bool | None = None) -> Count:
-    """Return the count, or the guess where counting stopped or was left out."""
+def _count(counted: int, guess: int, cap: int, *, read: int | None = None) -> Count:
+    """Return the count, or the guess where counting stopped or was left out.
+
+    ``read`` is the number of rows that were read for the count; counting stopped at the cap.
+    """
     if guess >= _CLEARLY_MORE and counted < EXACT:
         return Count(max(counted, guess), is_cut=True, is_estimated=True)
-    if counted >= EXACT if is_cut is None else is_cut:
+    if (counted if read is None else read) >= cap:
         return Count(max(counted, guess), is_cut=True, is_estimated=guess > counted)
     return Count(counted, is_cut=False)
-
-
-def _depth(row: OverviewRow, cap: int) -> QueueDepth:
-    return QueueDepth(
-        kind=row.kind,
-        due=Count(row.due, row.due >= cap),
-        scheduled=_doubted(row, Count(row.scheduled, row.read >= cap)),
-        leased=Count(row.leased, row.held >= LEASE_CAP),
-        dead=Count(row.dead, row.dead >= cap),
-        oldest_due_age=_span(row.oldest_due_age),
-    )
 
 
 def _span(milliseconds: int | None) -> timedelta | None:

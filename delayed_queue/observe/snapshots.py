@@ -9,6 +9,8 @@ from datetime import timedelta
 from typing import Final
 
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, override
 
 from delayed_queue.logs import log
 from delayed_queue.observe.store import SnapshotRow, oldest_snapshot_row
@@ -19,6 +21,12 @@ OLD_TRANSACTIONS: Final = 100_000
 # A claim reads this many dead rows in less time than a round trip takes.
 FEW_ROWS: Final = 1_000
 
+_HOLDERS: Final = {
+    "session": gettext_lazy("session"),
+    "prepared transaction": gettext_lazy("prepared transaction"),
+    "replication slot": gettext_lazy("replication slot"),
+    "standby": gettext_lazy("standby"),
+}
 _REMEDIES: Final = {
     "session": "SELECT pg_terminate_backend({name});",
     "prepared transaction": "ROLLBACK PREPARED {name};",
@@ -41,17 +49,25 @@ class Snapshot(SnapshotRow):
             return self.transactions >= OLD_TRANSACTIONS
         return self.age >= limit
 
-    def __str__(self) -> str:
-        """Return the holder and its age in one line."""
+    def described(self, age: str, transactions: str) -> str:
+        """Return the holder and its age in one line, in the active language."""
         words = (
-            self.application, self.owner and f"user {self.owner}", self.state,
-            self.elsewhere and f"database {self.elsewhere}",
+            self.application, self.owner and _("user %(name)s") % {"name": self.owner}, self.state,
+            self.elsewhere and _("database %(name)s") % {"name": self.elsewhere},
         )  # fmt: skip
         known = ", ".join(filter(None, words))
-        since = f"{self.transactions:,} transaction{'s' * (self.transactions != 1)}"
-        if self.age is not None:
-            since = f"{timedelta(seconds=int(self.age.total_seconds()))} ({since})"
-        return f"{self.holder} {self.name}{f' ({known})' if known else ''}, for {since}"
+        span = ngettext("%(number)s transaction", "%(number)s transactions", self.transactions)
+        span %= {"number": transactions}
+        return _("%(holder)s, for %(span)s") % {
+            "holder": f"{_HOLDERS[self.holder]} {self.name}{f' ({known})' if known else ''}",
+            "span": f"{age} ({span})" if age else span,
+        }
+
+    def __str__(self) -> str:
+        """Return the holder and its age in English."""
+        age = "" if self.age is None else str(timedelta(seconds=int(self.age.total_seconds())))
+        with override(None):
+            return self.described(age, f"{self.transactions:,}")
 
     @property
     def remedy(self) -> str:
@@ -71,10 +87,10 @@ class Snapshot(SnapshotRow):
 
     @property
     def place(self) -> str:
-        """Where to run the remedy, if not in this database."""
+        """Where to run the remedy if not in this database, in the active language."""
         if self.holder == "prepared transaction" and self.elsewhere:
-            return f"in the database {self.elsewhere}"
-        return "on the standby" if self.holder == "standby" else ""
+            return _("in the database %(name)s") % {"name": self.elsewhere}
+        return _("on the standby") if self.holder == "standby" else ""
 
 
 def oldest_snapshot(using: str = DEFAULT_DB_ALIAS) -> Snapshot | None:

@@ -375,7 +375,7 @@ def test_its_holder_is_named_in_the_language_of_the_page(
     snapshot: Snapshot, language: str, holder: str, place: str
 ):
     with override(language):
-        assert (overview.holder_of(snapshot), overview.place_of(snapshot)) == (holder, place)
+        assert (overview.holder_of(snapshot), snapshot.place) == (holder, place)
 
 
 @pytest.mark.parametrize("snapshot", [SESSION, PREPARED, STANDBY])
@@ -384,7 +384,6 @@ def test_in_english_these_are_the_words_of_the_log(snapshot: Snapshot):
         return said.partition(", for ")[0]
 
     assert holder(overview.holder_of(snapshot)) == holder(str(snapshot))
-    assert overview.place_of(snapshot) == snapshot.place
 
 
 def names_the_oldest(shown: str) -> bool:

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import Error, connections
 from django.db.migrations.executor import MigrationExecutor
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext_noop, override
 
 from delayed_queue.management.arguments import Argument, arg, count, one_of, seconds, text
 from delayed_queue.management.base import QueueCommand, similar_queue, wrong_usage
@@ -158,7 +158,9 @@ def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
         cost = f", a claim from the start of {found.scanned} takes {found.claim_ms:,} ms"
         cost = cost if found.claim_ms else ""
         yield f"PostgreSQL cannot vacuum deleted messages ({found.rows} rows{cost}): {found}"
-        yield f"  to end it{f' {found.place}' if found.place else ''}: {found.remedy}"
+        with override(None):
+            place = f" {found.place}" if found.place else ""
+        yield f"  to end it{place}: {found.remedy}"
 
 
 def _of_refusals(queues: list[str], using: str) -> Iterator[str]:
