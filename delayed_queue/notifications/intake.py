@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Final, LiteralString
 
@@ -15,18 +13,20 @@ from django.db import transaction
 
 from delayed_queue import ScheduledMessage
 from delayed_queue.db.clock import database_now
-from delayed_queue.db.resilience import Lost, is_in_transaction, repeat
+from delayed_queue.db.resilience import Lost, repeat
+from delayed_queue.db.sql import Step
 from delayed_queue.db.statements import run
 from delayed_queue.messages import Counts
-from delayed_queue.notifications.catalogue import (
-    RememberedTemplates,
-    StaleTemplates,
-    StoredTemplates,
-    demand_none,
-)
+from delayed_queue.notifications.catalogue import find_template
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Notification, Source, Status, new_id
-from delayed_queue.notifications.services import USING, fetch, offer_callbacks, queue_of
+from delayed_queue.notifications.services import (
+    USING,
+    fetch,
+    offer_callbacks,
+    queue_of,
+    statuses_of,
+)
 from delayed_queue.notifications.validation import MAX_GUESSES, FieldError, Request, validate
 
 # Take the dedupe keys that are free, or whose window is over, for these notifications; the rows
@@ -118,16 +118,6 @@ class Refused:
     errors: Sequence[FieldError]
 
 
-@dataclass(slots=True)
-class _Candidate:
-    """A valid request on its way, and the key that it must not share within the window."""
-
-    place: int
-    id: uuid.UUID
-    request: Request
-    claim: str
-
-
 def accept(
     raws: Sequence[object],
     *,
@@ -140,125 +130,116 @@ def accept(
     Returns a result for each, in order. ``fallback_keys`` are used where a request has no
     ``dedupeKey``: the ids of a broker's messages.
 
-    Four round trips for one request, or for many of one queue: to begin, store, offer and commit.
-    Takes part in a caller's transaction without a savepoint: an error undoes that, too. Raises
-    Django's database errors and ResourceUnavailable.
+    Three round trips for one request, or for many of one queue: store, offer, commit. Takes part
+    in a caller's transaction without a savepoint: an error undoes that, too. Raises Django's
+    database errors and ResourceUnavailable.
     """
-    intake = _Intake(tenant, source, database_now(USING), fallback_keys)
-    try:
-        return intake.accept(raws, RememberedTemplates())
-    except StaleTemplates:
-        return intake.accept(raws, StoredTemplates())
+    now = database_now(USING)
+    guesses = MAX_GUESSES if len(raws) == 1 else 0
+    read = [validate(raw, find_template, now, guesses=guesses) for raw in raws]
+    keys = fallback_keys or [""] * len(raws)
+    candidates = [
+        _Candidate(new_id(), each, _later(each.send_at, now), _claim(each, key))
+        for each, key in zip(read, keys, strict=True)
+        if isinstance(each, Request)
+    ]
+    stored = iter(_Batch(tenant, source, candidates).store() if candidates else ())
+    return [next(stored) if isinstance(each, Request) else Refused(each) for each in read]
+
+
+def _later(send_at: datetime | None, now: datetime) -> datetime | None:
+    """Return None, at once, for the past: an old date must not overtake what waits."""
+    return send_at if send_at is not None and send_at > now else None
+
+
+def _claim(request: Request, fallback: str) -> str:
+    """Return the key to claim; those of callers and of the broker differ by their prefix."""
+    if request.dedupe_key:
+        return f"key:{request.dedupe_key}"
+    return f"message:{fallback}" if fallback else ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Intake:
-    """The origin of requests: their tenant, the way they came and when."""
+class _Candidate:
+    """A valid request, and the key that must be unique within the window."""
 
-    tenant: str
-    source: Source
-    now: datetime
-    fallback_keys: Sequence[str]
+    id: uuid.UUID
+    request: Request
+    send_at: datetime | None
+    claim: str
 
-    def accept(
-        self, raws: Sequence[object], templates: StoredTemplates
-    ) -> list[Accepted | Refused]:
-        """Do as ``intake.accept()``; raises StaleTemplates, having written nothing."""
-        results: dict[int, Accepted | Refused] = {}
-        candidates: list[_Candidate] = []
-        guesses = MAX_GUESSES if len(raws) == 1 else 0
-        for place, raw in enumerate(raws):
-            request = validate(raw, templates, self.now, guesses=guesses)
-            if isinstance(request, Request):
-                candidates.append(self._candidate(place, request))
-            else:
-                results[place] = Refused(request)
-        # What is refused is written by no statement that would tell; and of a transaction of the
-        # caller's nothing could be taken back.
-        if results or is_in_transaction(USING):
-            templates.confirm()
-        if candidates:
-            store = partial(self._store, candidates, templates)
-            truth = partial(self._stored, candidates, store)
-            results.update(repeat(USING, store, truth=truth))
-        return [results[place] for place in range(len(raws))]
 
-    def _candidate(self, place: int, request: Request) -> _Candidate:
-        fallback = self.fallback_keys[place] if self.fallback_keys else ""
-        return _Candidate(place, new_id(), request, _claim(request, fallback))
+class _Batch:
+    """The valid requests of one call. Of those with one key the first is stored."""
+
+    def __init__(self, tenant: str, source: Source, candidates: Sequence[_Candidate]) -> None:
+        self._tenant = tenant
+        self._source = source
+        self._candidates = candidates
+        self._firsts = {each.claim: each for each in reversed(candidates) if each.claim}
+
+    def store(self) -> list[Accepted]:
+        return repeat(USING, self._store, truth=self._find_stored)
 
     @transaction.atomic(using=USING, savepoint=False)
-    def _store(
-        self, candidates: list[_Candidate], templates: StoredTemplates
-    ) -> dict[int, Accepted]:
-        firsts = {each.claim: each for each in reversed(candidates) if each.claim}
-        asked = [each for each in candidates if firsts.get(each.claim, each) is each]
-        statuses = self._insert(asked, firsts, templates)
-        holders = self._holders(each for each in asked if each.id not in statuses)
-        # A key whose notification is gone stands for nothing.
-        orphans = [each for each in asked if each.id not in statuses and each.claim not in holders]
+    def _store(self) -> list[Accepted]:
+        asked = [each for each in self._candidates if self._first_of(each) is each]
+        statuses = self._insert(asked)
+        taken = [each for each in asked if each.id not in statuses]
+        holders = self._holders(taken)
+        # A key whose notification was deleted stands for nothing.
+        orphans = [each for each in taken if each.claim not in holders]
         if orphans:
             rows = fetch(INSERT, self._columns(orphans) | {"claims": [""] * len(orphans)})
-            statuses |= _statuses(rows)
+            statuses |= statuses_of(rows)
         self._offer([each for each in asked if each.id in statuses], statuses)
-        return {each.place: _answer(each, firsts, statuses, holders) for each in candidates}
+        return self._answers(statuses, holders)
 
-    def _stored(
-        self, candidates: list[_Candidate], store: Callable[[], dict[int, Accepted]], lost: Lost
-    ) -> dict[int, Accepted]:
-        """Return what a lost try has stored, all or nothing of it; or store it."""
-        rows = Notification.objects.filter(pk__in=[each.id for each in candidates])
-        statuses = {id_: Status(status) for id_, status in rows.values_list("id", "status")}
-        if not statuses:
-            if not lost.is_over:
-                raise lost.unknown()
-            return store()
-        firsts = {each.claim: each for each in reversed(candidates) if each.claim}
-        holders = self._holders(each for each in candidates if each.claim)
-        return {each.place: _answer(each, firsts, statuses, holders) for each in candidates}
+    def _find_stored(self, lost: Lost) -> list[Accepted]:
+        """Return what a try without an answer has stored, all or nothing; or store it."""
+        rows = Notification.objects.filter(pk__in=[each.id for each in self._candidates])
+        statuses = statuses_of(rows.values_list("id", "status"))
+        if statuses:
+            return self._answers(statuses, self._holders(self._candidates))
+        if not lost.is_over:
+            raise lost.unknown()
+        return self._store()
 
-    def _insert(
-        self,
-        asked: list[_Candidate],
-        firsts: dict[str, _Candidate],
-        templates: StoredTemplates,
-    ) -> dict[uuid.UUID, Status]:
+    def _first_of(self, candidate: _Candidate) -> _Candidate:
+        return self._firsts.get(candidate.claim, candidate)
+
+    def _insert(self, asked: list[_Candidate]) -> dict[uuid.UUID, Status]:
         """Claim the keys and store those that got theirs, in one round trip."""
-        confirmation = templates.confirmation()
-        steps = [] if confirmation is None else [confirmation]
-        if firsts:
-            steps.append((CLAIM_KEYS, self._claim_params(firsts)))
-        steps.append((INSERT, self._columns(asked)))
-        answers = run(USING, steps, savepoint=False)
-        if confirmation is not None:
-            demand_none(answers[0])
-        return _statuses(answers[-1])
+        steps: list[Step] = [(INSERT, self._columns(asked))]
+        if self._firsts:
+            steps.insert(0, (CLAIM_KEYS, self._claim_params()))
+        return statuses_of(run(USING, steps, savepoint=False)[-1])
 
-    def _claim_params(self, firsts: dict[str, _Candidate]) -> dict[str, Any]:
-        keys = sorted(firsts)
+    def _claim_params(self) -> dict[str, Any]:
+        keys = sorted(self._firsts)
         return {
-            "tenant": self.tenant,
+            "tenant": self._tenant,
             "keys": keys,
-            "ids": [firsts[key].id for key in keys],
+            "ids": [self._firsts[key].id for key in keys],
             "window": get_settings().DEDUPE_WINDOW,
         }
 
     def _columns(self, candidates: list[_Candidate]) -> dict[str, Any]:
-        requests = [each.request for each in candidates]
         params: dict[str, Any] = {
-            plural: [getattr(each, name) for each in requests] for plural, name in _COLUMNS
+            plural: [getattr(each.request, name) for each in candidates]
+            for plural, name in _COLUMNS
         }
         params["ids"] = [each.id for each in candidates]
         params["claims"] = [each.claim for each in candidates]
-        params["send_ats"] = [_later(each.send_at, self.now) for each in requests]
-        return params | {"tenant": self.tenant, "source": self.source.value}
+        params["send_ats"] = [each.send_at for each in candidates]
+        return params | {"tenant": self._tenant, "source": self._source.value}
 
     def _holders(self, held: Iterable[_Candidate]) -> dict[str, tuple[uuid.UUID, Status]]:
         """Return the notifications that hold the keys of these."""
-        keys = sorted(each.claim for each in held)
+        keys = sorted(each.claim for each in held if each.claim)
         if not keys:
             return {}
-        rows = fetch(HOLDERS, {"tenant": self.tenant, "keys": keys})
+        rows = fetch(HOLDERS, {"tenant": self._tenant, "keys": keys})
         return {key: (id_, Status(status)) for key, id_, status in rows}
 
     def _offer(self, stored: list[_Candidate], statuses: dict[uuid.UUID, Status]) -> None:
@@ -266,37 +247,28 @@ class _Intake:
         batches: dict[tuple[str, str], list[ScheduledMessage]] = {}
         for each in stored:
             if statuses[each.id] == Status.ENQUEUED:
-                request = each.request
-                message = ScheduledMessage(str(each.id), None, _later(request.send_at, self.now))
-                batches.setdefault((request.priority, request.channel), []).append(message)
-        # In one order everywhere.
+                message = ScheduledMessage(str(each.id), None, each.send_at)
+                place = (each.request.priority, each.request.channel)
+                batches.setdefault(place, []).append(message)
+        # In the same order in all processes.
         for place in sorted(batches):
             queue_of(*place).offer_batch(batches[place])
-        told = (each.id for each in stored if each.request.callback_url)
-        offer_callbacks((id_, statuses[id_]) for id_ in told)
+        offer_callbacks(
+            (each.id, statuses[each.id]) for each in stored if each.request.callback_url
+        )
 
-
-def _claim(request: Request, fallback: str) -> str:
-    """Return the key to claim; the caller's and the broker's never meet."""
-    if request.dedupe_key:
-        return f"key:{request.dedupe_key}"
-    return f"message:{fallback}" if fallback else ""
-
-
-def _answer(
-    candidate: _Candidate,
-    firsts: dict[str, _Candidate],
-    statuses: dict[uuid.UUID, Status],
-    holders: dict[str, tuple[uuid.UUID, Status]],
-) -> Accepted:
-    first = firsts.get(candidate.claim, candidate)
-    if first.id in statuses:
-        return Accepted(first.id, statuses[first.id], is_duplicate=first is not candidate)
-    return Accepted(*holders[candidate.claim], is_duplicate=True)
-
-
-def _statuses(rows: list[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:
-    return {id_: Status(status) for id_, status in rows}
+    def _answers(
+        self,
+        statuses: dict[uuid.UUID, Status],
+        holders: dict[str, tuple[uuid.UUID, Status]],
+    ) -> list[Accepted]:
+        found = []
+        for each in self._candidates:
+            first = self._first_of(each)
+            is_new = first.id in statuses
+            id_, status = (first.id, statuses[first.id]) if is_new else holders[each.claim]
+            found.append(Accepted(id_, status, is_duplicate=not is_new or first is not each))
+        return found
 
 
 _COLUMNS: Final = (
@@ -316,13 +288,7 @@ _COLUMNS: Final = (
 )
 
 
-def _later(send_at: datetime | None, now: datetime) -> datetime | None:
-    """Return None, at once, for the past: a date long gone must not overtake what waits."""
-    return send_at if send_at is not None and send_at > now else None
-
-
 BATCH: Final = 500
-_FRESH_SECONDS: Final = 10
 
 
 class NoLongerValid(ValueError):
@@ -345,7 +311,7 @@ def import_rows(rows: Iterable[dict[str, Any]]) -> Counts:
 
 def check(row: dict[str, Any]) -> list[str]:
     """Return what is wrong with the row, in the words of the REST interface."""
-    found = validate(request_of(row), _templates(int(time.monotonic() // _FRESH_SECONDS)))
+    found = validate(request_of(row), find_template)
     if isinstance(found, Request):
         return []
     return [f"{each.path}: {each.message}" if each.path else each.message for each in found]
@@ -371,12 +337,6 @@ def _has(request: dict[str, Any], name: str) -> bool:
 def _send_at(row: dict[str, Any]) -> datetime | None:
     at: datetime | None = row["schedule_at"]
     return database_now(USING) + row["delay"] if at is None and row["delay"] is not None else at
-
-
-@lru_cache(maxsize=1)
-def _templates(period: int) -> StoredTemplates:
-    """Return templates looked up in this period: an executor's process lives for many imports."""
-    return StoredTemplates()
 
 
 def _stored(batch: Sequence[dict[str, Any]]) -> Counts:

@@ -401,14 +401,15 @@ def settle_many(settlements: Sequence[Settlement]) -> dict[uuid.UUID, Status]:
     params = _settlement_params(settlements) | _call_params(settlements)
     called = {each.begun.id for each in settlements if each.begun.callback_url}
     if not called:
-        return _statuses(fetch(SETTLE, params))
+        return statuses_of(fetch(SETTLE, params))
     with transaction.atomic(using=USING):
-        statuses = _statuses(fetch(SETTLE, params))
+        statuses = statuses_of(fetch(SETTLE, params))
         offer_callbacks((id_, statuses[id_]) for id_ in called if id_ in statuses)
     return statuses
 
 
-def _statuses(rows: list[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:
+def statuses_of(rows: Iterable[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:
+    """Return statuses by id, of rows of both."""
     return {id_: Status(status) for id_, status in rows}
 
 

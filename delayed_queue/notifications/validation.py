@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from delayed_queue.db.clock import database_now
 from delayed_queue.exceptions import suggest
@@ -86,28 +86,26 @@ class Request:
     callback_url: str = ""
 
 
-class Catalogue(Protocol):
-    """The source of templates."""
-
-    def find(self, channel: str, name: str, version: int | None) -> Compiled | None: ...
+# Finds a template by channel, name and version; None is the latest version.
+FindTemplate = Callable[[str, str, int | None], Compiled | None]
 
 
 def validate(
     raw: object,
-    catalogue: Catalogue,
+    find_template: FindTemplate,
     now: datetime | None = None,
     *,
     guesses: int = MAX_GUESSES,
 ) -> Request | list[FieldError]:
-    """Return the request, or 20 errors at most, each with the path of its field, and one for more.
+    """Return the request, or at most 20 errors with paths, and one if there are more.
 
-    Of the first ``guesses`` unknown names it says what was meant.
+    The errors of the first ``guesses`` unknown fields suggest a name.
     """
     if not isinstance(raw, dict):
         return [FieldError("", "must be a JSON object")]
     if errors := _unstorable(raw):
         return _first(errors)
-    reader = _Reader(raw, catalogue, now or database_now(USING), guesses)
+    reader = _Reader(raw, find_template, now or database_now(USING), guesses)
     request = reader.request()
     return request if request is not None else _first(reader.errors)
 
@@ -192,12 +190,12 @@ class _Reader:
     """Reads one object, field by field, and collects what is wrong."""
 
     def __init__(
-        self, raw: Mapping[str, Any], catalogue: Catalogue, now: datetime, guesses: int
+        self, raw: Mapping[str, Any], find_template: FindTemplate, now: datetime, guesses: int
     ) -> None:
         self.errors: list[FieldError] = []
         self._guesses = guesses
         self._raw = raw
-        self._catalogue = catalogue
+        self._find_template = find_template
         self._now = now
 
     def request(self) -> Request | None:
@@ -318,7 +316,7 @@ class _Reader:
         if not channel or context is None or not name:
             return None, None
         is_name = bool(_NAME.fullmatch(name))
-        template = self._catalogue.find(channel, name, version) if is_name else None
+        template = self._find_template(channel, name, version) if is_name else None
         if template is None:
             self._refuse("template", f"is not a template for {channel}, or has no such version")
             return None, None
@@ -393,4 +391,3 @@ FIELDS: Final = (
     "channel", "to", "template", "templateVersion", "context", "subject", "body", "html",
     "category", "priority", "sendAt", "expiresAt", "dedupeKey", "callbackUrl",
 )  # fmt: skip
-Validator = Callable[[object], Request | list[FieldError]]

@@ -225,11 +225,6 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "FIND_TEMPLATE": Case(
             {"name": "template-7", "channel": "email", "version": None}, 1, {by_version}
         ),
-        "STALE_TEMPLATES": Case(
-            {"names": [f"template-{n}" for n in range(SOME)], "channels": ["email"] * SOME,
-             "versions": [None, 7] * (SOME // 2), "stamps": texts},
-            2 * SOME, {by_version},
-        ),
         "PAGE_OF_TENANT": Case(page | {"tenant": "rare"}, 6 * SOME, {"notification_tenant"}),
         "PAGE": Case(page, 6 * SOME, {"notification_status_id"}),
         "PAGE_OF_RECIPIENT": Case(

@@ -11,7 +11,7 @@ from django.core.management import call_command
 
 from delayed_queue.http.api import Problem
 from delayed_queue.http.api.bodies import parse
-from delayed_queue.notifications.catalogue import StoredTemplates
+from delayed_queue.notifications.catalogue import find_template
 from delayed_queue.notifications.models import Suppression, Template
 from delayed_queue.notifications.validation import Request, validate
 from example_project.data import make_notifications
@@ -31,30 +31,28 @@ def test_arrivals_are_in_order_and_by_both_ways():
     assert Counter(each.via for each in samples)["broker"] > 2_500
 
 
-def is_valid(sample: Sample, templates: StoredTemplates) -> bool:
+def is_valid(sample: Sample) -> bool:
     try:
         raw = parse(sample.body(NOW), 32)
     except Problem:
         return False
-    return isinstance(validate(raw, templates, NOW), Request)
+    return isinstance(validate(raw, find_template, NOW), Request)
 
 
 @pytest.mark.django_db
 def test_all_is_valid_but_what_is_meant_to_be_wrong():
     call_command("setupnotifications")
-    templates = StoredTemplates()
     for sample in read_samples():
-        assert is_valid(sample, templates) == (sample.kind != "wrong"), sample.line
+        assert is_valid(sample) == (sample.kind != "wrong"), sample.line
 
 
 @pytest.mark.django_db
 def test_wrong_ones_are_wrong_in_many_ways():
     call_command("setupnotifications")
-    templates = StoredTemplates()
     messages: Counter[tuple[str, str]] = Counter()
     for sample in read_samples():
         if sample.kind == "wrong" and "request" in sample.line:
-            answer = validate(json.loads(sample.body(NOW)), templates, NOW)
+            answer = validate(json.loads(sample.body(NOW)), find_template, NOW)
             assert not isinstance(answer, Request)
             messages[(answer[0].path, answer[0].message)] += 1
     assert len(messages) >= 20

@@ -1,0 +1,15 @@
+"""Tests of the notification service."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayed_queue.notifications.catalogue import forget_templates
+
+
+@pytest.fixture(autouse=True)
+def no_cached_templates(request: pytest.FixtureRequest) -> None:
+    """Forget templates of earlier tests, which the database has no more."""
+    if request.node.get_closest_marker("django_db"):
+        request.getfixturevalue("db")
+        forget_templates()
