@@ -42,13 +42,13 @@ CUSTOM: Final[dict[type, Custom]] = {}
 _REASONS: Final[dict[str, str]] = {}
 
 
-def matching(pattern: str, reason: str, most: int, text: str = "") -> Meta:
+def matching(pattern: str, reason: str, most: int, text: str = "", *, least: int = 1) -> Meta:
     """Limit a text to a pattern and a length; ``reason`` is the message when it does not match.
 
     A pattern ends with ``\\Z``: in Python ``$`` matches before a final line feed too.
     """
     _REASONS[f"Expected `str` matching regex {pattern!r}"] = reason
-    return Meta(pattern=pattern, min_length=1, max_length=most, description=text or None)
+    return Meta(pattern=pattern, min_length=least, max_length=most, description=text or None)
 
 
 def printable(most: int, text: str = "") -> Meta:

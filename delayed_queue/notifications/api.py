@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from django.http import HttpResponse
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
@@ -14,92 +14,19 @@ from delayed_queue.http.api.auth import charge, demand_scope
 from delayed_queue.http.api.bodies import JSON, NDJSON, lines_of, parse, reply
 from delayed_queue.http.api.parameters import Time, shown
 from delayed_queue.http.api.problems import invalid
-from delayed_queue.http.callbacks.guard import MAX_URL
-from delayed_queue.http.jobs.requests import URL_PATTERN
 from delayed_queue.http.reading import CONTROLS
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.intake import Accepted, Refused
+from delayed_queue.notifications.intake import DEPTH, Accepted, Refused, read_json
 from delayed_queue.notifications.managing import change_suppression
 from delayed_queue.notifications.models import Channel, Notification, Priority, Source, Status
-from delayed_queue.notifications.validation import MAX_CATEGORY, MAX_KEY, MAX_SUBJECT, FieldError
+from delayed_queue.notifications.requests import NotificationRequest, SuppressionRequest
+from delayed_queue.notifications.validation import FieldError
 
 TOPIC: Final = "notifications"
-# Deeper than validation allows, so that validation reports it.
-DEPTH: Final = 32
 MAX_PAGE: Final = 500
 _LINE: Final = rf"^[^{CONTROLS}\u2028\u2029]*$"
 calls: Final = Endpoints("notifications")
-
-# Requests. ``validation`` reads them, from the broker too; these types describe them.
-
-_Recipient = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=MAX_URL,
-        description="An email address, a number in E.164 form, or an http(s) URL.",
-    ),
-]
-_Category = Annotated[str, Meta(max_length=MAX_CATEGORY, pattern=r"^([a-z0-9][a-z0-9_.-]*)?$")]
-_Instant = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-
-
-class NotificationRequest(Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
-    """A notification to send. Null counts as absent, except for the body of a webhook."""
-
-    channel: Channel
-    to: _Recipient
-    template: (
-        Annotated[
-            str,
-            Meta(
-                pattern="^[A-Za-z0-9_-]{1,100}$",
-                description="The name of a template, instead of subject and body.",
-            ),
-        ]
-        | None
-    ) = None
-    template_version: (
-        Annotated[int, Meta(ge=1, le=2**31 - 1, description="Default: the latest version.")] | None
-    ) = None
-    context: Annotated[dict[str, Any], Meta(description="The variables.")] | None = None
-    subject: (
-        Annotated[
-            str, Meta(max_length=MAX_SUBJECT, pattern=_LINE, description="The subject of an email.")
-        ]
-        | None
-    ) = None
-    body: Annotated[Any, Meta(description="Text; for a webhook, any JSON value.")] = None
-    html: (
-        Annotated[str, Meta(description="The HTML version of an email, in addition to the text.")]
-        | None
-    ) = None
-    category: _Category | None = None
-    priority: Priority | None = Priority.NORMAL
-    send_at: (
-        Annotated[_Instant, Meta(description="Send at this time or later. Default: at once.")]
-        | None
-    ) = None
-    expires_at: (
-        Annotated[
-            _Instant,
-            Meta(description="Do not send after this time; the notification becomes EXPIRED."),
-        ]
-        | None
-    ) = None
-    dedupe_key: Annotated[str, Meta(min_length=1, max_length=MAX_KEY, pattern=_LINE)] | None = None
-    callback_url: Annotated[str, Meta(pattern=URL_PATTERN, max_length=MAX_URL)] | None = None
-
-
-class SuppressionRequest(Struct, forbid_unknown_fields=True):
-    """A recipient to whom nothing more is sent, in one category or in all."""
-
-    channel: Channel
-    to: Annotated[str, Meta(min_length=1, max_length=MAX_URL)]
-    category: Annotated[_Category, Meta(description="Default: all of them.")] | None = None
-    reason: Literal["opt-out", "bounce", "complaint"] | None = None
-
 
 # A rule that no type expresses: a template or a body.
 NotificationBody = Annotated[
@@ -238,10 +165,8 @@ def send_many(request: ApiRequest) -> BulkReply:
     demand_scope(request, "add", TOPIC)
     raws = _items(request)
     charge(request, len(raws))
-    sound = [each for each in raws if not isinstance(each, Refused)]
-    answers = iter(intake.accept(sound, tenant=tenant_of(request), source=Source.REST))
-    results = [each if isinstance(each, Refused) else next(answers) for each in raws]
-    items = [_bulk_item(index, each) for index, each in enumerate(results)]
+    answers = intake.accept(raws, tenant=tenant_of(request), source=Source.REST)
+    items = [_bulk_item(index, each) for index, each in enumerate(answers)]
     accepted = sum(item.id is not UNSET for item in items)
     return BulkReply(accepted, len(items) - accepted, items)
 
@@ -353,18 +278,11 @@ def _items(request: ApiRequest) -> list[Any]:
     """Return the parsed items of a bulk body; a Refused for each line that is no JSON."""
     most = get_settings().BULK_ITEMS
     if request.content_type == NDJSON:
-        return list(map(_parsed, lines_of(request.body, most)))
+        return list(map(read_json, lines_of(request.body, most)))
     items = parse(request.body, DEPTH + 1, most=most)
     if not isinstance(items, list):
         raise _invalid([FieldError("", "must be a JSON array")])
     return items
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return parse(line, DEPTH)
-    except Problem as problem:
-        return Refused([FieldError("", f"is malformed JSON: {problem.detail}")])
 
 
 api: Final = Api(

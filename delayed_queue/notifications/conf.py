@@ -46,7 +46,7 @@ class NotificationSettings:
     ``THROTTLE``: for each channel, how many a second one recipient gets, and how many at once.
     ``LEASE``: how long a dispatcher that died is waited for.
     ``CLAIM``: "fast", or "strict" where one batch must not be split between two dispatchers.
-    ``GATHER``: how long what is to be written waits for more of it.
+    ``GATHER``: how long the start of a notification waits for others to share its statement.
     ``WAIT``: how long a dispatcher waits in place for a provider's rate, before it snoozes.
     ``SECRETS``: what webhooks and callbacks are signed with, the newest first; empty derives one
     from ``SECRET_KEY``.

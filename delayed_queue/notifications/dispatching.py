@@ -1,103 +1,38 @@
-"""The dispatcher: begins a notification, has it sent, and writes what came of it.
+"""The dispatcher: begins a notification, has it sent, and returns how the attempt ended.
 
-Three steps, and no transaction is open between them: ``begin`` commits, providers are called,
-``settle`` commits. Of many notifications in flight at a time, each step is one statement for all
-that have come to it.
+No transaction is open between the steps: ``begin`` commits, providers are called, and the statement
+that acknowledges or releases the message writes the end. Notifications that begin at the same time
+share a statement.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-from django.db import Error, connections
+from asgiref.sync import sync_to_async
+from django.db import Error
 
-from delayed_queue import Envelope, Retry, Snooze
+from delayed_queue import Envelope
 from delayed_queue.db.gathering import LoopGathering, LoopLocal
-from delayed_queue.db.resilience import is_unavailable, repeat, tidy_connections
+from delayed_queue.db.resilience import is_unavailable, repeat
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.callbacks.calls import least_wait
 from delayed_queue.http.rates import Hold
-from delayed_queue.logs import log
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
-from delayed_queue.notifications.services import IN_DOUBT, USING, Begun, Call, Settlement
-
-T = TypeVar("T")
-R = TypeVar("R")
-PAUSE_SECONDS: Final = 0.5
-
-
-class Gatherer(Generic[T, R]):
-    """Calls ``call`` with what was asked since its last call, in a thread of its own.
-
-    One call at a time, so the busier it is, the more each call takes along: 1,200 a second are
-    some hundred commits. An item that breaks a call is tried alone. While the database is away the
-    call is made again and again: what a provider has answered must not be forgotten over an
-    outage. Calls must bear to be repeated. For one event loop.
-    """
-
-    def __init__(self, name: str, call: Callable[[Sequence[T]], list[R]], gather: float) -> None:
-        self._call = call
-        self._gathering: LoopGathering[None, T, R] = LoopGathering(self._in_thread, pause=gather)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._name = name
-        self._is_closing = threading.Event()
-
-    async def ask(self, item: T) -> R:
-        """Return the answer to this item, once its call has committed."""
-        return await self._gathering.ask(None, item)
-
-    async def _in_thread(self, place: None, items: list[T]) -> Sequence[R | BaseException]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._answers, items)
-
-    def _answers(self, items: list[T]) -> Sequence[R | BaseException]:
-        try:
-            return self._call_until_answered(items)
-        # Whatever it is, nobody may pay for another's item.
-        except Exception as error:
-            if len(items) == 1 or is_unavailable(error):
-                return [error] * len(items)
-            return [answer for item in items for answer in self._answers([item])]
-
-    def _call_until_answered(self, items: list[T]) -> list[R]:
-        while True:
-            try:
-                return self._call(items)
-            except (Error, ResourceUnavailable) as error:
-                if not is_unavailable(error) or self._is_closing.is_set():
-                    raise
-                fields = {"step": self._name, "count": len(items), "error": type(error).__name__}
-                log(logging.WARNING, "database_away", **fields)
-                tidy_connections(idle=False)
-                self._is_closing.wait(PAUSE_SECONDS)
-
-    async def aclose(self) -> None:
-        """Make the calls that are still to be made, each once more; then as ``close()``."""
-        self._is_closing.set()
-        await self._gathering.close()
-        await asyncio.to_thread(self.close)
-
-    def close(self) -> None:
-        """Close the thread and its connections; nothing may be waiting any more."""
-        self._is_closing.set()
-        self._thread.submit(connections.close_all)
-        self._thread.shutdown(wait=True)
-
+from delayed_queue.notifications.services import USING, Begun
+from delayed_queue.notifications.settling import IN_DOUBT, Call, Settlement
 
 _NOW: Final = timedelta(0)
+# Delay after a call that was not made: the provider has no room, or the database is unavailable.
 _POSTPONED: Final = timedelta(seconds=1)
 _RECORDED: Final = {
     Verdict.ACCEPTED: Delivery.Outcome.SENT,
@@ -105,51 +40,28 @@ _RECORDED: Final = {
     Verdict.PERMANENT: Delivery.Outcome.REFUSED,
     Verdict.AMBIGUOUS: Delivery.Outcome.AMBIGUOUS,
 }
+_ENDINGS: Final = {Status.EXPIRED: "expired", Status.CANCELLED: "suppressed"}
 
 
 class Start(NamedTuple):
-    """A message whose notification is to be begun, and who is to be called first."""
+    """A message whose notification is to be begun, and the provider to be called first."""
 
     envelope: Envelope
     provider: str
 
 
-class Turn(NamedTuple):
-    """A notification that goes to the next provider."""
-
-    begun: Begun
-    provider: str
+Starting = LoopGathering[None, Start, Begun | None]
 
 
-class Dispatcher:
-    """The dispatcher of one event loop."""
+async def dispatch(envelope: Envelope) -> Settlement | None:
+    """Send the notification of this message, and return how the attempt ended.
 
-    def __init__(self) -> None:
-        gather = get_settings().GATHER.total_seconds()
-        self._begun: Gatherer[Start, Begun | None] = Gatherer("begin", begin_all, gather)
-        self._settled: Gatherer[Settlement, Status | None] = Gatherer("settle", _settle, gather)
-        self._turned: Gatherer[Turn, bool] = Gatherer("turn", _turn_to, 0)
-
-    async def dispatch(self, envelope: Envelope) -> None:
-        """Have the notification of this message sent, by the channel of its queue."""
-        routes = routes_of(channel_of(envelope))
-        first = _first(routes)
-        begun = await self._begun.ask(Start(envelope, first.name))
-        if begun is None:
-            return
-        end = await Attempt(begun, routes, envelope.attempt, self._turned).run()
-        # No status: the lease was lost, or this was written before and the answer lost. So what was
-        # to come again is never acknowledged: the lease of the message knows which it was.
-        status = await self._settled.ask(end) or end.status
-        if status == Status.ENQUEUED and end.calls:
-            raise Retry(end.delay, end.calls[-1].error_class)
-        if status == Status.ENQUEUED:
-            raise Snooze(end.delay)
-
-    async def aclose(self) -> None:
-        """Write what is still to be written, and close the threads."""
-        for each in (self._begun, self._turned, self._settled):
-            await each.aclose()
+    None if the notification has ended, or the lease is lost. During a call of a provider the state
+    of the envelope is what was begun.
+    """
+    routes = routes_of(channel_of(envelope))
+    begun = await _starting.of(None).ask(None, Start(envelope, _first(routes).name))
+    return None if begun is None else await Attempt(envelope, begun, routes).run()
 
 
 class Attempt:
@@ -159,12 +71,9 @@ class Attempt:
     one only if it sends once for each key.
     """
 
-    def __init__(
-        self, begun: Begun, routes: Sequence[Route], number: int, turned: Gatherer[Turn, bool]
-    ) -> None:
+    def __init__(self, envelope: Envelope, begun: Begun, routes: Sequence[Route]) -> None:
+        self._envelope = envelope
         self._begun = begun
-        self._turned = turned
-        self._number = number
         self._calls: list[Call] = []
         self._pauses: list[timedelta] = []
         self._asked: timedelta = _NOW
@@ -175,12 +84,24 @@ class Attempt:
         self._throttle = throttle_of(begun.channel, begun.recipient_hash)
 
     async def run(self) -> Settlement:
+        try:
+            return await self._run()
+        except (Error, ResourceUnavailable) as error:
+            # From a rate, or before a call of the next provider.
+            if not is_unavailable(error):
+                raise
+            self._pauses.append(_POSTPONED)
+            return self._postponed()
+
+    async def _run(self) -> Settlement:
+        if self._begun.verdict in _ENDINGS:
+            return self._end_unsent(Status(self._begun.verdict))
         if self._begun.in_doubt and not self._may_repeat():
             return self._end(Status.FAILED, IN_DOUBT)
-        # What waits for its recipient is not to wait for a provider first.
+        # A recipient's throttle is checked first: it needs no permit of a provider.
         pause = self._throttle.left() if self._throttle else _NOW
         if pause:
-            return self._end(Status.ENQUEUED, self._doubt, pause)
+            return self._end(Status.ENQUEUED, None, pause)
         for route in self._routes:
             end = await self._try(route)
             if end is not None:
@@ -203,47 +124,51 @@ class Attempt:
             _spare(route, permit)
             return end
         if route.name != self._provider and not await self._turn_to(route):
-            return self._end(Status.ENQUEUED)
+            return self._end(Status.ENQUEUED, None)
         outcome = await self._call(route)
         return self._judged(outcome, route)
 
     async def _held_back(self) -> Settlement | None:
-        """Return how the attempt ends before a call that could be made; None if it may be.
+        """Return how the attempt ends before a call that could be made; None if it may be made.
 
-        The recipient's permit is taken last, when the provider's is there. That one another message
-        can use; this one would be lost, and its recipient kept waiting for nothing.
+        The recipient's permit is taken after the provider's: an unused permit of a provider can be
+        given to another message, one of the recipient cannot.
         """
         if is_late(self._begun):
-            return self._end(Status.EXPIRED, "expired")
+            return self._end_unsent(Status.EXPIRED)
         if self._throttle is None:
             return None
         pause = await self._throttle.atake()
         if pause:
-            return self._end(Status.ENQUEUED, self._doubt, pause)
-        # One for the attempt, however many providers it asks.
+            return self._end(Status.ENQUEUED, None, pause)
+        # One for the attempt, however many providers are called.
         self._throttle = None
         return None
 
     async def _turn_to(self, route: Route) -> bool:
         self._provider = route.name
-        return await self._turned.ask(Turn(self._begun, route.name))
+        return await sync_to_async(_turn_to)(self._begun, route.name)
 
     async def _call(self, route: Route) -> Outcome:
         began_at = time.monotonic()
+        self._envelope.state = self._begun
         outcome = await route.provider.send(self._begun)
-        # What was not sent says nothing of the provider.
-        if outcome.verdict in _RECORDED:
-            route.circuit.note(is_failure=outcome.blames_provider)
-            self._calls.append(
-                Call(
-                    route.name,
-                    _RECORDED[outcome.verdict],
-                    outcome.provider_id,
-                    "" if outcome.verdict is Verdict.ACCEPTED else outcome.code,
-                    outcome.detail,
-                    timedelta(seconds=time.monotonic() - began_at),
-                )
+        self._envelope.state = None
+        if outcome.verdict not in _RECORDED:
+            # No call was made, so there is no result of a probe.
+            route.circuit.spare()
+            return outcome
+        route.circuit.note(is_failure=outcome.blames_provider)
+        self._calls.append(
+            Call(
+                route.name,
+                _RECORDED[outcome.verdict],
+                outcome.provider_id,
+                "" if outcome.verdict is Verdict.ACCEPTED else outcome.code,
+                outcome.detail,
+                timedelta(seconds=time.monotonic() - began_at),
             )
+        )
         return outcome
 
     def _judged(self, outcome: Outcome, route: Route) -> Settlement | None:
@@ -251,11 +176,11 @@ class Attempt:
             self._asked = max(self._asked, outcome.retry_after or _NOW)
         match outcome.verdict:
             case Verdict.ACCEPTED:
-                return self._end(Status.SUCCESSFULLY_PROCESSED)
+                return self._end(Status.SUCCESSFULLY_PROCESSED, "")
             case Verdict.PERMANENT:
                 return self._end(Status.FAILED, f"refused: {outcome.code}")
             case Verdict.LATE:
-                return self._end(Status.EXPIRED, "expired")
+                return self._end_unsent(Status.EXPIRED)
             case Verdict.POSTPONED:
                 self._pauses.append(outcome.retry_after or _POSTPONED)
                 return None
@@ -266,25 +191,28 @@ class Attempt:
                 return None
 
     def _postponed(self) -> Settlement:
-        """End an attempt in which nobody took it."""
+        """End an attempt in which no provider accepted the message."""
         if self._calls:
-            return self._again(self._doubt)
-        # Spread, so that what waited together does not come back together.
+            return self._again(IN_DOUBT if self._begun.in_doubt else None)
+        # Spread, so that messages that waited together do not come back together.
         pause = min(self._pauses) * random.uniform(1.0, 1.5)  # noqa: S311
-        return self._end(Status.ENQUEUED, self._doubt, pause)
+        return self._end(Status.ENQUEUED, None, pause)
 
-    def _again(self, outcome: str) -> Settlement:
-        delay = get_settings().RETRY.delay_after(self._number)
+    def _again(self, outcome: str | None) -> Settlement:
+        delay = get_settings().RETRY.delay_after(self._envelope.attempt)
         if delay is None:
             return self._end(Status.FAILED, outcome or "attempts exhausted")
         return self._end(Status.ENQUEUED, outcome, least_wait(delay, self._asked))
 
-    @property
-    def _doubt(self) -> str:
-        return IN_DOUBT if self._begun.in_doubt else ""
+    def _end_unsent(self, status: Status) -> Settlement:
+        doubt = f", {IN_DOUBT}" if self._begun.in_doubt else ""
+        return self._end(status, _ENDINGS[status] + doubt)
 
-    def _end(self, status: Status, outcome: str = "", delay: timedelta = _NOW) -> Settlement:
-        return Settlement(self._begun, status, self._calls, outcome, delay)
+    def _end(self, status: Status, outcome: str | None, delay: timedelta = _NOW) -> Settlement:
+        if status == Status.ENQUEUED and is_late(self._begun, delay):
+            outcome = "expired" if outcome is None and not self._begun.in_doubt else IN_DOUBT
+            status = Status.EXPIRED
+        return Settlement(status, self._calls, outcome, delay, self._begun.attempt)
 
 
 def channel_of(envelope: Envelope) -> str:
@@ -293,7 +221,7 @@ def channel_of(envelope: Envelope) -> str:
 
 
 def _first(routes: Sequence[Route]) -> Route:
-    """Return whom to expect to be called first: the first that is not left alone."""
+    """Return the route that will probably be called first: the first with a closed circuit."""
     return next((each for each in routes if not each.circuit.is_open), routes[0])
 
 
@@ -312,13 +240,10 @@ async def _admitted(route: Route) -> Hold:
 
 
 def _spare(route: Route, permit: Hold) -> None:
-    """Leave to others a call that was admitted, and is not made."""
+    """Give back the permit of a call that is not made."""
     route.circuit.spare()
     if route.rate is not None:
         route.rate.give_back(permit)
-
-
-# In the threads that write: each call is repeated while the database is away.
 
 
 def begin_all(starts: Sequence[Start]) -> list[Begun | None]:
@@ -330,26 +255,20 @@ def begin_all(starts: Sequence[Start]) -> list[Begun | None]:
 
 
 def _own(begun: Begun | None, envelope: Envelope) -> Begun | None:
-    """Return it only to whoever asked under its lease; a process may have an old one in flight."""
+    """Return it for the envelope whose lease it has; this process may hold an older envelope."""
     return begun if begun is not None and str(begun.lease_id) == envelope.lease_id else None
 
 
-def _settle(settlements: Sequence[Settlement]) -> list[Status | None]:
-    found = repeat(USING, lambda: services.settle_many(settlements))
-    return [found.get(each.begun.id) for each in settlements]
+def _turn_to(begun: Begun, provider: str) -> bool:
+    return repeat(USING, lambda: services.turn_to(begun, provider))
 
 
-def _turn_to(turns: Sequence[Turn]) -> list[bool]:
-    return [repeat(USING, partial(services.turn_to, *turn)) for turn in turns]
+async def _begin_all(place: None, starts: list[Start]) -> Sequence[Begun | None]:
+    return await sync_to_async(begin_all)(starts)
 
 
-def _dispatcher(key: None) -> Dispatcher:
-    return Dispatcher()
+def _gathering(key: None) -> Starting:
+    return LoopGathering(_begin_all, pause=get_settings().GATHER.total_seconds())
 
 
-_dispatchers: Final[LoopLocal[None, Dispatcher]] = LoopLocal(_dispatcher, Dispatcher.aclose)
-
-
-async def dispatch(envelope: Envelope) -> None:
-    """Have the notification of this message sent, by the running loop's dispatcher."""
-    await _dispatchers.of(None).dispatch(envelope)
+_starting: Final[LoopLocal[None, Starting]] = LoopLocal(_gathering)

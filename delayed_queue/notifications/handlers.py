@@ -7,15 +7,18 @@ from datetime import timedelta
 from typing import Any, Final
 
 from delayed_queue import Envelope, Reject, Retry, RetryPolicy, handler
+from delayed_queue.codecs import codec_named, kind_of
 from delayed_queue.db.clock import adatabase_now
 from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.handlers import Handler, registry
 from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, least_wait, sign
-from delayed_queue.notifications import services, sweeping
+from delayed_queue.notifications import sweeping
 from delayed_queue.notifications.channels import close_routes, signing_secrets
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.dispatching import dispatch
 from delayed_queue.notifications.models import Channel, Notification, Priority, queue_name
 from delayed_queue.notifications.services import USING
+from delayed_queue.notifications.serving import dispatching
+from delayed_queue.notifications.settling import CALLBACK_QUEUE
 from delayed_queue.observe import signals
 
 
@@ -60,29 +63,34 @@ LOST: Final = "lost"
 # In the order in which a worker that is to have urgent ones first names its queues.
 QUEUES = [queue_name(priority, channel) for priority in Priority for channel in Channel]
 
-for _name in QUEUES:
-    handler(
-        _name,
-        retry=get_settings().RETRY,
-        lease=get_settings().LEASE,
-        claim=get_settings().CLAIM,
-    )(dispatch)
 
-handler(services.CALLBACK_QUEUE, retry=_CALLBACK_RETRY)(tell)
+def dispatcher_of(queue: str, **options: Any) -> Handler:
+    """Return the handler of one queue of the dispatcher, by the settings."""
+    chosen = get_settings()
+    options = {"retry": chosen.RETRY, "lease": chosen.LEASE, "claim": chosen.CLAIM, **options}
+    codec = codec_named("json")
+    return Handler(
+        queue, dispatching.acall, codec, kind_of(queue, codec), treatment=dispatching, **options
+    )
+
+
+for _name in QUEUES:
+    registry.add(dispatcher_of(_name))
+
+handler(CALLBACK_QUEUE, retry=_CALLBACK_RETRY)(tell)
 
 
 @handler(SWEEPS)
 def sweep(envelope: Envelope) -> None:
-    """End what no dispatcher will: what is over while it waits, and what killed its dispatchers.
+    """Expire what is overdue while it waits.
 
-    A tick of the prefix ``lost`` goes through all that are open, for those without a message.
+    A tick of the prefix ``lost`` checks all open notifications, and fails those without a message.
     """
     if envelope.key.startswith(f"{LOST}/"):
         sweeping.fail_lost()
         return
     while sweeping.expire_overdue() == sweeping.SWEEP_LIMIT:
         pass
-    sweeping.fail_dead()
 
 
 def _close(**_: Any) -> None:

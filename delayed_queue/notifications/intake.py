@@ -16,18 +16,14 @@ from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import Lost, repeat
 from delayed_queue.db.sql import Step
 from delayed_queue.db.statements import run
+from delayed_queue.http.reading import MAX_GUESSES
 from delayed_queue.messages import Counts
 from delayed_queue.notifications.catalogue import find_template
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Notification, Source, Status, new_id
-from delayed_queue.notifications.services import (
-    USING,
-    fetch,
-    offer_callbacks,
-    queue_of,
-    statuses_of,
-)
-from delayed_queue.notifications.validation import MAX_GUESSES, FieldError, Request, validate
+from delayed_queue.notifications.services import USING, fetch, queue_of, statuses_of
+from delayed_queue.notifications.settling import CALLBACKS
+from delayed_queue.notifications.validation import FieldError, Request, validate
 
 # Take the dedupe keys that are free, or whose window is over, for these notifications; the rows
 # that come back were taken. Waits for another transaction that takes the same key, so of two at
@@ -52,54 +48,67 @@ WHERE held.tenant = %(tenant)s
     AND held.key = ANY (%(keys)s::text[])
 """
 
-# Store accepted requests in their order, but those whose key belongs to another notification; those
-# for suppressed recipients end at once. It is sent right behind CLAIM_KEYS, whose answer is not
-# there yet: whose a key is, this reads itself, in a snapshot that has what that statement wrote.
-# Asked of each request, for what was never analyzed the planner would read from end to end.
+# Store accepted requests in order, except those whose key belongs to another notification; those
+# of suppressed recipients end at once. It is sent together with CLAIM_KEYS, whose answer is not
+# there yet, so it reads the holders of the keys itself, in a snapshot after that statement.
+# Keys and suppressions are read per request: of tables that were never analyzed, the planner would
+# otherwise read all rows.
 # Reads: notification_suppression, notification_dedupe.
-INSERT: Final[LiteralString] = """
-INSERT INTO delayed_queue_notification (
-    id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
-    template_version, subject, body, html, send_at, expires_at, dedupe_key, callback_url, status,
-    outcome, ended_at, attempts, provider, provider_id, error_class
-)
-SELECT
-    id, %(tenant)s::text, %(source)s::text, channel, priority, category, recipient, recipient_hash,
-    template, template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
-    expires_at, dedupe_key, callback_url,
-    CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
-    CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
-    CASE WHEN is_suppressed THEN statement_timestamp() END,
-    0, '', '', ''
-FROM unnest(
-    %(ids)s::uuid[], %(channels)s::text[], %(priorities)s::text[], %(categories)s::text[],
-    %(recipients)s::text[], %(recipient_hashes)s::bytea[], %(templates)s::text[],
-    %(template_versions)s::int[], %(subjects)s::text[], %(bodies)s::text[], %(htmls)s::text[],
-    %(send_ats)s::timestamptz[], %(expires_ats)s::timestamptz[], %(dedupe_keys)s::text[],
-    %(callback_urls)s::text[], %(claims)s::text[]
-) WITH ORDINALITY AS request (
-    id, channel, priority, category, recipient, recipient_hash, template, template_version,
-    subject, body, html, send_at, expires_at, dedupe_key, callback_url, claim, place
-)
-CROSS JOIN LATERAL (
-    SELECT EXISTS (
-        SELECT 1
-        FROM delayed_queue_notification_suppression AS s
-        WHERE s.channel = request.channel
-            AND s.recipient_hash = request.recipient_hash
-            AND s.category IN ('', request.category)
-    ) AS is_suppressed
-) AS suppression
-WHERE claim = ''
-    OR (
-        SELECT held.notification_id
-        FROM delayed_queue_notification_dedupe AS held
-        WHERE held.tenant = %(tenant)s::text
-            AND held.key = claim
-    ) = id
-ORDER BY place
-RETURNING id, status
+INSERT: Final[LiteralString] = (
+    """
+WITH ended AS (
+    INSERT INTO delayed_queue_notification (
+        id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
+        template_version, subject, body, html, send_at, expires_at, dedupe_key, callback_url,
+        status, outcome, ended_at, attempts, provider, provider_id, error_class
+    )
+    SELECT
+        id, %(tenant)s::text, %(source)s::text, channel, priority, category, recipient,
+        recipient_hash, template, template_version, subject, body, html,
+        COALESCE(send_at, statement_timestamp()), expires_at, dedupe_key, callback_url,
+        CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
+        CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
+        CASE WHEN is_suppressed THEN statement_timestamp() END,
+        0, '', '', ''
+    FROM unnest(
+        %(ids)s::uuid[], %(channels)s::text[], %(priorities)s::text[], %(categories)s::text[],
+        %(recipients)s::text[], %(recipient_hashes)s::bytea[], %(templates)s::text[],
+        %(template_versions)s::int[], %(subjects)s::text[], %(bodies)s::text[], %(htmls)s::text[],
+        %(send_ats)s::timestamptz[], %(expires_ats)s::timestamptz[], %(dedupe_keys)s::text[],
+        %(callback_urls)s::text[], %(claims)s::text[]
+    ) WITH ORDINALITY AS request (
+        id, channel, priority, category, recipient, recipient_hash, template, template_version,
+        subject, body, html, send_at, expires_at, dedupe_key, callback_url, claim, place
+    )
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (
+            SELECT 1
+            FROM delayed_queue_notification_suppression AS s
+            WHERE s.channel = request.channel
+                AND s.recipient_hash = request.recipient_hash
+                AND s.category IN ('', request.category)
+        ) AS is_suppressed
+    ) AS suppression
+    WHERE claim = ''
+        OR (
+            SELECT held.notification_id
+            FROM delayed_queue_notification_dedupe AS held
+            WHERE held.tenant = %(tenant)s::text
+                AND held.key = claim
+        ) = id
+    ORDER BY place
+    RETURNING id, status, callback_url
+)"""
+    + CALLBACKS
+    + """
+SELECT id, status
+FROM ended
 """
+)
+
+
+# Deeper than validation allows, so that validation reports the path.
+DEPTH: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +136,8 @@ def accept(
 ) -> list[Accepted | Refused]:
     """Store the valid requests and offer their messages, all in one transaction.
 
-    Returns a result for each, in order. ``fallback_keys`` are used where a request has no
-    ``dedupeKey``: the ids of a broker's messages.
+    Returns a result for each, in order; what was Refused when it was read remains so.
+    ``fallback_keys`` are used where a request has no ``dedupeKey``: the ids of a broker's messages.
 
     Three round trips for one request, or for many of one queue: store, offer, commit. Takes part
     in a caller's transaction without a savepoint: an error undoes that, too. Raises Django's
@@ -136,7 +145,7 @@ def accept(
     """
     now = database_now(USING)
     guesses = MAX_GUESSES if len(raws) == 1 else 0
-    read = [validate(raw, find_template, now, guesses=guesses) for raw in raws]
+    read = [_validated(raw, now, guesses) for raw in raws]
     keys = fallback_keys or [""] * len(raws)
     candidates = [
         _Candidate(new_id(), each, _later(each.send_at, now), _claim(each, key))
@@ -144,7 +153,26 @@ def accept(
         if isinstance(each, Request)
     ]
     stored = iter(_Batch(tenant, source, candidates).store() if candidates else ())
-    return [next(stored) if isinstance(each, Request) else Refused(each) for each in read]
+    return [next(stored) if isinstance(each, Request) else each for each in read]
+
+
+def read_json(body: bytes) -> Any:
+    """Return the JSON value of one request, read strictly; a Refused for malformed JSON."""
+    # Imported late: the admin's pages, which retry parked requests, need no HTTP API.
+    from delayed_queue.http.api import Problem
+    from delayed_queue.http.api.bodies import parse
+
+    try:
+        return parse(body, DEPTH)
+    except Problem as problem:
+        return Refused([FieldError("", f"is malformed JSON: {problem.detail}")])
+
+
+def _validated(raw: object, now: datetime, guesses: int) -> Request | Refused:
+    if isinstance(raw, Refused):
+        return raw
+    found = validate(raw, find_template, now, guesses=guesses)
+    return found if isinstance(found, Request) else Refused(found)
 
 
 def _later(send_at: datetime | None, now: datetime) -> datetime | None:
@@ -253,9 +281,6 @@ class _Batch:
         # In the same order in all processes.
         for place in sorted(batches):
             queue_of(*place).offer_batch(batches[place])
-        offer_callbacks(
-            (each.id, statuses[each.id]) for each in stored if each.request.callback_url
-        )
 
     def _answers(
         self,

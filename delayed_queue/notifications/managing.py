@@ -5,32 +5,41 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Final, LiteralString
 
 from django.db import transaction
 
 from delayed_queue.db.resilience import never, repeat
 from delayed_queue.db.sql import Page, column_of, page_of
-from delayed_queue.notifications.models import Channel, Notification, Status, Suppression
+from delayed_queue.http.reading import Errors, read
+from delayed_queue.notifications.models import Notification, Status, Suppression
 from delayed_queue.notifications.recipients import problem_with, recipient_hash
-from delayed_queue.notifications.services import USING, fetch, offer_callbacks, queue_of
-from delayed_queue.notifications.validation import MAX_ERRORS, FieldError, check_category
+from delayed_queue.notifications.requests import SuppressionRequest
+from delayed_queue.notifications.services import USING, fetch, queue_of
+from delayed_queue.notifications.settling import CALLBACKS
+from delayed_queue.notifications.validation import FieldError
 from delayed_queue.queue.base import nothing
 
-# Cancel what waits; what is PROCESSING may be at the provider already, and is left. What waits to
-# be asked for again may have been sent by the first call, and goes on saying so.
-# Reads: the primary key.
-CANCEL: Final[LiteralString] = """
-UPDATE delayed_queue_notification
-SET
-    status = 'CANCELLED',
-    ended_at = clock_timestamp(),
-    outcome = %(reason)s || CASE WHEN outcome = 'in doubt' THEN ', in doubt' ELSE '' END
-WHERE id = %(id)s::uuid
-    AND status = 'ENQUEUED'
-RETURNING priority, channel, callback_url
+# Cancel a waiting notification; one that is PROCESSING may have reached the provider. A doubt about
+# an earlier call remains. Reads: the primary key.
+CANCEL: Final[LiteralString] = (
+    """
+WITH ended AS (
+    UPDATE delayed_queue_notification
+    SET
+        status = 'CANCELLED',
+        ended_at = clock_timestamp(),
+        outcome = %(reason)s || CASE WHEN outcome = 'in doubt' THEN ', in doubt' ELSE '' END
+    WHERE id = %(id)s::uuid
+        AND status = 'ENQUEUED'
+    RETURNING id, status, callback_url, priority, channel
+)"""
+    + CALLBACKS
+    + """
+SELECT priority, channel
+FROM ended
 """
+)
 
 # Let what failed be tried again, unless it would come too late; and what may have been sent only
 # for whoever says so. Reads: the primary key.
@@ -142,10 +151,8 @@ def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
 @transaction.atomic(using=USING)
 def _cancel(id_: uuid.UUID, reason: str) -> bool:
     rows = fetch(CANCEL, {"id": id_, "reason": reason})
-    for priority, channel, callback_url in rows:
+    for priority, channel in rows:
         queue_of(priority, channel).drop_message(str(id_))
-        if callback_url:
-            offer_callbacks([(id_, Status.CANCELLED)])
     return bool(rows)
 
 
@@ -194,37 +201,18 @@ def lift(channel: str, recipient: str, category: str = "") -> bool:
 
 
 def change_suppression(raw: Any, *, is_lifted: bool) -> list[FieldError]:
-    """Do as a JSON object says; return what is wrong with it instead, if anything is."""
-    errors = list(_errors(raw))
-    if not errors:
-        values = (raw["channel"], raw["to"], raw.get("category") or "")
-        if is_lifted:
-            lift(*values)
-        else:
-            suppress(*values, raw.get("reason") or Suppression.Reason.OPT_OUT)
-    return errors
-
-
-def _errors(raw: Any) -> list[FieldError]:
+    """Suppress or lift as a request says; return its errors instead, if there are any."""
     if not isinstance(raw, dict):
         return [FieldError("", "must be a JSON object")]
-    names = {"channel", "to", "category", "reason"}
-    unknown = islice((each for each in raw if each not in names), MAX_ERRORS + 1)
-    errors = [FieldError("?", "is not a field of a suppression") for _ in unknown]
-    wrong = {each for each in names if not isinstance(raw.get(each) or "", str)}
-    errors += [FieldError(each, "must be a string") for each in sorted(wrong)]
-    if errors:
-        return errors
-    if raw.get("channel") not in Channel.values:
-        return [FieldError("channel", f"must be one of {', '.join(Channel.values)}")]
-    checks = {
-        "to": problem_with(raw["channel"], raw.get("to") or ""),
-        "category": check_category(raw.get("category") or ""),
-        "reason": _check_reason(raw.get("reason") or Suppression.Reason.OPT_OUT),
-    }
-    return [FieldError(path, message) for path, message in checks.items() if message]
-
-
-def _check_reason(reason: str) -> str:
-    known = Suppression.Reason.values
-    return "" if reason in known else f"must be one of {', '.join(known)}"
+    errors: Errors = []
+    found = read(SuppressionRequest, raw, errors)
+    if found is None:
+        return [FieldError(path, message) for path, message in errors]
+    if problem := problem_with(found.channel, found.to):
+        return [FieldError("to", problem)]
+    values = (found.channel, found.to, found.category or "")
+    if is_lifted:
+        lift(*values)
+    else:
+        suppress(*values, found.reason or Suppression.Reason.OPT_OUT)
+    return []

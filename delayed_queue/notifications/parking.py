@@ -14,7 +14,7 @@ from django.db import DataError, IntegrityError, transaction
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.notifications import intake
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.intake import Refused
+from delayed_queue.notifications.intake import Accepted, Refused
 from delayed_queue.notifications.models import ParkedRequest, Source
 from delayed_queue.notifications.services import USING, execute
 from delayed_queue.notifications.validation import FieldError
@@ -41,7 +41,6 @@ SET
 
 JSON: Final = "application/json"
 ENCODINGS: Final = ("", "utf-8", "utf8", "binary", "us-ascii")
-DEPTH: Final = 32
 MAX_SHOWN: Final = 200
 
 
@@ -94,36 +93,27 @@ def take(messages: Sequence[Incoming], *, tenant: str, origin: str) -> Tally:
 
 
 def _take(messages: Sequence[Incoming], tenant: str, origin: str) -> Tally:
-    read = [(each, read_body(each)) for each in messages]
-    sound = [(each, raw) for each, raw in read if not isinstance(raw, Refused)]
     with transaction.atomic(using=USING):
-        answers = intake.accept(
-            [raw for _, raw in sound],
-            tenant=tenant,
-            source=Source.BROKER,
-            fallback_keys=[each.message_id for each, _ in sound],
-        )
-        refused = [(each, raw) for each, raw in read if isinstance(raw, Refused)]
-        pairs = zip((each for each, _ in sound), answers, strict=True)
-        taken = [answer for answer in answers if not isinstance(answer, Refused)]
-        refused += [(each, answer) for each, answer in pairs if isinstance(answer, Refused)]
+        answers = _accept(messages, tenant)
+        pairs = zip(messages, answers, strict=True)
+        refused = [(each, answer) for each, answer in pairs if isinstance(answer, Refused)]
         park(refused, origin, tenant)
-    duplicates = sum(each.is_duplicate for each in taken)
-    return Tally(len(taken) - duplicates, duplicates, len(refused))
+    duplicates = sum(isinstance(each, Accepted) and each.is_duplicate for each in answers)
+    return Tally(len(answers) - len(refused) - duplicates, duplicates, len(refused))
 
 
-def read_body(message: Incoming) -> Any:
-    """Return the JSON value of a message, read as strictly as REST does; else a Refused."""
-    # Loaded with the first body, not by the admin's pages.
-    from delayed_queue.http.api import Problem
-    from delayed_queue.http.api.bodies import parse
+def _accept(messages: Sequence[Incoming], tenant: str) -> list[Accepted | Refused]:
+    return intake.accept(
+        [_read(each) for each in messages],
+        tenant=tenant,
+        source=Source.BROKER,
+        fallback_keys=[each.message_id for each in messages],
+    )
 
-    try:
-        if reason := _unreadable(message):
-            return _refused(reason)
-        return parse(message.body, DEPTH)
-    except Problem as problem:
-        return _refused(f"is malformed JSON: {problem.detail}")
+
+def _read(message: Incoming) -> Any:
+    reason = _unreadable(message)
+    return _refused(reason) if reason else intake.read_json(message.body)
 
 
 def _unreadable(message: Incoming) -> str:
@@ -200,16 +190,8 @@ def _retry_parked(pk: int) -> bool:
     if parked is None:
         return False
     message = Incoming(bytes(parked.body), parked.content_type, "", parked.message_id)
-    raw = read_body(message)
-    if isinstance(raw, Refused):
-        return False
-    answers = intake.accept(
-        [raw],
-        tenant=parked.tenant or get_settings().BROKER_TENANT,
-        source=Source.BROKER,
-        fallback_keys=[parked.message_id],
-    )
-    if isinstance(answers[0], Refused):
+    (answer,) = _accept([message], parked.tenant or get_settings().BROKER_TENANT)
+    if isinstance(answer, Refused):
         return False
     parked.delete()
     return True

@@ -1,30 +1,27 @@
-"""A notification in flight: begun, turned to a provider, settled.
+"""The queues of notifications, and a notification in flight: begun, turned to a provider.
 
-A dispatcher claims a message, calls ``begin``, sends outside any transaction, and writes the end
-with ``finish``, ``fail`` or ``defer``, fenced by the lease of the message. Each of these is one
-statement. A crash before the end leaves PROCESSING, and the queue delivers the message again when
-its lease is over; the next ``begin`` takes over.
+A dispatcher claims a message, begins its notification, and sends outside any transaction. The
+statement that acknowledges or releases the message also writes how the attempt ended. A crash
+before that leaves PROCESSING, and the queue delivers the message again when its lease is over; the
+next ``begin`` takes over.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 from typing import Any, Final, LiteralString
 
-from django.db import router, transaction
+from django.db import router
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage, db
+from delayed_queue import DelayedQueue, Envelope, db
 from delayed_queue.db.clock import database_now
-from delayed_queue.handlers import storable
 from delayed_queue.notifications.models import (
-    MAX_NAME_LENGTH,
     Channel,
-    Delivery,
     Notification,
     Priority,
     Status,
@@ -34,9 +31,8 @@ from delayed_queue.notifications.models import (
 # The database of notifications and their messages: where the router writes them.
 USING: Final = router.db_for_write(Notification)
 
-# The end of ``held``, locked in the order of ids: batches that overlap wait, and never for each
-# other. Then a delivery for each of them that was begun by somebody who never wrote how it ended:
-# the provider may have seen it.
+# The end of ``held``, locked in the order of ids, so that overlapping batches never deadlock. Then
+# a delivery for each call without a recorded end: the provider may have accepted it.
 INTERRUPTED: Final[LiteralString] = """
     ORDER BY n.id
     FOR UPDATE OF n
@@ -50,18 +46,17 @@ interrupted AS (
     WHERE was_interrupted
 )"""
 
-# Begin notifications, for the leases of their messages. A row comes back for each that is
-# still open, PROCESSING under its lease, with what is to become of it: sent, or ended as expired
-# or suppressed, which the caller settles at once. One whose former dispatcher never wrote how it
-# ended (another lease) is taken over, and a delivery tells so. Twice under one lease changes
+# Begin notifications under the leases of their messages. Returns each that is still open, now
+# PROCESSING under its lease, with a verdict: to be sent, or expired or suppressed. If another lease
+# left it PROCESSING, it is taken over, and a delivery records that. Twice under one lease changes
 # nothing, so that a lost answer can be asked for again.
-# "provider" is the one that is about to be called; it comes back as it is, unless the last call
-# may have been accepted ("in doubt"): then as the one that was called.
-# Only for whoever holds the message now: one that was stopped or cut off for longer than its lease
-# must not take over from the one that has the message since, and end what that one is sending.
-# Expiry is by the clock, not the statement's start: the wait for a lock counts.
-# Who holds a message is asked once for each, before notifications are looked for, and the kind
-# behind COALESCE: planned while the queue was empty, its index leads to all messages of the kind.
+# "provider" is about to be called. If an earlier call may have been accepted ("in doubt"), the
+# provider of that call is kept and returned instead.
+# Only the current holder of a message can begin: a dispatcher that was stopped for longer than its
+# lease must not take over from its successor.
+# Expiry is checked by clock_timestamp(), because the wait for a lock counts.
+# The holder is read once per message, before the join, and the kind is behind COALESCE: a plan made
+# while the queue was empty would use the index on kinds and read all their messages.
 # Reads: the primary key, notification_suppression, delayed_queue__PKeyPlusKindUniqueIndex.
 BEGIN: Final[LiteralString] = (
     """
@@ -106,20 +101,21 @@ UPDATE delayed_queue_notification AS n
 SET
     status = 'PROCESSING',
     lease_id = held.lease_id,
-    attempts = n.attempts + CASE WHEN is_new AND verdict = 'PROCESSING' THEN 1 ELSE 0 END,
+    attempts = n.attempts + CASE WHEN is_new THEN 1 ELSE 0 END,
     started_at = CASE WHEN is_new THEN clock_timestamp() ELSE n.started_at END,
-    provider = CASE WHEN is_new AND NOT in_doubt THEN held.provider ELSE n.provider END
+    provider = CASE WHEN is_new AND NOT in_doubt THEN held.provider ELSE n.provider END,
+    outcome = CASE WHEN in_doubt THEN 'in doubt' ELSE n.outcome END
 FROM held
 WHERE n.id = held.id
 RETURNING
     n.id, n.lease_id, n.tenant, n.channel, n.priority, n.category, n.recipient,
-    n.recipient_hash, n.subject, n.body, n.html, n.expires_at, n.callback_url, n.attempts,
+    n.recipient_hash, n.subject, n.body, n.html, n.expires_at, n.attempts,
     held.was_interrupted, n.provider, held.in_doubt, held.verdict
 """
 )
 
-# Note which provider is called next, before it is: after a crash it is the one that may have the
-# message. Fenced like SETTLE; no row comes back when the lease was lost, and then none may be.
+# Record which provider is called next: after a crash it is the one that may have accepted the
+# message. No row comes back if the lease was lost, and then no provider may be called.
 # Reads: the primary key.
 TURN_TO: Final[LiteralString] = """
 UPDATE delayed_queue_notification
@@ -130,94 +126,13 @@ WHERE id = %(id)s
 RETURNING id
 """
 
-# Write how attempts ended, with a delivery for each call of a provider. Fenced: only while the
-# notification is PROCESSING under that lease. The deliveries are written all the same, because
-# the provider has seen them; once, for a statement whose answer was lost is sent again, and an
-# attempt calls no provider twice. "attempts" becomes the number of calls so far (N25). What would
-# be tried again after its expiry is EXPIRED at once.
-# Rows are locked in the order of their ids, as above.
-# Reads: the primary key, the index of deliveries by notification.
-SETTLE: Final[LiteralString] = """
-WITH settled AS (
-    SELECT id, lease_id, status, attempts, delay, provider, provider_id, outcome, error_class
-    FROM unnest(
-        %(ids)s::uuid[], %(leases)s::uuid[], %(statuses)s::text[], %(attempts)s::int[],
-        %(delays)s::interval[], %(providers)s::text[], %(provider_ids)s::text[],
-        %(outcomes)s::text[], %(error_classes)s::text[]
-    ) AS settled (
-        id, lease_id, status, attempts, delay, provider, provider_id, outcome, error_class
-    )
-),
-held AS MATERIALIZED (
-    SELECT
-        n.id,
-        CASE
-            WHEN settled.status = 'ENQUEUED'
-                AND n.expires_at <= clock_timestamp() + settled.delay THEN 'EXPIRED'
-            ELSE settled.status
-        END AS status,
-        settled.attempts,
-        settled.provider,
-        settled.provider_id,
-        CASE
-            WHEN settled.status = 'ENQUEUED'
-                AND settled.outcome = ''
-                AND n.expires_at <= clock_timestamp() + settled.delay THEN 'expired'
-            ELSE settled.outcome
-        END AS outcome,
-        settled.error_class
-    FROM delayed_queue_notification AS n
-    JOIN settled ON settled.id = n.id AND settled.lease_id = n.lease_id
-    WHERE n.status = 'PROCESSING'
-    ORDER BY n.id
-    FOR UPDATE OF n
-),
-recorded AS (
-    INSERT INTO delayed_queue_notification_delivery (
-        notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
-    )
-    SELECT
-        notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
-    FROM unnest(
-        %(call_ids)s::uuid[], %(call_attempts)s::int[], %(call_providers)s::text[],
-        %(call_provider_ids)s::text[], %(call_outcomes)s::text[], %(call_error_classes)s::text[],
-        %(call_details)s::text[], %(call_durations)s::int[]
-    ) AS call (
-        notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
-    )
-    WHERE (
-            SELECT TRUE
-            FROM delayed_queue_notification_delivery AS d
-            WHERE d.notification_id = call.notification_id
-                AND d.attempt = call.attempt
-                AND d.provider = call.provider
-            LIMIT 1
-        ) IS NULL
-)
-UPDATE delayed_queue_notification AS n
-SET
-    status = held.status,
-    attempts = held.attempts,
-    lease_id = NULL,
-    provider = held.provider,
-    provider_id = held.provider_id,
-    outcome = held.outcome,
-    error_class = held.error_class,
-    ended_at = CASE WHEN held.status <> 'ENQUEUED' THEN clock_timestamp() END
-FROM held
-WHERE n.id = held.id
-RETURNING n.id, n.status
-"""
-
-
-CALLBACK_QUEUE: Final = "notifications-callbacks"
-
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A notification in flight: what a dispatcher needs to send it, and the lease to name.
+    """A notification in flight: what a dispatcher needs to send it, and its lease.
 
     ``provider`` is to be called now; when ``in_doubt`` it was called before, and may have sent it.
+    ``verdict`` is PROCESSING for one to be sent, or how it ends without a call.
     """
 
     id: uuid.UUID
@@ -232,46 +147,13 @@ class Begun:
     body: str = field(repr=False)
     html: str = field(repr=False)
     expires_at: datetime | None
-    callback_url: str = field(repr=False)
     attempt: int
     was_interrupted: bool
     provider: str
     in_doubt: bool
+    verdict: str = Status.PROCESSING
     # When it expires, on the monotonic clock of this process.
     deadline: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a provider, as it ended. ``detail`` may hold personal data: never log it."""
-
-    provider: str
-    outcome: Delivery.Outcome
-    provider_id: str = ""
-    error_class: str = ""
-    detail: str = field(default="", repr=False)
-    duration: timedelta | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """The end of an attempt: the status it leads to, why, and the calls that were made.
-
-    ENQUEUED means again after the delay.
-    """
-
-    begun: Begun
-    status: Status
-    calls: Sequence[Call] = ()
-    outcome: str = ""
-    delay: timedelta = timedelta(0)
-    # False for one that BEGIN ended without counting an attempt.
-    was_begun: bool = True
-
-    @property
-    def attempts(self) -> int:
-        """The calls of providers so far; BEGIN has counted one before it was made."""
-        return self.begun.attempt - 1 + len(self.calls) if self.was_begun else self.begun.attempt
 
 
 def queue_of(priority: str, channel: str) -> DelayedQueue:
@@ -297,54 +179,24 @@ def _kinds() -> dict[str, str]:
     return {queue.name: queue.kind for queue in dispatch_queues().values()}
 
 
-@cache
-def _callback_queue() -> DelayedQueue:
-    return DelayedQueue(CALLBACK_QUEUE, using=USING)
+def begin_many(envelopes: Iterable[Envelope], providers: Mapping[str, str]) -> dict[str, Begun]:
+    """Begin notifications with one statement; return them by key.
 
-
-def begin(envelope: Envelope) -> Begun | None:
-    """Begin the envelope's notification; None when there is nothing to send.
-
-    Then it has been sent, cancelled or failed before, or this call found it too late or
-    suppressed, or the envelope's lease is lost: acknowledge the message.
-    """
-    return begin_many([envelope]).get(envelope.key)
-
-
-def begin_many(
-    envelopes: Iterable[Envelope], providers: Mapping[str, str] | None = None
-) -> dict[str, Begun]:
-    """Begin notifications with one statement; return those to be sent, by key.
-
+    Those not returned have ended, or the envelope's lease is lost: acknowledge the message.
     ``providers`` are those about to be called, by key.
     """
     kinds = _kinds()
     asked = sorted((each.key, kinds[each.queue], each.lease_id) for each in envelopes)
-    chosen = providers or {}
     rows = fetch(
         BEGIN,
         {
             "ids": [key for key, _, _ in asked],
             "kinds": [kind for _, kind, _ in asked],
             "leases": [lease for _, _, lease in asked],
-            "providers": [chosen.get(key, "") for key, _, _ in asked],
+            "providers": [providers.get(key, "") for key, _, _ in asked],
         },
     )
-    begun = [(_with_deadline(Begun(*row[:-1])), Status(row[-1])) for row in rows]
-    ended = [
-        Settlement(
-            each,
-            status,
-            (),
-            _ENDINGS[status] + (_DOUBTED if each.in_doubt else ""),
-            was_begun=False,
-        )
-        for each, status in begun
-        if status in _ENDINGS
-    ]
-    if ended:
-        settle_many(ended)
-    return {str(each.id): each for each, status in begun if status not in _ENDINGS}
+    return {str(row[0]): _with_deadline(Begun(*row)) for row in rows}
 
 
 def _with_deadline(begun: Begun) -> Begun:
@@ -354,125 +206,15 @@ def _with_deadline(begun: Begun) -> Begun:
     return replace(begun, deadline=time.monotonic() + left)
 
 
-# The outcome of what waits for another attempt though its last may have been accepted.
-IN_DOUBT: Final = "in doubt"
-_DOUBTED: Final = f", {IN_DOUBT}"
-_ENDINGS: Final = {Status.EXPIRED: "expired", Status.CANCELLED: "suppressed"}
-
-
 def turn_to(begun: Begun, provider: str) -> bool:
-    """Note that this provider is called next; False when the lease was lost, so call none."""
+    """Record that this provider is called next; False if the lease was lost, so call none."""
     params = {"id": begun.id, "lease_id": begun.lease_id, "provider": provider}
     return bool(fetch(TURN_TO, params))
-
-
-def finish(begun: Begun, calls: Sequence[Call]) -> Status | None:
-    """Write that it was sent; None when the lease was lost, and the calls alone were written."""
-    return settle(Settlement(begun, Status.SUCCESSFULLY_PROCESSED, calls))
-
-
-def fail(begun: Begun, calls: Sequence[Call], outcome: str) -> Status | None:
-    """Write that it failed for good, and why; None when the lease was lost."""
-    return settle(Settlement(begun, Status.FAILED, calls, outcome))
-
-
-def defer(
-    begun: Begun, calls: Sequence[Call], delay: timedelta, outcome: str = ""
-) -> Status | None:
-    """Put it back for another attempt: ENQUEUED, then let the message come again.
-
-    EXPIRED when that would be too late, then acknowledge the message; None when the lease was
-    lost.
-    """
-    return settle(Settlement(begun, Status.ENQUEUED, calls, outcome, delay))
-
-
-def settle(settlement: Settlement) -> Status | None:
-    """Write the end of one attempt; return the status it led to, None when the lease was lost."""
-    return settle_many([settlement]).get(settlement.begun.id)
-
-
-def settle_many(settlements: Sequence[Settlement]) -> dict[uuid.UUID, Status]:
-    """Write the ends of attempts with one statement; return the statuses they led to.
-
-    Those not returned had lost their lease. With a ``callbackUrl`` among them, their callbacks
-    are offered in the same transaction.
-    """
-    params = _settlement_params(settlements) | _call_params(settlements)
-    called = {each.begun.id for each in settlements if each.begun.callback_url}
-    if not called:
-        return statuses_of(fetch(SETTLE, params))
-    with transaction.atomic(using=USING):
-        statuses = statuses_of(fetch(SETTLE, params))
-        offer_callbacks((id_, statuses[id_]) for id_ in called if id_ in statuses)
-    return statuses
 
 
 def statuses_of(rows: Iterable[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:
     """Return statuses by id, of rows of both."""
     return {id_: Status(status) for id_, status in rows}
-
-
-# Some of the texts are a third party's own. What the database cannot store must be seen to here:
-# one of them would keep back the ends of all that are written with it.
-
-
-def _settlement_params(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
-    last = [each.calls[-1] if each.calls else None for each in settlements]
-    return {
-        "ids": [each.begun.id for each in settlements],
-        "leases": [each.begun.lease_id for each in settlements],
-        "statuses": [each.status.value for each in settlements],
-        "attempts": [each.attempts for each in settlements],
-        "delays": [each.delay for each in settlements],
-        "providers": [
-            call.provider if call else _doubted(each.begun)
-            for each, call in zip(settlements, last, strict=True)
-        ],
-        "provider_ids": [storable(call.provider_id) if call else "" for call in last],
-        "outcomes": [storable(each.outcome) for each in settlements],
-        "error_classes": [_name_of_error(call) if call else "" for call in last],
-    }
-
-
-def _doubted(begun: Begun) -> str:
-    """Return who may have the message, which is not forgotten when an attempt calls nobody."""
-    return begun.provider if begun.in_doubt else ""
-
-
-def _call_params(settlements: Sequence[Settlement]) -> dict[str, list[Any]]:
-    calls = [(each.begun, call) for each in settlements for call in each.calls]
-    return {
-        "call_ids": [begun.id for begun, _ in calls],
-        "call_attempts": [begun.attempt for begun, _ in calls],
-        "call_providers": [call.provider for _, call in calls],
-        "call_provider_ids": [storable(call.provider_id) for _, call in calls],
-        "call_outcomes": [call.outcome.value for _, call in calls],
-        "call_error_classes": [_name_of_error(call) for _, call in calls],
-        "call_details": [storable(call.detail) for _, call in calls],
-        "call_durations": [_milliseconds(call.duration) for _, call in calls],
-    }
-
-
-def _name_of_error(call: Call) -> str:
-    return storable(call.error_class)[:MAX_NAME_LENGTH]
-
-
-def _milliseconds(duration: timedelta | None) -> int | None:
-    return None if duration is None else duration // timedelta(milliseconds=1)
-
-
-def offer_callbacks(ended: Iterable[tuple[uuid.UUID, str]]) -> None:
-    """Offer a message for each final status, to be posted to the ``callbackUrl``.
-
-    In the transaction of the change itself, so that no end goes untold.
-    """
-    messages = [
-        ScheduledMessage(f"{id_}:{status}", {"id": str(id_), "status": str(status)})
-        for id_, status in ended
-        if status != Status.ENQUEUED
-    ]
-    _callback_queue().offer_batch(messages)
 
 
 def fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:

@@ -1,101 +1,49 @@
-"""Ends that no dispatcher writes: overdue, dead, without a message; and forgetting them all."""
+"""Ends that no dispatcher writes: overdue or without a message; and the deletion of old rows."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any, Final, LiteralString
-
-from django.db import transaction
+from typing import Final, LiteralString
 
 from delayed_queue.db.clock import read_clock
 from delayed_queue.notifications.models import Status, first_id_at
-from delayed_queue.notifications.services import (
-    INTERRUPTED,
-    USING,
-    dispatch_queues,
-    execute,
-    fetch,
-    offer_callbacks,
-)
+from delayed_queue.notifications.services import USING, execute, fetch
+from delayed_queue.notifications.settling import CALLBACKS, failing
 
-# Mark a bounded number of waiting notifications whose time is over, so that lists tell the truth
-# before a dispatcher comes to them; the queue's messages then find nothing to do. What another
-# transaction holds is being sent, cancelled or expired. Reads: notification_expires.
-EXPIRE: Final[LiteralString] = """
-UPDATE delayed_queue_notification
-SET
-    status = 'EXPIRED',
-    ended_at = clock_timestamp(),
-    outcome = CASE WHEN outcome = 'in doubt' THEN 'expired, in doubt' ELSE 'expired' END
-WHERE id = ANY (ARRAY(
-        SELECT id
-        FROM delayed_queue_notification
-        WHERE status = 'ENQUEUED'
-            AND expires_at <= statement_timestamp()
-        ORDER BY expires_at
-        LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
-    ))
-RETURNING id, status, callback_url
-"""
-
-# Fail those ``held``, with their reason.
-_FAIL: Final[LiteralString] = (
-    INTERRUPTED
-    + """
-UPDATE delayed_queue_notification AS n
-SET
-    status = 'FAILED',
-    lease_id = NULL,
-    ended_at = clock_timestamp(),
-    outcome = held.reason
-        || CASE
-            WHEN held.was_interrupted OR n.outcome = 'in doubt' THEN ', in doubt'
-            ELSE ''
-        END
-FROM held
-WHERE n.id = held.id
-RETURNING n.id, n.status, n.callback_url
-"""
-)
-
-# Fail what is still open though its message became a dead letter: of a handler that killed its
-# process each time, nobody else writes the end. One that was PROCESSING may have been sent, and a
-# delivery tells so. Looks at the newest letters of one queue only, and locks in the order of ids.
-# Whether its message lives is asked of each letter: NOT EXISTS may be a join with all messages. The
-# kind is compared behind COALESCE, as in BEGIN.
-# Reads: dead_letter_kind_died, the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
-FAIL_DEAD: Final[LiteralString] = (
+# Expire a bounded number of overdue notifications, so that lists are right before a dispatcher
+# reaches them; their messages then find nothing to do. Rows that another transaction holds are
+# being sent, cancelled or expired. Reads: notification_expires.
+EXPIRE: Final[LiteralString] = (
     """
-WITH letter AS MATERIALIZED (
-    SELECT "pKey", reason
-    FROM delayed_queue_dead_letter
-    WHERE "pKind" = %(kind)s
-        AND "pKey" ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
-    ORDER BY "diedAt" DESC, id DESC
-    LIMIT %(limit)s
-),
-held AS MATERIALIZED (
-    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted,
-        'given up: ' || letter.reason AS reason
-    FROM delayed_queue_notification AS n
-    JOIN letter ON n.id = letter."pKey"::uuid
-    WHERE n.status IN ('ENQUEUED', 'PROCESSING')
-        AND (
-            SELECT TRUE
-            FROM delayed_queue AS m
-            WHERE m."pKey" = letter."pKey"
-                AND COALESCE(m."pKind" = %(kind)s, false)
-        ) IS NULL"""
-    + _FAIL
+WITH ended AS (
+    UPDATE delayed_queue_notification
+    SET
+        status = 'EXPIRED',
+        ended_at = clock_timestamp(),
+        outcome = CASE WHEN outcome = 'in doubt' THEN 'expired, in doubt' ELSE 'expired' END
+    WHERE id = ANY (ARRAY(
+            SELECT id
+            FROM delayed_queue_notification
+            WHERE status = 'ENQUEUED'
+                AND expires_at <= statement_timestamp()
+            ORDER BY expires_at
+            LIMIT %(limit)s
+            FOR UPDATE SKIP LOCKED
+        ))
+    RETURNING id, status, callback_url
+)"""
+    + CALLBACKS
+    + """
+SELECT id FROM ended
+"""
 )
 
-# Of the next open notifications in one state those that have no message, so that no dispatcher will
-# ever come to them: somebody dropped it on the page of its queue, or it was one of more dead
-# letters than FAIL_DEAD looks at. Locks nothing, so what it finds is only suspected. A row for each
-# that was looked at, to go on from the last. Whether there is a message is asked of each, as above.
+# Find, among the next open notifications in one state, those without a message: an operator dropped
+# it, or moved it to the dead letters. It locks nothing, so FAIL checks again. Returns a row for
+# each notification, to continue from the last. Whether there is a message is read per row, as in
+# FAIL.
 # Reads: notification_status_id, delayed_queue__PKeyPlusKindUniqueIndex.
 WITHOUT_MESSAGE: Final[LiteralString] = """
 SELECT
@@ -121,50 +69,18 @@ FROM (
 ORDER BY waiting.id
 """
 
-# Fail those of them that still have no message, looked at anew: by now one may have been retried.
-# One that was PROCESSING may have been sent, and a delivery tells so. Locks in the order of ids.
-# Joined rather than "id = ANY": with that, PostgreSQL 15 reads all that are open to find those few.
-# Reads: the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
-FAIL_LOST: Final[LiteralString] = (
-    """
-WITH held AS MATERIALIZED (
-    SELECT n.id, n.attempts, n.status = 'PROCESSING' AS was_interrupted,
-        'its message is gone' AS reason
-    FROM unnest(%(ids)s::uuid[]) AS lost (id)
-    JOIN delayed_queue_notification AS n ON n.id = lost.id
-    WHERE n.status IN ('ENQUEUED', 'PROCESSING')
-        AND (
-            SELECT TRUE
-            FROM delayed_queue AS m
-            WHERE m."pKey" = n.id::text
-                AND COALESCE(
-                    m."pKind" = 'notifications-' || n.priority || '-' || n.channel || '|json',
-                    false
-                )
-        ) IS NULL"""
-    + _FAIL
-)
-
 SWEEP_LIMIT: Final = 1000
 
 
-@transaction.atomic(using=USING)
 def expire_overdue(limit: int = SWEEP_LIMIT) -> int:
-    """Mark waiting notifications whose time is over; return how many, at most the limit."""
-    return _tell(fetch(EXPIRE, {"limit": limit}))
-
-
-@transaction.atomic(using=USING)
-def fail_dead(limit: int = SWEEP_LIMIT) -> int:
-    """Fail open notifications whose message became a dead letter; return how many."""
-    kinds = [queue.kind for queue in dispatch_queues().values()]
-    return sum(_tell(fetch(FAIL_DEAD, {"kind": kind, "limit": limit})) for kind in kinds)
+    """Expire overdue notifications; return how many, at most the limit."""
+    return len(fetch(EXPIRE, {"limit": limit}))
 
 
 def fail_lost(limit: int = SWEEP_LIMIT) -> int:
-    """Fail open notifications that have no message, so that nobody would send them.
+    """Fail open notifications that have no message, so that no dispatcher would send them.
 
-    Goes through all that are open, ``limit`` with each statement; returns how many it failed.
+    Goes through all open ones, ``limit`` per statement; returns how many it failed.
     """
     return sum(
         fail_lost_of(lost)
@@ -185,15 +101,10 @@ def _without_message(status: Status, limit: int) -> Iterator[list[uuid.UUID]]:
         after = rows[-1][0]
 
 
-@transaction.atomic(using=USING)
 def fail_lost_of(ids: list[uuid.UUID]) -> int:
     """Fail those of them that still have no message; return how many."""
-    return _tell(fetch(FAIL_LOST, {"ids": ids}))
-
-
-def _tell(ended: list[tuple[Any, ...]]) -> int:
-    offer_callbacks((id_, status) for id_, status, callback_url in ended if callback_url)
-    return len(ended)
+    step = failing(ids, [""] * len(ids), ["its message is gone"] * len(ids))
+    return len(fetch(*step))
 
 
 BATCH: Final = 1000

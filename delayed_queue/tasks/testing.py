@@ -6,26 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.db import connections
 
-from delayed_queue.db.sql import Step
-from delayed_queue.db.statements import fetch, run
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
-from delayed_queue.handlers import Verdict, judge
-from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.queue.store.settle import (
-    acknowledge_members_step,
-    dead_letter_step,
-    release_step,
-)
+from delayed_queue.messages import Envelope
 from delayed_queue.tasks.backend import DelayedQueueBackend
 from delayed_queue.tasks.declared import declared
 from delayed_queue.tasks.priorities import TaskQueue, priorities
 from delayed_queue.tasks.serving import UNLIMITED, Serving, servings
-from delayed_queue.testing.draining import Drained, mended
+from delayed_queue.testing.draining import Drained, deliver_treated
 
-_END: Final = "failed"
 _LIMIT: Final = 1_000
 
 
@@ -56,10 +47,10 @@ def _run_due(
 ) -> None:
     priorities.read(using)
     while ends.total() < limit and (found := _next(queues, using)) is not None:
-        error = _handled(*found, using)
-        end = _settled(*found, error, using)
+        serving, envelope = found
+        end, error = deliver_treated(envelope, serving.call, serving, UNLIMITED, using)
         ends[end] += 1
-        if end == _END and isinstance(error, Exception):
+        if end == "failed" and isinstance(error, Exception):
             errors.append(error)
 
 
@@ -74,50 +65,6 @@ def _next(queues: Sequence[str], using: str) -> tuple[Serving, Envelope] | None:
             if (found := TaskQueue(name, priority, using).try_poll()) is not None:
                 return servings[name], found
     return None
-
-
-def _handled(serving: Serving, envelope: Envelope, using: str) -> BaseException | None:
-    try:
-        with mended(using):
-            if serving.manner(envelope).is_async:
-                async_to_sync(serving.acall)(envelope)
-            else:
-                serving.call(envelope)
-    except KeyboardInterrupt:  # stops the test, as with Django's own backend
-        raise
-    # A task may raise anything, as in a worker.
-    except BaseException as error:
-        return error
-    return None
-
-
-def _settled(serving: Serving, envelope: Envelope, error: BaseException | None, using: str) -> str:
-    """Settle the message as a worker does, in one transaction; return the word for its end."""
-    if error is None:
-        step = serving.acknowledging([envelope]) or _acknowledging(envelope)
-        is_settled = envelope.is_settled or bool(fetch(using, *step))
-        return "handled" if is_settled else "lost"
-    verdict = serving.judge(error, envelope) or judge(error, envelope.attempt, UNLIMITED)
-    steps = [*serving.recording([(envelope, error, verdict)]), _ending(envelope, verdict)]
-    if not run(using, steps)[-1]:
-        return "lost"
-    return _END if verdict.counts else "snoozed"
-
-
-def _acknowledging(envelope: Envelope) -> Step:
-    return acknowledge_members_step([envelope.lease_id], [envelope.message_id])
-
-
-def _ending(envelope: Envelope, verdict: Verdict) -> Step:
-    if verdict.delay is None:
-        return dead_letter_step(
-            envelope.lease_id, [envelope.message_id], verdict.reason or "rejected",
-            verdict.error or None,
-        )  # fmt: skip
-    return release_step(
-        envelope.lease_id, [envelope.message_id], verdict.delay // MILLISECOND,
-        0 if verdict.counts else 1, verdict.error or None,
-    )  # fmt: skip
 
 
 class ImmediateBackend(DelayedQueueBackend):

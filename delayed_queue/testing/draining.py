@@ -1,4 +1,4 @@
-"""Deliver due messages in a test's own transaction, and assert what a queue holds."""
+"""For a test's own connection and transaction: deliver what is due, and assert what is left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,10 +15,13 @@ from asgiref.sync import async_to_sync
 from django.db import connections
 from psycopg.pq import TransactionStatus
 
+from delayed_queue.db.sql import Step
+from delayed_queue.db.statements import fetch, run
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.facade import DelayedQueue
-from delayed_queue.handlers import Reject, Snooze, registry
+from delayed_queue.handlers import Reject, Snooze, Treatment, Verdict, judge, registry
 from delayed_queue.messages import (
+    MILLISECOND,
     Envelope,
     MessageState,
     StoredMessage,
@@ -27,6 +30,11 @@ from delayed_queue.messages import (
 )
 from delayed_queue.models import DeadLetter
 from delayed_queue.queue.fingerprints import fingerprint
+from delayed_queue.queue.store.settle import (
+    acknowledge_members_step,
+    dead_letter_step,
+    release_step,
+)
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.testing.queues import InMemoryQueue
 from delayed_queue.testing.stores import Letter
@@ -34,10 +42,10 @@ from delayed_queue.testing.stores import Letter
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The outcomes of the deliveries of one ``drain()``.
+    """The ends of the deliveries of one ``drain()``; each is counted once.
 
-    ``failed`` raised an error and were retried or dead-lettered by policy. ``lost`` were settled,
-    updated or dropped by the handler itself.
+    ``failed`` raised an error, and were retried or dead-lettered by policy. ``lost`` were no
+    longer the drain's to settle: the handler had acknowledged, released, updated or dropped them.
     """
 
     handled: int = 0
@@ -55,37 +63,82 @@ class Drained:
 def drain(
     queue: DelayedQueue, handler: Callable[[Envelope], Any] | None = None, *, limit: int = 1000
 ) -> Drained:
-    """Deliver due messages to the handler until none is left; return the outcomes.
+    """Deliver due messages to the handler until none is left; return how they ended.
 
-    The default is the handler registered for the queue's name, with its retry policy. Errors are
-    settled as a worker settles them, and returned in ``errors``. ``limit`` bounds the deliveries:
-    a message may be due again at once.
+    Without a handler, to the one registered for the queue's name, by its own retry policy. What the
+    handler raises is settled as a worker settles it, and found in ``errors``. At most ``limit``
+    deliveries, so that messages which are due again at once cannot keep it for ever.
     """
     if type(limit) is not int or limit < 1:
         raise InvalidConfiguration(f"limit must be ≥ 1, not {limit!r}.")
-    function, policy = _chosen(queue, handler)
+    function, policy, treatment = _chosen(queue, handler)
     ends: Counter[str] = Counter()
     errors: list[Exception] = []
     while ends.total() < limit and (envelope := queue.try_poll()) is not None:
-        error = _error_of(function, envelope, queue.using)
-        end = _end(error)
-        settled = envelope.acknowledge() if error is None else queue.fail(envelope, error, policy)
-        ends[end if settled else "lost"] += 1
-        if error is not None and end == "failed":
+        if treatment is None:
+            end, error = _deliver(queue, envelope, function, policy)
+        else:
+            end, error = deliver_treated(envelope, function, treatment, policy, queue.using)
+        ends[end] += 1
+        if end == "failed" and isinstance(error, Exception):
             errors.append(error)
     return Drained(**ends, errors=tuple(errors))
 
 
 def _chosen(
     queue: DelayedQueue, handler: Callable[[Envelope], Any] | None
-) -> tuple[Callable[[Envelope], Any], RetryPolicy]:
+) -> tuple[Callable[[Envelope], Any], RetryPolicy, Treatment | None]:
     if handler is not None:
-        return handler, queue.retry_policy
+        return handler, queue.retry_policy, None
     registered = registry.get(queue.name)
-    return registered.function, registered.retry or queue.retry_policy
+    return registered.function, registered.retry or queue.retry_policy, registered.treatment
 
 
-def _end(error: Exception | None) -> str:
+def _deliver(
+    queue: DelayedQueue,
+    envelope: Envelope,
+    function: Callable[[Envelope], Any],
+    policy: RetryPolicy,
+) -> tuple[str, BaseException | None]:
+    error = _error_of(function, envelope, queue.using)
+    settled = envelope.acknowledge() if error is None else queue.fail(envelope, error, policy)
+    return _end(error) if settled else "lost", error
+
+
+def deliver_treated(
+    envelope: Envelope,
+    function: Callable[[Envelope], Any],
+    treatment: Treatment,
+    policy: RetryPolicy,
+    using: str,
+) -> tuple[str, BaseException | None]:
+    """Handle and settle a message as its treatment says; return its end, and what was raised."""
+    is_async = treatment.manner(envelope).is_async
+    error = _error_of(treatment.acall if is_async else function, envelope, using)
+    if error is None:
+        members = acknowledge_members_step([envelope.lease_id], [envelope.message_id])
+        step = treatment.acknowledging([envelope]) or members
+        return "handled" if envelope.is_settled or fetch(using, *step) else "lost", None
+    verdict = treatment.judge(error, envelope) or judge(error, envelope.attempt, policy)
+    steps = [*treatment.recording([(envelope, error, verdict)]), _ending(envelope, verdict)]
+    if not run(using, steps)[-1]:
+        return "lost", error
+    return "failed" if verdict.counts else "snoozed", error
+
+
+def _ending(envelope: Envelope, verdict: Verdict) -> Step:
+    if verdict.delay is None:
+        return dead_letter_step(
+            envelope.lease_id, [envelope.message_id], verdict.reason or "rejected",
+            verdict.error or None,
+        )  # fmt: skip
+    return release_step(
+        envelope.lease_id, [envelope.message_id], verdict.delay // MILLISECOND,
+        0 if verdict.counts else 1, verdict.error or None,
+    )  # fmt: skip
+
+
+def _end(error: BaseException | None) -> str:
     match error:
         case None:
             return "handled"
@@ -99,7 +152,7 @@ def _end(error: Exception | None) -> str:
 
 def _error_of(
     function: Callable[[Envelope], Any], envelope: Envelope, using: str
-) -> Exception | None:
+) -> BaseException | None:
     """Run the handler; return what it raised."""
     try:
         with mended(using):
@@ -107,18 +160,20 @@ def _error_of(
                 async_to_sync(function)(envelope)
             else:
                 function(envelope)
-    # A handler may raise anything; a worker treats it the same way.
-    except Exception as error:
+    except KeyboardInterrupt:  # stops the test
+        raise
+    # A handler may raise anything, as in a worker.
+    except BaseException as error:
         return error
     return None
 
 
 @contextmanager
 def mended(using: str) -> Iterator[None]:
-    """Keep an open transaction usable after a block that breaks it.
+    """Let an open transaction outlive a block that breaks it.
 
-    A worker has no transaction around a handler, so writes before a failure stay. They stay here
-    too, unless the failure broke the transaction; then the block is rolled back.
+    A worker has no transaction around a handler: what was written before a failure stays.
+    Here it stays too, unless the failure broke the transaction; then the block is undone.
     """
     connection: Any = connections[using]
     if not connection.in_atomic_block:
@@ -167,9 +222,10 @@ def assert_offered(
     headers: Mapping[str, Any] | None = None,
     state: MessageState | str | None = None,
 ) -> StoredMessage:
-    """Return the message stored under the key; fail if it is missing or differs.
+    """Return the message stored under the key, or fail when there is none or it differs.
 
-    Arguments that are left out may be anything. ``schedule_at`` is compared in milliseconds.
+    ``schedule_at`` is compared in whole milliseconds, as it is stored; what is left out may
+    be anything.
     """
     stored = queue.read(key)
     if stored is None:
@@ -183,7 +239,7 @@ def assert_offered(
         found["headers"], wanted["headers"] = stored.headers, dict(headers)
     if state is not None:
         found["state"], wanted["state"] = str(stored.state), str(state)
-    # The wanted value first: ANYTHING decides, not the payload's own __eq__.
+    # The wanted first: ANYTHING must be asked, not a payload with an opinion of its own.
     if any(wanted[name] != found[name] for name in wanted):
         raise AssertionError(f"The message {key!r} in {queue!r} is {found}, not {wanted}.")
     return stored
@@ -197,7 +253,10 @@ def assert_not_offered(queue: DelayedQueue, key: str) -> None:
 
 
 def assert_dead(queue: DelayedQueue, key: str, *, reason: str = "") -> DeadLetter:
-    """Return the newest dead letter of the key whose reason starts with ``reason``, or fail."""
+    """Return the newest dead letter of the key, or fail when there is none for the reason.
+
+    The reason's beginning is enough.
+    """
     letters = [letter for letter in dead_letters(queue) if letter.key == key]
     for letter in reversed(letters):
         if letter.reason.startswith(reason):
@@ -211,7 +270,7 @@ def assert_dead(queue: DelayedQueue, key: str, *, reason: str = "") -> DeadLette
 def dead_letters(queue: DelayedQueue) -> list[DeadLetter]:
     """Return the queue's dead letters in the order of their deaths.
 
-    Those of an in-memory queue are model instances without a database.
+    An in-memory queue's are made up as model instances that no database knows.
     """
     if isinstance(queue, InMemoryQueue):
         with queue.store.lock:
@@ -220,8 +279,19 @@ def dead_letters(queue: DelayedQueue) -> list[DeadLetter]:
 
 
 def _as_model(letter: Letter) -> DeadLetter:
-    fields = asdict(letter)
-    fields["headers"] = None if letter.headers is None else json.loads(letter.headers)
-    for name in ("scheduled_at_initially", "created_at", "died_at"):
-        fields[name] = from_milliseconds(fields[name])
-    return DeadLetter(**fields, fingerprint=fingerprint(letter.reason, letter.last_error))
+    return DeadLetter(
+        id=letter.id,
+        kind=letter.kind,
+        key=letter.key,
+        payload=letter.payload,
+        headers=None if letter.headers is None else json.loads(letter.headers),
+        attempts=letter.attempts,
+        reason=letter.reason,
+        first_error=letter.first_error,
+        last_error=letter.last_error,
+        scheduled_at_initially=from_milliseconds(letter.scheduled_at_initially),
+        created_at=from_milliseconds(letter.created_at),
+        died_at=from_milliseconds(letter.died_at),
+        fingerprint=fingerprint(letter.reason, letter.last_error),
+        group=letter.group,
+    )

@@ -157,10 +157,8 @@ def _statuses() -> Counter[str]:
 
 
 def _state() -> str:
-    # What the schedule ``notifications-sweeps`` does once a minute: it ends those whose attempts
-    # were used up when their dispatcher was killed.
+    # What the schedule ``notifications-sweeps`` does once a minute.
     sweeping.expire_overdue()
-    sweeping.fail_dead()
     counts = _statuses()
     waiting = sum(counts[status] for status in models.OPEN_STATUSES)
     sent = counts[SENT]

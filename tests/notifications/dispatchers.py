@@ -6,14 +6,12 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any, Final
 
-from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.dispatching import dispatch
-from delayed_queue.notifications.handlers import QUEUES
+from delayed_queue.notifications.handlers import QUEUES, dispatcher_of
 from delayed_queue.notifications.models import FINAL_STATUSES, Notification, Status
 from delayed_queue.worker.engine.worker import Worker
 from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
-from tests.support.running import handler_of, running, worker_with
+from tests.support.running import running, worker_with
 
 SENT: Final = Status.SUCCESSFULLY_PROCESSED
 SENDER: Final = "Shop <shop@example.org>"
@@ -38,12 +36,8 @@ def sms_entry(server: FakeSms, name: str = "texts", **options: Any) -> dict[str,
 
 def dispatcher(**options: Any) -> Worker:
     """Return a worker of all queues, with the retries of the setting in force."""
-    chosen = get_settings()
     claim = {name: options.pop(name) for name in ("claim", "batch_size") if name in options}
-    handlers = [
-        handler_of(name, dispatch, retry=chosen.RETRY, lease=chosen.LEASE, **claim)
-        for name in QUEUES
-    ]
+    handlers = [dispatcher_of(name, **claim) for name in QUEUES]
     return worker_with(*handlers, **{"poll_interval": timedelta(milliseconds=100)} | options)
 
 

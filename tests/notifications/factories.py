@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from delayed_queue import Envelope
-from delayed_queue.notifications.models import Channel, Notification, Priority, Source
-from delayed_queue.notifications.services import queue_of
+from delayed_queue.models import Message
+from delayed_queue.notifications.dispatching import Attempt
+from delayed_queue.notifications.models import Channel, Notification, Priority, Source, Status
+from delayed_queue.notifications.services import Begun, begin_many, fetch, queue_of
+from delayed_queue.notifications.settling import Call, Settlement, deferring, settling
 
 DEFAULTS: dict[str, Any] = {
     "tenant": "shop",
@@ -43,3 +48,47 @@ def lease(notification: Notification) -> Envelope:
 def lose_lease(envelope: Envelope) -> None:
     """Give the message back as the end of its lease would."""
     assert envelope.release()
+
+
+class Held:
+    """A message under the lease of a notification that was begun, as its envelope names it."""
+
+    def __init__(self, begun: Begun) -> None:
+        self.key, self.lease_id = str(begun.id), str(begun.lease_id)
+        found = Message.objects.filter(key=self.key).values_list("pk", flat=True).first()
+        self.message_id = found or 0
+
+
+def begin(envelope: Envelope) -> Begun | None:
+    """Begin its notification; end at once what is not to be sent, and return None."""
+    found = begin_many([envelope], {}).get(envelope.key)
+    if found is None or found.verdict == Status.PROCESSING:
+        return found
+    settle(found, async_to_sync(Attempt(envelope, found, []).run)())
+    return None
+
+
+def settle(begun: Begun, settlement: Settlement) -> Status | None:
+    """Write the end of an attempt as a worker does; return its status, None for a lost lease."""
+    held: Any = Held(begun)
+    settled = [(held, settlement)]
+    row = Notification.objects.filter(pk=begun.id)
+    had_lease = row.filter(lease_id=begun.lease_id).exists()
+    is_deferred = settlement.status == Status.ENQUEUED
+    fetch(*(deferring(settled) if is_deferred else settling(settled, [held])))
+    status = Status(row.get().status)
+    return status if had_lease and status != Status.PROCESSING else None
+
+
+def finish(begun: Begun, calls: Sequence[Call]) -> Status | None:
+    return settle(
+        begun, Settlement(Status.SUCCESSFULLY_PROCESSED, calls, "", attempt=begun.attempt)
+    )
+
+
+def fail(begun: Begun, calls: Sequence[Call], outcome: str) -> Status | None:
+    return settle(begun, Settlement(Status.FAILED, calls, outcome, attempt=begun.attempt))
+
+
+def defer(begun: Begun, calls: Sequence[Call], outcome: str | None = None) -> Status | None:
+    return settle(begun, Settlement(Status.ENQUEUED, calls, outcome, attempt=begun.attempt))

@@ -24,8 +24,8 @@ from delayed_queue.notifications.models import (
 )
 from delayed_queue.notifications.parking import Incoming
 from delayed_queue.notifications.recipients import recipient_hash
-from delayed_queue.notifications.services import Call
-from tests.notifications.factories import enqueue, lease
+from delayed_queue.notifications.settling import IN_DOUBT, Call
+from tests.notifications.factories import begin, enqueue, fail, lease
 from tests.notifications.requests import template
 
 pytestmark = pytest.mark.django_db
@@ -63,11 +63,11 @@ def told(response: Any) -> list[str]:
 def failed(**values: Any) -> Notification:
     notification = enqueue(**values)
     envelope = lease(notification)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
     call = Call("smtp-1", Delivery.Outcome.REFUSED, "", "550", f"no such user {SECRET}",
                 timedelta(milliseconds=120))  # fmt: skip
-    services.fail(begun, [call], "refused for good")
+    fail(begun, [call], "refused for good")
     envelope.acknowledge()
     return notification
 
@@ -234,7 +234,7 @@ def test_n12_cancel_and_retry_need_their_permissions():
 
 def test_n12_many_at_once_and_only_those_in_the_state_for_it():
     waiting, sending = enqueue(), enqueue(channel="sms")
-    services.begin(lease(sending))
+    begin(lease(sending))
     client = operator("view_notification", "cancel_notification")
     response = client.post(
         LIST, {"action": "cancel_selected", "_selected_action": [waiting.pk, sending.pk]}
@@ -249,10 +249,10 @@ def test_n12_many_at_once_and_only_those_in_the_state_for_it():
 def doubtful(**values: Any) -> Notification:
     notification = enqueue(**values)
     envelope = lease(notification)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
     call = Call("smtp-1", Delivery.Outcome.AMBIGUOUS, "", "TimeoutError")
-    services.fail(begun, [call], services.IN_DOUBT)
+    fail(begun, [call], IN_DOUBT)
     envelope.acknowledge()
     return notification
 

@@ -28,6 +28,7 @@ from delayed_queue.notifications import (
     monitor,
     parking,
     services,
+    settling,
     sweeping,
 )
 from delayed_queue.notifications.managing import LAST_ID
@@ -169,11 +170,11 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
     suppressed, by_version = "notification_suppression", "notification_template_version"
     settlement = {
         "ids": ids, "leases": new, "statuses": ["ENQUEUED"] * SOME,
-        "attempts": [1] * SOME,
-        "delays": [timedelta(0)] * SOME, "providers": texts, "provider_ids": texts,
+        "calls": [1] * SOME, "providers": texts, "provider_ids": texts,
         "outcomes": texts, "error_classes": texts, "call_ids": ids, "call_attempts": [1] * SOME,
         "call_providers": texts, "call_provider_ids": texts, "call_outcomes": ["sent"] * SOME,
         "call_error_classes": texts, "call_details": texts, "call_durations": [1] * SOME,
+        "messages": list(range(1, SOME)), "message_leases": [str(each) for each in new],
     }  # fmt: skip
     requests = {
         "ids": new, "tenant": "shop", "source": "rest", "channels": ["email"] * SOME,
@@ -204,24 +205,27 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
             {"id": one, "lease_id": new[0], "provider": "smtp"}, 2, {PRIMARY, BY_STATE}
         ),
         "SETTLE": Case(
+            settlement, 6 * SOME,
+            {PRIMARY, BY_STATE, "delayed_queue_notification_delivery_notification_id_",
+             "delayed_queue_pkey", "delayed_queue__LockUuidPlusIdIndex", by_key},
+        ),
+        "DEFER": Case(
             settlement, 5 * SOME,
-            {PRIMARY, BY_STATE, "delayed_queue_notification_delivery_notification_id_"},
+            {PRIMARY, BY_STATE, "delayed_queue_notification_delivery_notification_id_", by_key},
         ),
-        "CANCEL": Case({"id": one, "reason": "cancelled"}, 2, {PRIMARY, BY_STATE}),
+        "CANCEL": Case({"id": one, "reason": "cancelled"}, 3, {PRIMARY, BY_STATE, by_key}),
         "RETRY": Case({"id": one, "even_in_doubt": False}, 2, {PRIMARY, BY_STATE}),
-        "EXPIRE": Case({"limit": SOME}, 2 * SOME, {PRIMARY, "notification_expires"}),
-        "FAIL_DEAD": Case(
-            {"kind": "notifications-normal-email|json", "limit": SOME}, 4 * SOME,
-            {PRIMARY, "dead_letter_kind_died", by_key},
-        ),
+        "EXPIRE": Case({"limit": SOME}, 2 * SOME, {PRIMARY, "notification_expires", by_key}),
         "WITHOUT_MESSAGE": Case(
             {"status": "ENQUEUED", "after": uuid.UUID(int=0), "limit": SOME}, 3 * SOME,
             {BY_STATE, by_key},
         ),
-        "FAIL_LOST": Case({"ids": ids}, 4 * SOME, {PRIMARY, BY_STATE, by_key}),
+        "FAIL": Case(
+            {"ids": ids, "leases": texts, "reasons": texts}, 4 * SOME, {PRIMARY, BY_STATE, by_key}
+        ),
         "CLAIM_KEYS": Case(claims, 0, {"notification_dedupe"}),
         "HOLDERS": Case(claims, 3 * SOME, {PRIMARY, "notification_dedupe"}),
-        "INSERT": Case(requests, 2 * SOME, {suppressed, "notification_dedupe"}),
+        "INSERT": Case(requests, 2 * SOME, {suppressed, "notification_dedupe", by_key}),
         "FIND_TEMPLATE": Case(
             {"name": "template-7", "channel": "email", "version": None}, 1, {by_version}
         ),
@@ -254,7 +258,7 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
 
 STATEMENTS: Final = {
     name: text
-    for module in (catalogue, intake, managing, monitor, parking, services, sweeping)
+    for module in (catalogue, intake, managing, monitor, parking, services, settling, sweeping)
     for name, text in vars(module).items()
     if isinstance(text, str)
     and text.strip().startswith(("SELECT", "WITH", "INSERT", "UPDATE", "DELETE"))

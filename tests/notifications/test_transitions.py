@@ -10,8 +10,17 @@ from django.db import IntegrityError, transaction
 from delayed_queue import DelayedQueue
 from delayed_queue.notifications import managing, services, sweeping
 from delayed_queue.notifications.models import Delivery, Notification, Status, Suppression
-from delayed_queue.notifications.services import Call
-from tests.notifications.factories import enqueue, lease, lose_lease
+from delayed_queue.notifications.settling import CALLBACK_QUEUE, IN_DOUBT, Call, Settlement
+from tests.notifications.factories import (
+    begin,
+    defer,
+    enqueue,
+    fail,
+    finish,
+    lease,
+    lose_lease,
+    settle,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -30,14 +39,14 @@ def in_an_hour() -> datetime:
 def test_n3_from_enqueued_over_processing_to_sent():
     notification = enqueue()
     envelope = lease(notification)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
     assert (begun.id, begun.attempt, begun.was_interrupted) == (notification.id, 1, False)
     assert (begun.recipient, begun.body) == ("ada@example.org", "Hello, Ada.")
     notification.refresh_from_db()
     assert notification.status == Status.PROCESSING
 
-    assert services.finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
+    assert finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
     notification.refresh_from_db()
     assert notification.status == Status.SUCCESSFULLY_PROCESSED
     assert (notification.provider, notification.provider_id) == ("smtp", "<id@example.org>")
@@ -49,27 +58,52 @@ def test_n3_from_enqueued_over_processing_to_sent():
 def test_n3_beginning_twice_under_one_lease_counts_one_attempt():
     notification = enqueue()
     envelope = lease(notification)
-    first, again = services.begin(envelope), services.begin(envelope)
+    first, again = begin(envelope), begin(envelope)
     assert first == again
     assert outcomes(notification) == []
+
+
+def test_n3_a_takeover_whose_answer_was_lost_keeps_its_doubt():
+    notification = enqueue()
+    dead = lease(notification)
+    begin(dead)
+    lose_lease(dead)
+    envelope = lease(notification)
+    begin(envelope)
+    again = begin(envelope)
+    assert again is not None
+    assert again.in_doubt
+
+
+def test_n3_one_that_was_begun_without_an_answer_is_no_call():
+    notification = enqueue()
+    envelope = lease(notification)
+    begun = begin(envelope)
+    assert begun is not None
+    assert settle(begun, Settlement(Status.ENQUEUED)) == Status.ENQUEUED
+    lose_lease(envelope)
+    begun = begin(lease(notification))
+    assert begun is not None
+    assert (begun.attempt, begun.in_doubt) == (1, False)
 
 
 def test_n3_what_is_sent_is_not_begun_again():
     notification = enqueue()
     envelope = lease(notification)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
-    services.finish(begun, [SENT])
-    lose_lease(envelope)  # it died before the message was acknowledged
-    assert services.begin(lease(notification)) is None
+    lose_lease(envelope)
+    current = lease(notification)
+    assert finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
+    assert begin(current) is None
 
 
 def test_n3_a_crash_in_processing_is_taken_over_and_told():
     notification = enqueue()
     dead = lease(notification)
-    services.begin(dead)
+    begin(dead)
     lose_lease(dead)
-    begun = services.begin(lease(notification))
+    begun = begin(lease(notification))
     assert begun is not None
     assert (begun.attempt, begun.was_interrupted) == (2, True)
     assert outcomes(notification) == ["unfinished"]
@@ -78,17 +112,17 @@ def test_n3_a_crash_in_processing_is_taken_over_and_told():
 def test_n3_a_stale_dispatcher_changes_no_state_but_its_calls_are_kept():
     notification = enqueue()
     old = lease(notification)
-    stale = services.begin(old)
+    stale = begin(old)
     lose_lease(old)
-    current = services.begin(lease(notification))
+    current = begin(lease(notification))
     assert stale is not None
     assert current is not None
 
-    assert services.fail(stale, [REFUSED], "no such user") is None
+    assert fail(stale, [REFUSED], "no such user") is None
     notification.refresh_from_db()
     assert notification.status == Status.PROCESSING
     assert outcomes(notification) == ["unfinished", "refused"]
-    assert services.finish(current, [SENT]) == Status.SUCCESSFULLY_PROCESSED
+    assert finish(current, [SENT]) == Status.SUCCESSFULLY_PROCESSED
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
@@ -98,36 +132,36 @@ def test_n3_one_whose_lease_is_over_does_not_take_over_from_who_holds_it(has_beg
     old = lease(notification)
     lose_lease(old)
     current = lease(notification)
-    begun = services.begin(current) if has_begun else None
-    assert services.begin(old) is None
-    begun = begun or services.begin(current)
+    begun = begin(current) if has_begun else None
+    assert begin(old) is None
+    begun = begun or begin(current)
     assert begun is not None
     assert not begun.in_doubt
-    assert services.finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
+    assert finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
 
 
 def test_n3_what_is_written_twice_is_told_once():
     notification = enqueue()
-    begun = services.begin(lease(notification))
+    begun = begin(lease(notification))
     assert begun is not None
-    services.defer(begun, [REFUSED], timedelta(0))
-    assert services.defer(begun, [REFUSED], timedelta(0)) is None
+    defer(begun, [REFUSED])
+    assert defer(begun, [REFUSED]) is None
     assert outcomes(notification) == ["refused"]
 
 
 def test_n3_failed_for_good_and_retried_by_an_operator():
     notification = enqueue()
     envelope = lease(notification)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
-    assert services.fail(begun, [REFUSED], "refused") == Status.FAILED
+    assert fail(begun, [REFUSED], "refused") == Status.FAILED
     envelope.acknowledge()
     notification.refresh_from_db()
     assert (notification.status, notification.error_class) == (Status.FAILED, "550")
 
     assert managing.retry(notification.id)
     assert not managing.retry(notification.id)
-    begun = services.begin(lease(notification))
+    begun = begin(lease(notification))
     assert begun is not None
     assert begun.attempt == 2
 
@@ -135,29 +169,20 @@ def test_n3_failed_for_good_and_retried_by_an_operator():
 def test_n3_deferred_goes_back_to_enqueued():
     notification = enqueue()
     envelope = lease(notification)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
-    status = services.defer(begun, [REFUSED], timedelta(seconds=30), "busy")
+    status = defer(begun, [REFUSED])
     assert status == Status.ENQUEUED
     notification.refresh_from_db()
     assert (notification.lease_id, notification.ended_at) == (None, None)
 
 
-def test_n9_what_would_be_tried_after_its_expiry_expires_at_once():
-    notification = enqueue(expires_at=in_an_hour())
-    begun = services.begin(lease(notification))
-    assert begun is not None
-    assert services.defer(begun, [], timedelta(hours=2)) == Status.EXPIRED
-    notification.refresh_from_db()
-    assert notification.outcome == "expired"
-
-
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
 def test_n8_what_ends_unsent_though_it_may_have_been_sent_says_so(end):
     notification = enqueue(expires_at=in_an_hour())
-    begun = services.begin(lease(notification))
+    begun = begin(lease(notification))
     assert begun is not None
-    services.defer(begun, [SENT], timedelta(0), services.IN_DOUBT)
+    defer(begun, [SENT], IN_DOUBT)
     if end == "cancelled":
         assert managing.cancel(notification.id)
     else:
@@ -169,7 +194,7 @@ def test_n8_what_ends_unsent_though_it_may_have_been_sent_says_so(end):
 
 def test_n9_an_expired_one_is_never_handed_out():
     notification = enqueue(expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    assert services.begin(lease(notification)) is None
+    assert begin(lease(notification)) is None
     notification.refresh_from_db()
     assert (notification.status, notification.attempts) == (Status.EXPIRED, 0)
 
@@ -178,7 +203,7 @@ def test_n9_an_expired_one_is_never_handed_out():
 def test_n9_a_suppressed_one_is_never_handed_out(category):
     notification = enqueue(category="offers")
     Suppression.objects.create(channel="email", recipient_hash=b"\x01" * 16, category=category)
-    assert services.begin(lease(notification)) is None
+    assert begin(lease(notification)) is None
     notification.refresh_from_db()
     assert (notification.status, notification.outcome) == (Status.CANCELLED, "suppressed")
 
@@ -186,7 +211,7 @@ def test_n9_a_suppressed_one_is_never_handed_out(category):
 def test_n9_an_opt_out_of_another_category_does_not_matter():
     notification = enqueue(category="receipts")
     Suppression.objects.create(channel="email", recipient_hash=b"\x01" * 16, category="offers")
-    assert services.begin(lease(notification)) is not None
+    assert begin(lease(notification)) is not None
 
 
 def test_n1_cancelling_drops_the_message():
@@ -198,10 +223,10 @@ def test_n1_cancelling_drops_the_message():
 
 def test_n1_what_is_in_hand_or_sent_is_not_cancelled():
     notification = enqueue()
-    begun = services.begin(lease(notification))
+    begun = begin(lease(notification))
     assert begun is not None
     assert not managing.cancel(notification.id)
-    services.finish(begun, [SENT])
+    finish(begun, [SENT])
     assert not managing.cancel(notification.id)
 
 
@@ -211,30 +236,6 @@ def test_n9_the_sweep_expires_what_still_waits():
     assert sweeping.expire_overdue() == 1
     late.refresh_from_db()
     assert late.status == Status.EXPIRED
-
-
-def test_n3_a_dead_letter_fails_its_notification():
-    notification = enqueue()
-    envelope = lease(notification)
-    services.begin(envelope)
-    assert envelope.reject("crashed 10 times")
-    assert sweeping.fail_dead() == 1
-    notification.refresh_from_db()
-    assert notification.status == Status.FAILED
-    assert notification.outcome == "given up: crashed 10 times, in doubt"
-    assert notification.is_in_doubt
-    # It may have been sent, and that is told.
-    assert [each.outcome for each in notification.deliveries.all()] == ["unfinished"]
-    assert sweeping.fail_dead() == 0
-
-
-def test_n3_a_dead_letter_of_one_that_was_never_begun_leaves_no_doubt():
-    notification = enqueue()
-    assert lease(notification).reject("crashed before it began")
-    assert sweeping.fail_dead() == 1
-    assert not notification.deliveries.exists()
-    notification.refresh_from_db()
-    assert notification.outcome == "given up: crashed before it began"
 
 
 def test_n3_what_waits_without_a_message_is_failed_and_can_be_retried():
@@ -255,7 +256,7 @@ def test_n3_what_waits_without_a_message_is_failed_and_can_be_retried():
 
 def test_n3_one_in_hand_whose_message_is_gone_is_failed_in_doubt():
     notification = enqueue()
-    services.begin(lease(notification))
+    begin(lease(notification))
     services.queue_of("normal", "email").drop_message(str(notification.pk))
     assert sweeping.fail_lost() == 1
     notification.refresh_from_db()
@@ -263,27 +264,9 @@ def test_n3_one_in_hand_whose_message_is_gone_is_failed_in_doubt():
     assert outcomes(notification) == ["unfinished"]
 
 
-def test_n3_more_dead_letters_than_a_sweep_looks_at_are_failed_all_the_same():
-    dead = [enqueue() for _ in range(3)]
-    for each in dead:
-        assert lease(each).reject("crashed")
-    assert sweeping.fail_dead(limit=1) == 1
-    assert sweeping.fail_dead(limit=1) == 0
-    assert sweeping.fail_lost() == 2
-
-
 def test_n3_what_has_a_message_again_when_it_is_looked_at_anew_is_left():
     notification = enqueue()
     assert sweeping.fail_lost_of([notification.pk]) == 0
-
-
-def test_n3_a_retried_one_is_not_failed_by_its_old_letter():
-    notification = enqueue()
-    envelope = lease(notification)
-    envelope.reject("crashed")
-    sweeping.fail_dead()
-    managing.retry(notification.id)
-    assert sweeping.fail_dead() == 0
 
 
 @pytest.mark.parametrize("end", ["sent", "expired", "cancelled"])
@@ -294,11 +277,11 @@ def test_n3_each_end_offers_its_callback(end):
     if end == "cancelled":
         managing.cancel(notification.id)
     else:
-        begun = services.begin(lease(notification))
+        begun = begin(lease(notification))
         if begun is not None:
-            services.finish(begun, [SENT])
+            finish(begun, [SENT])
     notification.refresh_from_db()
-    callback = DelayedQueue(services.CALLBACK_QUEUE).try_poll()
+    callback = DelayedQueue(CALLBACK_QUEUE).try_poll()
     assert callback is not None
     assert callback.payload == {"id": str(notification.id), "status": notification.status}
 
@@ -321,7 +304,7 @@ def test_n3_the_database_refuses_what_is_no_state(values):
 
 def test_n12_neither_repr_tells_the_recipient():
     notification = enqueue()
-    begun = services.begin(lease(notification))
+    begun = begin(lease(notification))
     told = repr(notification) + str(notification) + repr(begun)
     # Not "ada", which an id may have in its hexadecimal digits.
     assert "example" not in told

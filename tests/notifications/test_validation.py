@@ -219,7 +219,7 @@ def test_n1_every_error_is_told_at_once():
 
 
 def test_n1_a_misspelt_field_is_guessed():
-    assert errors(email(expireAt="x"))[0].message.endswith("did you mean expiresAt?")
+    assert errors(email(expireAt="x"))[0].message.endswith("Did you mean 'expiresAt'?")
 
 
 def test_n1_depth_is_limited():

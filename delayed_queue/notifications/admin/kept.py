@@ -24,7 +24,7 @@ from delayed_queue.notifications.models import ParkedRequest, Suppression, Templ
 from delayed_queue.notifications.parking import retry_parked
 from delayed_queue.notifications.recipients import problem_with
 from delayed_queue.notifications.rendering import compiled
-from delayed_queue.notifications.validation import check_category
+from delayed_queue.notifications.requests import check_category
 
 WRITTEN: Final = ["name", "channel", "subject", "body", "html", "category"]
 TEXTS: Final = ("body", "html")

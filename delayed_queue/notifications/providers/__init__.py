@@ -70,8 +70,11 @@ class Provider(Protocol):
         """Give up connections and threads; called when no loop uses it any more."""
 
 
-def is_late(begun: Begun) -> bool:
-    return begun.deadline is not None and begun.deadline <= time.monotonic()
+def is_late(begun: Begun, delay: timedelta = timedelta(0)) -> bool:
+    """Return whether it will have expired after the delay."""
+    if begun.deadline is None:
+        return False
+    return begun.deadline <= time.monotonic() + delay.total_seconds()
 
 
 def failed(verdict: Verdict, error: BaseException | str, **more: Any) -> Outcome:

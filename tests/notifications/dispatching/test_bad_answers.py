@@ -17,15 +17,16 @@ from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.providers.email import EmailProvider
 from delayed_queue.notifications.providers.http import HttpSmsProvider
-from delayed_queue.notifications.services import Begun, Call, Settlement
+from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.settling import Call, Settlement, settling
 from tests.notifications.dispatchers import SENDER
 from tests.notifications.dispatching.scripted import ScriptedHttp, ScriptedSmtp
-from tests.notifications.factories import enqueue, lease
+from tests.notifications.factories import Held, begin, enqueue, lease
 from tests.notifications.fakes import FakeSmtp, Server
 
 BEGUN = Begun(
     uuid.uuid4(), uuid.uuid4(), "shop", "sms", "normal", "", "+40721234567", b"\x01" * 16, "Hello",
-    "Code 7.", "", None, "", 1, False, "texts", False,
+    "Code 7.", "", None, 1, False, "texts", False,
 )  # fmt: skip
 CODES = {"blocked": "permanent"}
 
@@ -112,17 +113,17 @@ def test_n4_what_a_provider_says_in_place_of_a_code_is_not_shown_as_one(told: st
 @pytest.mark.django_db
 def test_n3_ids_that_cannot_be_stored_keep_no_end_from_being_written():
     rows = [enqueue(channel=each) for each in ("email", "sms")]
-    begun = [services.begin(lease(each)) for each in rows]
+    begun = [begin(lease(each)) for each in rows]
     calls = [
-        [Call("texts", Delivery.Outcome.SENT, "a\x00b\ud800c", "\ud800" * 200, "\x00\ud800")],
-        [Call("mail", Delivery.Outcome.SENT, "fine")],
+        Call("texts", Delivery.Outcome.SENT, "a\x00b\ud800c", "\ud800" * 200, "\x00\ud800"),
+        Call("mail", Delivery.Outcome.SENT, "fine"),
     ]
-    settlements = [
-        Settlement(each, Status.SUCCESSFULLY_PROCESSED, made)
-        for each, made in zip(begun, calls, strict=True)
+    settled: Any = [
+        (Held(each), Settlement(Status.SUCCESSFULLY_PROCESSED, [call], "\x00", attempt=1))
+        for each, call in zip(begun, calls, strict=True)
         if each is not None
     ]
-    assert set(services.settle_many(settlements).values()) == {Status.SUCCESSFULLY_PROCESSED}
+    assert len(services.fetch(*settling(settled, [held for held, _ in settled]))) == 2
     rows[0].refresh_from_db()
     assert rows[0].provider_id == "a\ufffdb?c"
 
@@ -137,7 +138,7 @@ def mailed(server: Server, **options: Any) -> Outcome:
     )
     mail = Begun(
         uuid.uuid4(), uuid.uuid4(), "shop", "email", "normal", "", "ada@example.org", b"", "Hello",
-        "Hello.", "", None, "", 1, False, "mail", False,
+        "Hello.", "", None, 1, False, "mail", False,
     )  # fmt: skip
     pool = ThreadPoolExecutor(1)
     try:

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from delayed_queue import RetryPolicy
-from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route
-from delayed_queue.notifications.dispatching import Attempt, Gatherer, Turn
+from delayed_queue.notifications.dispatching import Attempt
 from delayed_queue.notifications.models import Notification, Status, Suppression
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.services import Begun
-from delayed_queue.rates import Circuit
+from delayed_queue.rates import Circuit, State
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, statuses
-from tests.notifications.factories import enqueue, lease
+from tests.notifications.factories import begin, enqueue, lease
 from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
 from tests.support.running import running
@@ -146,14 +145,13 @@ class Unwilling:
     ("verdict", "status"),
     [(Verdict.LATE, Status.EXPIRED), (Verdict.POSTPONED, Status.ENQUEUED)],
 )
-def test_n9_what_was_not_sent_is_no_call_and_closes_no_circuit(verdict: Verdict, status: str):
-    circuit = Circuit(1, timedelta(0))
-    circuit.note(is_failure=True)
-    begun = services.begin(lease(enqueue()))
+def test_n9_a_probe_that_was_not_sent_is_left_to_the_next(verdict: Verdict, status: str):
+    circuit = Circuit(1, timedelta(hours=1))
+    circuit.set(State.HALF_OPEN)
+    envelope = lease(enqueue())
+    begun = begin(envelope)
     assert begun is not None
-    turned: Gatherer[Turn, bool] = Gatherer("turn", lambda turns: [True] * len(turns), 0)
-    attempt = Attempt(begun, [Route(Unwilling(verdict), None, circuit)], 1, turned)
+    attempt = Attempt(envelope, begun, [Route(Unwilling(verdict), None, circuit)])
     end = asyncio.run(attempt.run())
-    turned.close()
     assert (end.status, end.calls) == (status, [])
-    assert circuit.is_open
+    assert circuit.state is State.HALF_OPEN

@@ -90,8 +90,9 @@ def test_n8_an_answer_is_not_forgotten_over_an_outage_longer_than_all_retries(
     with running(dispatcher()):
         wait_until(lambda: smtp.hanging == 1)
         proxy.refuse()
+        wait_until(lambda: "event=database_unavailable" in caplog.text)
         smtp.release()
-        wait_until(lambda: "event=database_away step=settle" in caplog.text)
+        wait_until(lambda: smtp.accepted)
         proxy.accept()
         connection.close()
         wait_until(lambda: status_of(notification) == SENT)

@@ -2,133 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psycopg
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DataError, InternalError, OperationalError
 from pytest_django import Settings
 
-from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.notifications import dispatching
 from delayed_queue.notifications.channels import routes_of, signing_secrets
-from delayed_queue.notifications.dispatching import Gatherer
 from delayed_queue.notifications.providers import cleaned
+from delayed_queue.notifications.services import queue_of
+from delayed_queue.testing import drain
 from tests.notifications.configured import configure
 from tests.notifications.dispatchers import SENT, dispatch_all
 from tests.notifications.factories import enqueue
 from tests.notifications.fakes import FakeHook
-
-# Gathering
-
-
-class Calls:
-    """Notes what each call was given; refuses negative numbers."""
-
-    def __init__(self) -> None:
-        self.error: Exception = DataError("negative")
-        self.made: list[list[int]] = []
-
-    def __call__(self, items: Sequence[int]) -> list[int]:
-        self.made.append(list(items))
-        if any(item < 0 for item in items):
-            raise self.error
-        return [item * 10 for item in items]
-
-
-@pytest.fixture
-def calls() -> Calls:
-    return Calls()
-
-
-@pytest.fixture
-def gatherer(calls: Calls) -> Iterator[Gatherer[int, int]]:
-    gatherer: Gatherer[int, int] = Gatherer("test", calls, 0.001)
-    yield gatherer
-    gatherer.close()
-
-
-def ask(gatherer: Gatherer[int, int], *items: int) -> list[Any]:
-    async def run() -> list[Any]:
-        return await asyncio.gather(*map(gatherer.ask, items), return_exceptions=True)
-
-    return asyncio.run(run())
-
-
-def test_what_is_asked_at_the_same_time_is_one_call_and_each_gets_its_own_answer(
-    calls: Calls, gatherer: Gatherer[int, int]
-):
-    assert ask(gatherer, 1, 2, 3) == [10, 20, 30]
-    assert calls.made == [[1, 2, 3]]
-
-
-@pytest.mark.parametrize(
-    "error", [DataError("negative"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), KeyError()]
-)
-def test_an_item_that_breaks_a_call_fails_alone(
-    calls: Calls, gatherer: Gatherer[int, int], error: Exception
-):
-    calls.error = error
-    one, bad, two = ask(gatherer, 1, -1, 2)
-    assert (one, two) == (10, 20)
-    assert bad is error
-    assert calls.made == [[1, -1, 2], [1], [-1], [2]]
-
-
-def test_what_the_server_has_no_room_for_is_not_asked_again(
-    calls: Calls, gatherer: Gatherer[int, int]
-):
-    calls.error = OperationalError()
-    calls.error.__cause__ = psycopg.errors.ProgramLimitExceeded()
-    assert ask(gatherer, -1) == [calls.error]
-
-
-def test_while_the_database_is_away_the_call_is_made_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatching, "PAUSE_SECONDS", 0.001)
-    full, read_only = OperationalError(), InternalError()
-    full.__cause__ = psycopg.errors.DiskFull()
-    read_only.__cause__ = psycopg.errors.ReadOnlySqlTransaction()
-    lost = OperationalError("the connection is closed")  # nobody answered: it has no SQLSTATE
-    away: list[Exception] = [ResourceUnavailable(), full, read_only, lost]
-
-    def call(items: Sequence[int]) -> list[int]:
-        if away:
-            raise away.pop(0)
-        return list(items)
-
-    gatherer: Gatherer[int, int] = Gatherer("test", call, 0.0)
-    assert ask(gatherer, 1, 2) == [1, 2]
-    gatherer.close()
-
-
-def test_what_was_asked_before_the_end_is_still_called(calls: Calls):
-    async def run() -> None:
-        gatherer: Gatherer[int, int] = Gatherer("test", calls, 0.05)
-        asked = asyncio.get_running_loop().create_task(gatherer.ask(7))
-        await asyncio.sleep(0)
-        asked.cancel()
-        await gatherer.aclose()
-
-    asyncio.run(run())
-    assert calls.made == [[7]]
-
-
-def test_an_outage_at_the_end_is_not_waited_for():
-    def call(items: Sequence[int]) -> list[int]:
-        raise ResourceUnavailable
-
-    async def run() -> object:
-        gatherer: Gatherer[int, int] = Gatherer("test", call, 0.0)
-        asked = asyncio.get_running_loop().create_task(gatherer.ask(7))
-        await asyncio.sleep(0)
-        await gatherer.aclose()
-        return (await asyncio.gather(asked, return_exceptions=True))[0]
-
-    assert isinstance(asyncio.run(run()), ResourceUnavailable)
-
 
 # Settings
 
@@ -174,6 +61,15 @@ def test_n8_the_console_sends_nothing_and_says_so(settings: Settings):
     configure(settings, {})
     enqueue()
     assert dispatch_all(1) == {SENT: 1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_n11_a_test_of_a_project_drains_a_queue_of_notifications(settings: Settings):
+    configure(settings, {})
+    notification = enqueue()
+    assert drain(queue_of("normal", "email")).handled == 1
+    notification.refresh_from_db()
+    assert notification.status == SENT
 
 
 # A plug-in of Apprise imports it.

@@ -126,24 +126,6 @@ def test_n3_without_keys_the_doubt_is_recorded_and_nothing_is_sent_twice(
     assert end_after_a_kill(smtp, sms, smtp, notification, "http") == (IN_DOUBT, sent)
 
 
-def test_n3_a_dispatcher_killed_after_the_end_was_written_does_not_send_again(
-    smtp: FakeSmtp, sms: FakeSms
-):
-    """The message is held by another transaction, so that it is not acknowledged in time."""
-    notification = enqueue(channel="sms", recipient="+40721234567", body="[wait] Your code.")
-    with dispatchers(smtp, sms, "--processes", "1") as process:
-        wait_until(lambda: sms.hanging == 1)
-        with transaction.atomic():
-            Message.objects.select_for_update().get()
-            sms.release()
-            wait_until(lambda: statuses() == {SENT: 1})
-            kill_one(process)
-            wait_until(lambda: len(children_of(process)) == 1)
-        wait_until(lambda: is_everything_ended(1))
-    assert sms.seen == {str(notification.id): 1}
-    assert connection.vendor == "postgresql"
-
-
 def is_waiting_for_a_lock() -> bool:
     with connection.cursor() as cursor:
         # A transaction sees the same activity for as long as it lasts, unless it is told.

@@ -13,19 +13,20 @@ import pytest
 from asgiref.sync import async_to_sync
 from pytest_django import Settings
 
+from delayed_queue import Envelope
 from delayed_queue.http import rates
 from delayed_queue.http.models import Rate
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.http.store.callers import TAKE_PERMITS
-from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route
-from delayed_queue.notifications.dispatching import Attempt, Gatherer, Turn
+from delayed_queue.notifications.dispatching import Attempt
 from delayed_queue.notifications.models import Status
 from delayed_queue.notifications.providers import Outcome, Verdict
-from delayed_queue.notifications.services import Begun, Settlement
+from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.settling import Settlement
 from delayed_queue.rates import Circuit, State
 from tests.notifications.configured import configure
-from tests.notifications.factories import enqueue, lease
+from tests.notifications.factories import begin, enqueue, lease
 from tests.support.concurrency import calling, together, wait_until_blocked
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,18 +64,18 @@ def route(burst: int, circuit: Circuit | None = None, per_second: float = HOURLY
     return Route(Willing(), rate, circuit or Circuit(10, timedelta(0)))
 
 
-def begun(recipient: bytes = ONE) -> Begun:
-    found = services.begin(lease(enqueue(recipient_hash=recipient)))
+Waiting = tuple[Envelope, Begun]
+
+
+def begun(recipient: bytes = ONE) -> Waiting:
+    envelope = lease(enqueue(recipient_hash=recipient))
+    found = begin(envelope)
     assert found is not None
-    return found
+    return envelope, found
 
 
-def attempt(message: Begun, way: Route) -> Settlement:
-    turned: Gatherer[Turn, bool] = Gatherer("turn", lambda turns: [True] * len(turns), 0)
-    try:
-        return async_to_sync(Attempt(message, [way], 1, turned).run)()
-    finally:
-        turned.close()
+def attempt(waiting: Waiting, way: Route) -> Settlement:
+    return async_to_sync(Attempt(*waiting, [way]).run)()
 
 
 def throttles() -> int:

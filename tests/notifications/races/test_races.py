@@ -21,8 +21,9 @@ from delayed_queue.notifications.models import (
     Template,
 )
 from delayed_queue.notifications.parking import Incoming
-from delayed_queue.notifications.services import Begun, Call
-from tests.notifications.factories import enqueue, lease, lose_lease
+from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.settling import Call
+from tests.notifications.factories import begin, enqueue, fail, lease, lose_lease
 from tests.notifications.requests import email, template
 from tests.support.concurrency import calling, together, wait_until_blocked
 
@@ -98,7 +99,7 @@ def test_n3_begin_waits_for_a_cancel(other, admin, end, is_begun):
     envelope = lease(notification)
     other.execute("BEGIN")
     other.execute(managing.CANCEL, {"id": notification.pk, "reason": "cancelled"})
-    with calling(partial(services.begin, envelope)) as begun:
+    with calling(partial(begin, envelope)) as begun:
         wait_until_blocked(admin, begun)
         other.execute(end)
         assert (begun.answer() is not None) == is_begun
@@ -121,7 +122,7 @@ def test_n1_cancel_waits_for_a_begin_and_answers_409_after_it(other, admin, end,
 def begun_and_lost() -> tuple[Notification, Begun]:
     notification = enqueue()
     envelope = lease(notification)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
     lose_lease(envelope)
     return notification, begun
@@ -132,7 +133,7 @@ def test_n3_a_stale_end_waits_for_the_takeover_and_changes_nothing(other, admin)
     params = begin_params(notification)
     other.execute("BEGIN")
     other.execute(services.BEGIN, params)
-    with calling(partial(services.fail, stale, [SENT], "too late")) as settled:
+    with calling(partial(fail, stale, [SENT], "too late")) as settled:
         wait_until_blocked(admin, settled)
         other.execute("COMMIT")
         assert settled.answer() is None
@@ -148,7 +149,7 @@ def test_n3_a_takeover_waits_for_the_end_and_finds_nothing_to_do(other, admin):
         "ended_at = now() WHERE id = %s AND lease_id = %s",
         [begun.id, begun.lease_id],
     )
-    with calling(partial(services.begin, envelope)) as taken:
+    with calling(partial(begin, envelope)) as taken:
         wait_until_blocked(admin, taken)
         other.execute("COMMIT")
         assert taken.answer() is None
@@ -161,9 +162,9 @@ def test_n3_overlapping_batches_wait_in_one_order(other, admin):
     envelopes = [lease(each) for each in rows]
     other.execute("BEGIN")
     other.execute("SELECT 1 FROM delayed_queue_notification WHERE id = %s FOR UPDATE", [rows[1].pk])
-    with calling(partial(services.begin_many, envelopes)) as first:
+    with calling(partial(services.begin_many, envelopes, {})) as first:
         wait_until_blocked(admin, first)
-        with calling(partial(services.begin_many, envelopes[::-1])) as second:
+        with calling(partial(services.begin_many, envelopes[::-1], {})) as second:
             wait_until_blocked(admin, second)
             other.execute("COMMIT")
             assert len(first.answer()) == len(second.answer()) == 2
@@ -184,9 +185,9 @@ def test_n3_looking_for_lost_ones_waits_for_a_cancel_and_leaves_what_it_ended(ot
 def test_n1_of_two_retries_one_counts():
     notification = enqueue()
     envelope = lease(notification)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
-    services.fail(begun, [], "refused")
+    fail(begun, [], "refused")
     envelope.acknowledge()
     answers = together([partial(managing.retry, notification.pk)] * 5)
     assert sorted(answers) == [False] * 4 + [True]

@@ -12,9 +12,9 @@ from django.test import Client
 
 from delayed_queue.notifications import managing, services
 from delayed_queue.notifications.models import Delivery, Notification, Status, Suppression
-from delayed_queue.notifications.services import Call
+from delayed_queue.notifications.settling import Call
 from tests.notifications.configured import configure
-from tests.notifications.factories import enqueue, lease
+from tests.notifications.factories import begin, enqueue, fail, lease
 from tests.notifications.requests import email, sms, webhook
 
 pytestmark = pytest.mark.django_db
@@ -181,7 +181,7 @@ def test_n1_several_states_and_all_of_them(caller):
 
 def test_n1_cancel_until_it_is_being_sent(caller):
     waiting, sending = enqueue(tenant="tests"), enqueue(tenant="tests", channel="sms")
-    services.begin(lease(sending))
+    begin(lease(sending))
     assert caller.delete(f"{URL}/{waiting.id}").status_code == 204
     assert caller.delete(f"{URL}/{waiting.id}").status_code == 204
     assert not services.queue_of("normal", "email").contains_message(str(waiting.id))
@@ -194,11 +194,11 @@ def test_n1_cancel_until_it_is_being_sent(caller):
 def test_n1_retry_what_failed(caller):
     failed = enqueue(tenant="tests")
     envelope = lease(failed)
-    begun = services.begin(envelope)
+    begun = begin(envelope)
     assert begun is not None
     call = Call("smtp", Delivery.Outcome.REFUSED, "", "550", "no such user ada@example.org",
                 timedelta(seconds=1))  # fmt: skip
-    services.fail(begun, [call], "refused")
+    fail(begun, [call], "refused")
     envelope.acknowledge()
     shown = caller.get(f"{URL}/{failed.id}")
     assert shown.json()["deliveries"][0]["errorClass"] == "550"

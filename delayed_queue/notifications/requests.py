@@ -1,0 +1,89 @@
+"""Requests: their fields by type, as REST, the broker and imports send them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+
+from delayed_queue.http.callbacks.guard import MAX_URL
+from delayed_queue.http.jobs.requests import URL_PATTERN
+from delayed_queue.http.reading import CONTROLS, matching
+from delayed_queue.notifications.models import Channel, Priority
+
+MAX_SUBJECT: Final = 255
+MAX_KEY: Final = 200
+MAX_CATEGORY: Final = 50
+_LINE: Final = rf"^[^{CONTROLS}\u2028\u2029]*\Z"
+_LINE_RULE: Final = "It must be one line without control characters."
+_CATEGORY: Final = r"^([a-z0-9][a-z0-9_.-]*)?\Z"
+_CATEGORY_RULE: Final = "It must consist of a-z, 0-9, '.', '_' and '-'."
+
+_Recipient = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_URL,
+        description="An email address, a number in E.164 form, or an http(s) URL.",
+    ),
+]
+_Category = Annotated[str, matching(_CATEGORY, _CATEGORY_RULE, MAX_CATEGORY, least=0)]
+_Template = Annotated[
+    str,
+    matching(
+        r"^[A-Za-z0-9_-]*\Z", "It is not the name of a template.", 100,
+        "The name of a template, instead of subject and body.",
+    ),
+]  # fmt: skip
+_Version = Annotated[int, Meta(ge=1, le=2**31 - 1, description="Default: the latest version.")]
+_Subject = Annotated[
+    str, matching(_LINE, _LINE_RULE, MAX_SUBJECT, "The subject of an email.", least=0)
+]
+_Html = Annotated[str, Meta(description="The HTML version of an email, in addition to the text.")]
+_Instant = Meta(max_length=64, extra_json_schema={"format": "date-time"})
+_SendAt = Annotated[
+    str, _Instant, Meta(description="Send at this time or later. Default: at once.")
+]
+_ExpiresAt = Annotated[
+    str,
+    _Instant,
+    Meta(description="Do not send after this time; the notification becomes EXPIRED."),
+]
+_Key = Annotated[str, matching(_LINE, _LINE_RULE, MAX_KEY)]
+_Url = Annotated[str, Meta(pattern=URL_PATTERN, max_length=MAX_URL)]
+
+
+class NotificationRequest(Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """A notification to send. Null counts as absent, except for the body of a webhook."""
+
+    channel: Channel
+    to: _Recipient
+    template: _Template | None = None
+    template_version: _Version | None = None
+    context: Annotated[dict[str, Any], Meta(description="The variables.")] | None = None
+    subject: _Subject | None = None
+    body: Annotated[Any, Meta(description="Text; for a webhook, any JSON value.")] = None
+    html: _Html | None = None
+    category: _Category | None = None
+    priority: Priority | None = Priority.NORMAL
+    send_at: _SendAt | None = None
+    expires_at: _ExpiresAt | None = None
+    dedupe_key: _Key | None = None
+    callback_url: _Url | None = None
+
+
+class SuppressionRequest(Struct, forbid_unknown_fields=True):
+    """A recipient to whom nothing more is sent, in one category or in all."""
+
+    channel: Channel
+    to: _Recipient
+    category: Annotated[_Category, Meta(description="Default: all of them.")] | None = None
+    reason: Literal["opt-out", "bounce", "complaint"] | None = None
+
+
+def check_category(category: str) -> str:
+    """Return what is wrong with a category; empty when nothing is."""
+    if len(category) > MAX_CATEGORY:
+        return f"has more than {MAX_CATEGORY} characters"
+    return "" if re.match(_CATEGORY, category) else "must consist of a-z, 0-9, '.', '_' and '-'"
