@@ -44,7 +44,7 @@ _PLACEHOLDER: Final = re.compile(r"%\((\w+)\)[sb]|%%")
 _BATCH_ROWS: Final = 10_000
 _NO_OPTIONS: Final = Options()
 
-# A connection that breaks, or is never made, has no SQLSTATE.
+# The SQLSTATE for connections that break or fail, which have none.
 _LOST: Final = "08006"
 
 
@@ -63,7 +63,7 @@ def bound(statement: str, params: Mapping[str, Any]) -> str:
 
 
 def fetch(connection: Connection, statement: Any, params: Mapping[str, Any]) -> list[Row]:
-    """Return all rows of the statement's answer."""
+    """Run the statement and return its rows."""
     cursor = connection.execute(statement, params)
     return cursor.fetchall() if cursor.description else []
 
@@ -71,7 +71,7 @@ def fetch(connection: Connection, statement: Any, params: Mapping[str, Any]) -> 
 def stream(
     connection: Connection, statement: str, params: Mapping[str, Any], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a large answer in batches, through a cursor on the server."""
+    """Yield the rows of a large result in batches, through a server-side cursor."""
     with connection.cursor("delayed_queue", binary=True) as cursor:
         cursor.execute(bound(statement, params))
         while rows := cursor.fetchmany(_BATCH_ROWS):
@@ -85,7 +85,7 @@ def stream(
 def copy_rows(
     connection: Connection, table: tuple[str, ...], names: Iterable[str], rows: memoryview
 ) -> None:
-    """Add rows as ``encode_rows`` makes them of columns with these names, in this order."""
+    """Copy rows from ``encode_rows`` into the columns with these names."""
     statement = composed.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
         composed.Identifier(*table), composed.SQL(", ").join(map(composed.Identifier, names))
     )
@@ -95,7 +95,7 @@ def copy_rows(
 
 
 APPLICATION: Final = "delayed_queue_spark"
-# What libpq reads by itself: any of these says where the database is.
+# Variables that libpq reads; any of them names a database.
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGPORT", "PGUSER")
 _DJANGO: Final = {
     "NAME": "dbname",
@@ -132,7 +132,7 @@ def _checked(dsn: Any, source: str) -> str:
     try:
         conninfo_to_dict(dsn)
     except (ProgrammingError, TypeError, ValueError):
-        # Without the cause: libpq quotes what it could not read, and that may be the password.
+        # Without the cause: libpq quotes the text that it could not parse, maybe the password.
         raise InvalidConfiguration(f"{source} gives no connection string of libpq.") from None
     return str(dsn)
 
@@ -168,7 +168,7 @@ def unreachable(dsn: str, error: Exception) -> Unreachable:
 
 
 def labelled(dsn: str) -> str:
-    """Add the name by which an operator finds these sessions in pg_stat_activity."""
+    """Add the application name of these sessions for pg_stat_activity."""
     return make_conninfo(dsn, fallback_application_name=APPLICATION)
 
 
@@ -180,27 +180,27 @@ def _shown(dsn: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return what went wrong without the lines that follow: they quote rows, as in COPY's."""
+    """Return the first line of an error; the others may quote rows."""
     return str(error).strip().partition("\n")[0]
 
 
 def steady(*, autocommit: bool = True) -> Connection:
-    """Open a connection on which the text of a row depends on no setting."""
+    """Open a connection on which the text of rows does not depend on settings."""
     connection = connect(autocommit=autocommit)
     connection.execute(STEADY_TEXT.text)
     return connection
 
 
 def database_now() -> datetime:
-    """Return the database's instant: the clock of this host may be wrong."""
+    """Return the database's clock, because this host's may be wrong."""
     with steady() as connection:
         return from_milliseconds(value_of(fetch(connection, NOW, {})))
 
 
 def outlasting(work: Callable[[], T], say: Callable[[str], None] = lambda _: None) -> T:
-    """Do the work, again while the database is away: half a minute in all.
+    """Do the work; repeat it while the database is away, for half a minute in all.
 
-    The work must bear being done again from its start. Raises what it raised last.
+    The work must be repeatable from its start. Raises its last error.
     """
     waits = iter(_BACKOFF.waits())
     while True:
@@ -229,10 +229,10 @@ class Link:
         self._connection: Connection | None = None
 
     def repeat(self, what: str, work: Callable[[Connection], T]) -> T:
-        """Do the work in a transaction and commit it, again while that may help.
+        """Do the work in a transaction; repeat it while the database is away.
 
-        The work must bear being done twice: a commit that was not answered may have happened.
-        Raises ResourceUnavailable, beginning with ``what``.
+        The work must be repeatable, because a commit without an answer may have happened. Raises
+        ResourceUnavailable, whose message starts with ``what``.
         """
         return _named(what, lambda: outlasting(lambda: self._once(work)))
 
@@ -241,7 +241,7 @@ class Link:
         return _named(what, lambda: self._once(work))
 
     def fetch(self, what: str, statement: str, params: Mapping[str, Any]) -> list[Row]:
-        """Run the statement as ``repeat`` does; return all rows of its answer."""
+        """Run the statement as ``repeat`` does; return its rows."""
         return self.repeat(what, lambda connection: fetch(connection, statement, params))
 
     def _once(self, work: Callable[[Connection], T]) -> T:
@@ -250,7 +250,7 @@ class Link:
             answer = work(self._connection)
             self._connection.commit()
         except BaseException:
-            # Whatever it was: what is half done is undone with the connection.
+            # Closing the connection undoes the transaction.
             self.close()
             raise
         return answer
@@ -269,10 +269,10 @@ def _named(what: str, work: Callable[[], T]) -> T:
 
 
 def look_around(connection: Connection, options: Options, *, leases: int = 0) -> int:
-    """Return the database's clock, or raise what would stop the job half-way.
+    """Return the database's clock, or raise errors that would stop the job later.
 
-    SchemaMismatch where the tables are missing; TooManyConnections where its tasks, and the
-    connections of its leases, are more than the server has left.
+    Raises SchemaMismatch if tables are missing, TooManyConnections if the job's tasks and leases
+    need more connections than the server has free.
     """
     around = row_of(AroundRow, fetch(connection, LOOK_AROUND, {}))
     if not around.has_queue or not around.has_ledger:
@@ -281,7 +281,7 @@ def look_around(connection: Connection, options: Options, *, leases: int = 0) ->
             f"The database has no table {missing!r}: run manage.py migrate delayed_queue."
         )
     tasks = options.connections or int(os.environ.get(TASKS, "1"))
-    # Ours is among those in use, and ends before the first task begins.
+    # This connection is counted as used, but is closed before the first task.
     most = around.most_connections
     free = most - around.used_connections + 1
     if tasks + leases > free:
@@ -294,9 +294,9 @@ def look_around(connection: Connection, options: Options, *, leases: int = 0) ->
 
 
 def check_database(spark: SparkSession, *, beside: int = 0) -> None:
-    """Raise what would stop the job after hours: no database, no tables, or no room.
+    """Raise errors that would stop the job later: no database, no tables, no free connections.
 
-    A job opens one connection for each task that runs at a time, and ``beside`` them others.
+    A job opens one connection per parallel task, and ``beside`` others.
     """
     options = Options(connections=tasks_of(spark))
     with closing(connect(options)) as connection:

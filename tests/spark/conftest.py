@@ -18,7 +18,7 @@ from tests.spark.support import QUIET
 from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
-    from delayed_queue.spark.source.reader import LeasingReader
+    from delayed_queue.spark.source.stream import LeasingReader
 
 
 @pytest.fixture(scope="session")

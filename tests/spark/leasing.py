@@ -10,8 +10,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.spark.source.options import parse_options
-from delayed_queue.spark.source.reader import LeasingReader
 from delayed_queue.spark.source.schema import read_schema
+from delayed_queue.spark.source.stream import LeasingReader
 
 FIVE = ReadMaxRows(5)
 

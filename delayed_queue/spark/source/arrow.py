@@ -1,4 +1,4 @@
-"""Arrow columns: from what PostgreSQL answers, and as binary COPY takes them."""
+"""Arrow columns: from rows of PostgreSQL, and as binary COPY."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from delayed_queue.messages import MAX_MILLISECONDS, MIN_MILLISECONDS
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# A scalar stands for a column of which every row has the same.
+# A scalar stands for a column with the same value in every row.
 Columns = Mapping[str, "pa.Array | pa.ChunkedArray | pa.Scalar"]
 
 
 def converted(batch: pa.RecordBatch, schema: StructType, kind: str | None = None) -> pa.RecordBatch:
-    """Return the batch in exactly the types that Spark compares it with.
+    """Return the batch in exactly the types of the schema.
 
-    ``kind`` is that of all rows, where it was not asked for.
+    ``kind``: the kind of all rows, if it was not read.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -56,7 +56,7 @@ def _queues(kinds: pa.Array) -> pa.Array:
 
 
 def _times(milliseconds: pa.Array, target: Any) -> pa.Array:
-    """Return instants; what another service stored outside the years 1 to 9999 is clamped."""
+    """Return instants, clamped to the years 1 to 9999: other services may store any number."""
     ends = pc.min_max(milliseconds)
     if ends["min"].is_valid and (
         ends["min"].as_py() < MIN_MILLISECONDS or ends["max"].as_py() > MAX_MILLISECONDS
@@ -80,17 +80,17 @@ def _text(column: pa.Array, target: Any) -> pa.Array:
         ) from None
 
 
-# The signature, no flags, no extension of the header; and what ends the rows.
+# The signature, no flags, no header extension; and the trailer.
 HEADER: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 END: Final = b"\xff\xff"
 
 
 def encode_rows(columns: Columns) -> memoryview:
-    """Return the rows between HEADER and END: of each the number of fields, then the fields.
+    """Return the rows between HEADER and END: per row the number of fields, then the fields.
 
-    A field is the length of its value in four bytes and the value in network byte order; NULL is
-    the length -1 and nothing. Columns are texts, bytes and integers, of which none is null; jsonb
-    is bytes to Arrow. At least one column is no scalar.
+    A field is the length of its value in four bytes, and the value in network byte order. NULL is
+    the length -1 without a value. Columns are texts, bytes (also for jsonb) and integers, which
+    must not be null. At least one column is not a scalar.
     """
     pieces = [pa.scalar(len(columns).to_bytes(2, "big"))]
     for column in columns.values():
@@ -101,7 +101,7 @@ def encode_rows(columns: Columns) -> memoryview:
 
 
 def _field(column: Any) -> list[Any]:
-    """Return the length and the value, of each row or of all."""
+    """Return the length and the value, per row or for all rows."""
     if isinstance(column, pa.Scalar):
         value = _bytes(column)
         return [pa.scalar(len(value).to_bytes(4, "big") + value)]
@@ -122,7 +122,7 @@ def _bytes(value: pa.Scalar) -> bytes:
 
 
 def _in_network_order(numbers: pa.Array, width: int) -> pa.Array:
-    # Raises where one is null: it would not be a number any more.
+    # Raises for a null, which is not a number in numpy.
     swapped = numbers.to_numpy().astype(f">i{width}")
     fixed = pa.Array.from_buffers(pa.binary(width), len(numbers), [None, pa.py_buffer(swapped)])
     return fixed.cast(pa.binary())

@@ -1,4 +1,4 @@
-"""The data source itself: what Spark calls to read and to write."""
+"""The data source: Spark's entry points to read and to write."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from delayed_queue.spark.source.options import parse_options
-from delayed_queue.spark.source.reader import FilteringReader, LeasingReader, QueueReader
+from delayed_queue.spark.source.reader import FilteringReader, QueueReader
 from delayed_queue.spark.source.schema import read_schema
+from delayed_queue.spark.source.stream import LeasingReader
 from delayed_queue.spark.source.writer import OfferWriter, StreamOfferWriter
 
-# The program of the process in which Spark hands filters over; it runs no other.
+# The main module of the process in which Spark pushes filters down.
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -31,7 +32,7 @@ class DelayedQueueDataSource(DataSource):
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        # Spark gives a dict of its own, with names in lower case.
+        # Spark's own mapping, with names in lower case.
         super().__init__(dict(options))
         self._parsed = parse_options(options)
 
@@ -58,6 +59,6 @@ class DelayedQueueDataSource(DataSource):
 
 
 def _hands_filters_over() -> bool:
-    """Return whether Spark is about to: a reader that could take some fails where it does not."""
+    """Return whether Spark pushes filters here: elsewhere a filtering reader fails the query."""
     main = sys.modules["__main__"].__spec__
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)

@@ -1,6 +1,6 @@
-"""Reads of large answers: by ADBC where it is installed, else by psycopg.
+"""Large reads: by ADBC where it is installed, else by psycopg.
 
-ADBC makes Arrow of binary COPY in C, but reads the whole catalog of types when it connects.
+ADBC converts binary COPY to Arrow in C, but reads the whole catalog of types when it connects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from delayed_queue.spark.database import (
 )
 from delayed_queue.spark.source.options import Options
 
-# Rows from which ADBC is faster, its connection included.
+# Rows above which ADBC is faster, including its connection.
 _LARGE: Final = 20_000
 _BATCH_BYTES: Final = str(8 * 1024 * 1024)
 
@@ -34,7 +34,7 @@ def read_large(
     options: Options, before: Sequence[str], statement: str, params: Mapping[str, Any],
     schema: pa.Schema, *, rows: int,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Yield the rows of the statement, in one transaction after those of ``before``."""
+    """Yield the rows of the statement, in one transaction after the statements ``before``."""
     is_adbc = options.driver == "adbc" or (
         options.driver == "auto" and rows >= _LARGE and find_spec("adbc_driver_postgresql")
     )

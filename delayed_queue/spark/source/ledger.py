@@ -1,4 +1,4 @@
-"""The ledger: under which names jobs are remembered, what they did, and that each counts once."""
+"""The ledger: the identity of jobs, their counts, and the proof that each chunk counts once."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ DAY: Final = 24 * 3600 * 1000
 _BATCH: Final = 10_000
 
 
-# Where in the ledger a batch is closed, and a job opened: partitions count from 0.
+# Places in the ledger that are no partitions, which count from 0.
 CLOSED: Final = -1
 OPENED: Final = -2
-# Spark sets them where it runs a batch; its API gives the batch to commit() only.
+# Local properties of a streaming task. Spark's API passes the batch to commit() only.
 _OF_BATCH: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
 
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """Under what name the chunks of a job are remembered; ``batch`` is 0 but for streams."""
+    """The name of a job's chunks in the ledger; ``batch`` is 0 except for streams."""
 
     job: str
     batch: int = 0
@@ -48,13 +48,13 @@ class JobKey:
     def note(
         self, partition: int, *, chunk: int = 0, digest: str = "", rows: int = 0
     ) -> dict[str, Any]:
-        """Return the parameters that note something of the batch in the ledger, at this place."""
+        """Return the parameters of a ledger row of the batch."""
         place = {"partition": partition, "chunk": chunk, "digest": digest}
         return {**asdict(self), **place, "rows": rows, "created": 0, "now": None}
 
 
 def task_of_stream() -> tuple[TaskContext, JobKey]:
-    """Return the task that this is, and the key of its micro-batch, the same after a restart."""
+    """Return the current task, and the key of its micro-batch, which survives a restart."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -68,13 +68,11 @@ def task_of_stream() -> tuple[TaskContext, JobKey]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a job did: ``created + updated + ignored`` is the number of rows it was given.
+    """The results of a job: ``created + updated + ignored`` is the number of its rows.
 
-    Never more: what was offered twice, by a task that brought other rows when it was repeated, is
-    left out, and the write has raised an error.
-
-    ``is_complete`` is False while it runs and after it failed: then of the rows that were
-    offered so far.
+    Never more: rows that a repeated task offered in addition are left out, and the write has
+    raised an error. While it runs and after a failure ``is_complete`` is False, and the counts are
+    of the rows offered so far.
     """
 
     created: int
@@ -88,10 +86,10 @@ class Counts:
 
 
 def counts(job: str, dsn: str | None = None) -> Counts:
-    """Return what the job has done, by the id given as option ``job``.
+    """Return the counts of a job, by its option ``job``.
 
-    For a stream the id of its query; all its batches are added up. ``created`` and ``updated``
-    are what happened in the database. A job that nobody knows has zeros, and is not complete.
+    For a stream, give the id of its query; the counts are of all its batches. ``created`` and
+    ``updated`` are changes in the database. An unknown job has zeros, and is not complete.
 
     >>> counts("campaign-7")
     Counts(created=990000, updated=0, ignored=10000, is_complete=True)
@@ -101,18 +99,18 @@ def counts(job: str, dsn: str | None = None) -> Counts:
 
 
 def job_counts(connection: Connection, job: str) -> Counts:
-    """Return the counts over a connection that is open; ends no transaction."""
+    """Return the counts over an open connection; the transaction stays open."""
     ((created, updated, ignored, is_complete),) = fetch(connection, COUNT_JOB, {"job": job})
     return Counts(created, updated, ignored, bool(is_complete))
 
 
 def open_job(connection: Connection, key: JobKey) -> int:
-    """Note that the job starts; return when it first did, on the database's clock."""
+    """Record the start of the job; return its first start, on the database's clock."""
     return int(value_of(fetch(connection, OPEN_JOB, key.note(OPENED))))
 
 
 def check_offered(connection: Connection, key: JobKey, rows: int) -> None:
-    """Raise InvalidConfiguration where more was offered than the rows that the job was given."""
+    """Raise InvalidConfiguration if more was offered than the job's rows."""
     offered = int(value_of(fetch(connection, OFFERED_OF, {"job": key.job})))
     if offered > rows:
         raise InvalidConfiguration(
@@ -124,17 +122,14 @@ def check_offered(connection: Connection, key: JobKey, rows: int) -> None:
 
 
 def claim_closing(connection: Connection, key: JobKey, rows: int) -> int | None:
-    """Note that the batch is done and how many rows it had.
-
-    Returns the id of that note; None if it was there before.
-    """
+    """Record that the batch is done, and its rows; return the row's id, or None if it existed."""
     closed = fetch(connection, CLOSE_JOB, key.note(CLOSED, rows=rows))
     found: int | None = value_of(closed)
     return found
 
 
 def settle(connection: Connection, row_id: int, created: int, updated: int) -> None:
-    """Note what became of a chunk, or of a whole job, in the transaction that claimed it."""
+    """Record the results of a chunk or a job, in the transaction that claimed it."""
     params = {"id": row_id, "created": created, "updated": updated}
     fetch(connection, SETTLE_CHUNK, params)
 
@@ -145,7 +140,7 @@ def is_closed(connection: Connection, key: JobKey) -> bool:
 
 
 def then_pruned(options: Options, what: str, work: Callable[[Connection], T]) -> T:
-    """Do the work of a batch that is done; then forget what the ledger has kept long enough."""
+    """Do the work of a finished batch, then prune the ledger."""
     with closing(Link(options)) as link:
         answer = link.repeat(what, work)
         link.repeat(what, lambda connection: prune_ledger(connection, options.ledgerDays))
@@ -153,6 +148,6 @@ def then_pruned(options: Options, what: str, work: Callable[[Connection], T]) ->
 
 
 def prune_ledger(connection: Connection, days: int) -> int:
-    """Forget up to 10,000 rows that are older; return how many they were."""
+    """Delete up to 10,000 older rows of the ledger; return their number."""
     params = {"age": days * DAY, "limit": _BATCH, "now": None}
     return len(fetch(connection, PRUNE_LEDGER, params))

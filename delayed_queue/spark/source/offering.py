@@ -1,4 +1,4 @@
-"""One task's offers: each chunk in a transaction, at most once."""
+"""The offers of one task: each chunk in a transaction, exactly once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from delayed_queue.spark.store.offering import (
 
 
 def chunks(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.Table]:
-    """Cut into tables of so many rows, or fewer where they would exceed so many bytes."""
+    """Yield tables of at most ``rows`` rows and ``size`` bytes."""
     waiting: list[pa.RecordBatch] = []
     held = 0
     for batch in batches:
@@ -48,7 +48,7 @@ def chunks(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[
 
 
 def _pieces(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBatch]:
-    """Halve until it fits; one row that exceeds the size alone is a piece."""
+    """Yield the batch in halves that fit; a single row may exceed the size."""
     if batch.num_rows == 0:
         return
     if batch.num_rows > rows or (batch.nbytes > size and batch.num_rows > 1):
@@ -60,8 +60,8 @@ def _pieces(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBa
 
 
 def digest_of(offers: pa.Table, *context: str) -> str:
-    """Return what tells one chunk from another: what is offered, to what kind, and how."""
-    # By instructions of the processor, so twice as fast as what is made for software.
+    """Return a digest of a chunk: its offers, their kind and the options."""
+    # SHA-256 has processor instructions, so it is faster than software hashes.
     digest = sha256("\x00".join(context).encode())
     for batch in offers.combine_chunks().to_batches():
         digest.update(batch.serialize())
@@ -69,7 +69,7 @@ def digest_of(offers: pa.Table, *context: str) -> str:
 
 
 def due_times(offers: pa.Table, now: int) -> pa.Array:
-    """Return when each is due: its schedule, or its delay from the job's own instant."""
+    """Return the due time of each offer: its schedule, or its delay from the job's start."""
     delayed = pc.add(pc.fill_null(offers["delay"], 0), now)
     due = one_array(pc.coalesce(offers["schedule_at"], delayed))
     if pc.any(is_out_of_range(due)).as_py():
@@ -77,12 +77,12 @@ def due_times(offers: pa.Table, now: int) -> pa.Array:
     return due
 
 
-# After so many chunks with a key that exists, COPY is not tried first any more.
+# After N chunks with an existing key, COPY is no longer tried first.
 _MISSES: Final = 2
 
 TABLE: Final = ("delayed_queue",)
 STAGE: Final = ("pg_temp", "delayed_queue_offered")
-# For the transaction only: behind a transaction pooler the session is others' too.
+# Dropped with the transaction: behind a transaction pooler, sessions are shared.
 CREATE_STAGE: Final = """
 CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
     turn bigint,
@@ -98,11 +98,11 @@ CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The part that all tasks of a job share, pickled once: retries offer what the first try did.
+    """The data that all tasks of a job share.
 
-    ``now`` is the database's clock when the job first started, also of one that goes on later.
-    Schedules that are left out and delays count from it, so that rows that are offered again, in
-    whatever order, have the same bytes and are IGNORED.
+    ``now`` is the first start of the job on the database's clock, also for a resumed job. Missing
+    schedules and delays count from it, so that repeated rows, in any order, have the same bytes and
+    are IGNORED.
     """
 
     key: JobKey
@@ -111,13 +111,13 @@ class Job:
 
     @property
     def kind(self) -> str | None:
-        """The kind of all rows; None where each says its own."""
+        """The kind of all rows; None if each row has its own."""
         return self.options.kind
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Offers in key order, and how they are claimed; ``rows`` is what COPY takes of new keys."""
+    """Offers in key order, and the claim of the chunk; ``rows`` are the encoded rows of COPY."""
 
     claim: dict[str, Any]
     staged: pa.Table
@@ -126,7 +126,7 @@ class Chunk:
 
 
 class PartitionOffers:
-    """Offer the rows of one partition, and wake the workers once if some are due soon."""
+    """Offers the rows of one partition, and wakes the workers once if some are due soon."""
 
     def __init__(self, job: Job, partition: int) -> None:
         self._job = job
@@ -136,9 +136,9 @@ class PartitionOffers:
         self._soon: set[str] = set()
 
     def offer_all(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Offer everything; return how many rows there were.
+        """Offer all rows; return their number.
 
-        While the database writes a chunk the next one is checked and sorted, so two are in memory.
+        While the database writes a chunk, the next one is checked and sorted: two are in memory.
         """
         rows = 0
         options = self._job.options
@@ -146,7 +146,7 @@ class PartitionOffers:
             is_done = self._link.repeat(
                 OFFER, lambda connection: is_closed(connection, self._job.key)
             )
-            # Whatever ends it, the chunk that is being written is waited for.
+            # The pool waits for the chunk that is being written, also after an error.
             with ThreadPoolExecutor(1, thread_name_prefix="delayed-queue-offer") as pool:
                 writing: Future[None] | None = None
                 for number, chunk in enumerate(chunks(batches, options.chunk, options.chunkBytes)):
@@ -162,7 +162,7 @@ class PartitionOffers:
     def _begin(
         self, number: int, rows: pa.Table, pool: ThreadPoolExecutor, before: Future[None] | None
     ) -> Future[None]:
-        """Make the chunk ready, then begin to write it when the one before it is written."""
+        """Prepare the chunk, and start its write after that of the chunk before."""
         offers = in_key_order(offers_of(rows, self._job.options.codec))
         due = due_times(offers, self._job.now)
         chunk = self._ready(self.claim_of(number, offers), staged_rows(offers, due))
@@ -180,18 +180,18 @@ class PartitionOffers:
         self._link.repeat(OFFER, lambda connection: self._try(connection, chunk))
 
     def claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
-        """Return the parameters that claim a chunk of offers, in key order, for this task."""
+        """Return the parameters that claim a chunk of offers in key order."""
         job = self._job
         digest = digest_of(offers, job.kind or "", job.options.mode, job.options.codec)
         return job.key.note(self._partition, chunk=number, digest=digest, rows=offers.num_rows)
 
     def _try(self, connection: Connection, chunk: Chunk) -> None:
-        """Offer the chunk, unless an earlier attempt, or a twin, has done so and counted it."""
+        """Offer the chunk, unless an earlier attempt or a twin of the task has offered it."""
         if chunk.rows is not None and self._misses < _MISSES:
             try:
                 self._copy(connection, chunk, chunk.rows)
             except UniqueViolation:
-                # The whole transaction is lost with it; the claim is made anew.
+                # The transaction is lost with its claim, which is repeated below.
                 connection.rollback()
                 self._misses += 1
             else:
@@ -199,7 +199,7 @@ class PartitionOffers:
         self._merge(connection, chunk)
 
     def _copy(self, connection: Connection, chunk: Chunk, rows: memoryview) -> None:
-        """Offer rows whose keys are all new, which the unique index has the last word on."""
+        """Offer rows whose keys are new; the unique index raises otherwise."""
         if fetch(connection, CLAIM_CHUNK, {**chunk.claim, "created": chunk.staged.num_rows}):
             copy_rows(connection, TABLE, chunk.names, rows)
 
@@ -226,14 +226,14 @@ class PartitionOffers:
             settle(connection, value_of(claimed), created, updated)
 
     def _merged(self, connection: Connection, staged: pa.Table) -> tuple[int, int]:
-        """Offer rows of which some exist, turn by turn where a key comes more than once."""
+        """Offer rows of which some may exist, in several turns if keys are repeated."""
         connection.execute(CREATE_STAGE)
         columns = {name: staged[name] for name in staged.column_names}
         copy_rows(connection, STAGE, columns, encode_rows(columns))
         is_upsert = self._job.options.mode == "upsert"
         statement = MERGE_OR_UPDATE if is_upsert else MERGE_IF_NOT_EXISTS
         created = updated = 0
-        # Without updates, whatever comes after the first of a key is IGNORED.
+        # Without updates, all but the first row of a key are IGNORED.
         for turn in range(pc.max(staged["turn"]).as_py() + 1 if is_upsert else 1):
             params = {"kind": self._job.kind, "now": self._job.now, "turn": turn}
             more = row_of(MergedRow, fetch(connection, statement, params))
@@ -253,7 +253,7 @@ def _wait_for(writing: Future[None] | None) -> None:
 
 
 def soon_kinds(job: Job, offers: pa.Table, due: Any) -> set[str]:
-    """Return the kinds of which a sleeping worker could be late for a message unless woken."""
+    """Return the kinds with messages due before a sleeping worker would poll again."""
     soon = pc.less_equal(due, job.now + job.options.pollInterval)
     if job.kind is not None:
         return {job.kind} if pc.any(soon).as_py() else set()
@@ -261,15 +261,14 @@ def soon_kinds(job: Job, offers: pa.Table, due: Any) -> set[str]:
 
 
 def wake(connection: Connection, kinds: Iterable[str]) -> None:
-    """Wake those who wait for messages of these kinds, when the transaction commits."""
+    """Wake the workers of these kinds when the transaction commits."""
     fetch(connection, NOTIFY_KINDS, {"channels": [channel_of(kind) for kind in kinds]})
 
 
 def in_key_order(offers: pa.Table) -> pa.Table:
-    """Return the offers in the order of the unique index; equal keys stay in their order.
+    """Return the offers in the order of the unique index; equal keys keep their order.
 
-    So two jobs with the same keys cannot deadlock, and a chunk of the same offers in another order
-    is the same chunk.
+    So two jobs with the same keys cannot deadlock, and the order of a chunk's rows does not matter.
     """
     if _is_one_kind(offers):
         return offers.take(pc.sort_indices(offers["key"]))
@@ -278,7 +277,7 @@ def in_key_order(offers: pa.Table) -> pa.Table:
 
 
 def staged_rows(offers: pa.Table, due: pa.Array) -> pa.Table:
-    """Return the offers, which are in key order, as they are staged: with the turn of each key."""
+    """Return offers in key order as rows of the stage, with the turn of each key."""
     kinds = None if _is_one_kind(offers) else offers["kind"].combine_chunks()
     return pa.table(
         {
@@ -294,12 +293,12 @@ def staged_rows(offers: pa.Table, due: pa.Array) -> pa.Table:
 
 
 def _is_one_kind(offers: pa.Table) -> bool:
-    """Return whether keys alone tell the rows apart; those of an import have a kind each."""
+    """Return whether all rows have one kind, so that keys identify them."""
     return len(pc.unique(offers["kind"])) == 1
 
 
 def turns(keys: pa.Array, kinds: pa.Array | None = None) -> pa.Array:
-    """Return for each of the sorted keys, of a kind, how many equal ones come before it."""
+    """Return the number of equal keys, of the same kind, before each of the sorted keys."""
     count = len(keys)
     is_first = pc.not_equal(keys.slice(1), keys.slice(0, count - 1))
     if kinds is not None:
@@ -316,5 +315,5 @@ def has_repeated_keys(staged: pa.Table) -> bool:
 
 
 def jsonb(texts: Any) -> pa.Array:
-    """Return JSON as COPY wants it for a jsonb column: the version of the format, then text."""
+    """Return JSON texts in the binary format of jsonb: a version byte, then the text."""
     return pc.binary_join_element_wise("\x01", texts.combine_chunks(), "").cast(pa.binary())

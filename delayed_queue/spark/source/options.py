@@ -19,9 +19,9 @@ from delayed_queue.retries import parse_duration
 from delayed_queue.spark.settings import TASKS, TASKS_EACH
 
 MAX_JOB_LENGTH: Final = 200
-# Partitions where nobody has told how many tasks run at a time.
+# Partitions if the number of parallel tasks is unknown.
 _UNTOLD: Final = 8
-# Options of Spark's own that it hands to every sink.
+# Spark's own options, which it passes to every sink.
 _OF_SPARK: Final = frozenset(
     {
         "asyncprogresstrackingenabled",
@@ -31,7 +31,7 @@ _OF_SPARK: Final = frozenset(
         "queryname",
     }
 )
-# What Spark's catalog tells of a table, beside its options.
+# Properties of a table in Spark's catalog, which come with its options.
 _OF_CATALOG: Final = frozenset(
     {
         "collation",
@@ -56,12 +56,12 @@ _OF_TABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a reader or a writer; safe to pickle, for they hold no password."""
+    """The options of a reader or a writer; they hold no password, so pickling is safe."""
 
     kind: str | None = None
     codec: str = "json"
     dsn: str | None = None
-    dsnFunction: str | None = None  # options of Spark are written so
+    dsnFunction: str | None = None  # Spark's spelling of options
     driver: str = "auto"
     connections: int | None = None
 
@@ -90,14 +90,14 @@ class Options:
 
     @property
     def partitions(self) -> int:
-        """The most tasks of a read: three for each that runs at a time, so that none runs long."""
+        """The maximum of tasks of a read: three per parallel task, so that none runs long."""
         if self.numPartitions is not None:
             return self.numPartitions
         return TASKS_EACH * int(os.environ[TASKS]) if os.environ.get(TASKS) else _UNTOLD
 
     @property
     def required_kind(self) -> str:
-        """The kind, or InvalidConfiguration where there must be one."""
+        """The kind; raises InvalidConfiguration without one."""
         if self.kind is None:
             raise InvalidConfiguration(
                 "Name the queue: .option('queue', 'orders'), or .option('kind', 'orders|json'). "
@@ -106,7 +106,7 @@ class Options:
         return self.kind
 
     def check_readable(self) -> None:
-        """Raise InvalidConfiguration unless it was said which queue is read, or that all are."""
+        """Raise InvalidConfiguration without a queue or ``allQueues``."""
         if self.kind is None and not self.allQueues:
             raise InvalidConfiguration(
                 "Name the queue to read: .option('queue', 'orders'), .option('kind', "
@@ -115,7 +115,7 @@ class Options:
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
-    """Return the options, or raise InvalidConfiguration naming the first that cannot be."""
+    """Return the options, or raise InvalidConfiguration for the first wrong one."""
     known = {each.name.lower(): each.name for each in fields(Options)} | {"queue": "queue"}
     values: dict[str, Any] = {}
     for name, text in given.items():
@@ -137,7 +137,7 @@ def _refuse_unsafe(name: str, text: str) -> None:
     if name.lower() == "asyncprogresstrackingenabled" and text.lower() != "false":
         raise InvalidConfiguration(
             "The option asyncProgressTrackingEnabled cannot be used with queues: a batch would "
-            "be acknowledged before Spark has written down that it was done."
+            "be acknowledged before Spark has logged it as done."
         )
 
 
@@ -155,19 +155,19 @@ def _kind(queue: str | None, kind: str | None, values: Mapping[str, Any]) -> str
     return check_kind(kind_of(check_kind(queue), codec_named(values.get("codec", "json"))))
 
 
-# Parameters that libpq marks as passwords, as password, sslpassword and oauth_client_secret; and
-# keys that log in without one, which it marks as for debugging.
+# Parameters that libpq marks as passwords (password, sslpassword, oauth_client_secret), and keys
+# that log in without a password.
 _SECRETS: Final = frozenset(
     each.keyword.decode() for each in Conninfo.get_defaults() if each.dispchar == b"*"
 ) | {"scram_client_key", "scram_server_key"}
 
 
 def _refuse_secrets(dsn: str | None) -> None:
-    # Spark keeps options in plans and pickles, and shows them.
+    # Spark stores options in plans and pickles, and shows them.
     try:
         parts = conninfo_to_dict(dsn or "")
     except ProgrammingError:
-        # Not the cause: libpq quotes what it could not read, and that may be the password.
+        # Without the cause: libpq quotes the text that it could not parse, maybe the password.
         raise InvalidConfiguration("The option dsn is no connection string of libpq.") from None
     if secrets := sorted(_SECRETS & parts.keys()):
         raise InvalidConfiguration(

@@ -26,7 +26,7 @@ from delayed_queue.messages import (
     encode_headers,
 )
 
-# Every chunk has this form, so that its digest depends only on what is offered.
+# Every chunk has this schema, so that its digest depends only on the offers.
 OFFERS: Final = pa.schema(
     [
         ("key", pa.string()),
@@ -86,7 +86,7 @@ class Refusals:
 
 
 def offers_of(rows: pa.Table, codec: str) -> pa.Table:
-    """Return the rows as offers, or raise InvalidMessage for the first row that is none."""
+    """Return the rows as offers, or raise InvalidMessage for the first invalid row."""
     found = Refusals()
     offers = checked_offers(rows, codec, found)
     if found.reasons:
@@ -98,7 +98,7 @@ def offers_of(rows: pa.Table, codec: str) -> pa.Table:
 
 
 def checked_offers(rows: pa.Table, codec: str, found: Refusals) -> pa.Table:
-    """Return the rows as offers, and add the reasons against rows that are none to ``found``."""
+    """Return the rows as offers, and add the reasons against invalid rows to ``found``."""
     given = {name: one_array(rows[name]) for name in rows.column_names}
     suffix = kind_of("", codec_named(codec))
     makers: dict[str, Callable[[pa.Array], pa.Array]] = {
@@ -184,12 +184,12 @@ def _json_of(value: Any) -> bytes:
     try:
         return encode(_JSON, plain(value))
     except InvalidMessage:
-        # Without the cause, which would quote the payload.
+        # Without the cause, which quotes the payload.
         raise InvalidMessage("It has a type that JSON cannot hold, such as bytes.") from None
 
 
 def _canonical(text: str | None) -> bytes:
-    """Return the bytes that Django's side would store: a repeated offer is known by its bytes."""
+    """Return canonical JSON, as ``offer`` stores it: repeated offers are compared by bytes."""
     if text is None:
         raise InvalidMessage(NO_PAYLOAD)
     try:
@@ -226,7 +226,7 @@ def _delays(column: pa.Array) -> pa.Array:
 
 def header_column(found: Refusals, make: Callable[[Any], Any], column: pa.Array) -> pa.Array:
     if column.null_count == len(column):
-        # The usual case: checking each value took a third of the time of a chunk.
+        # The usual case; checking each value takes a third of a chunk's time.
         return pa.nulls(len(column), pa.string())
     return found.each("headers", make, values_of(column), pa.string())
 
@@ -242,7 +242,7 @@ def _headers(value: Any) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """Return the value with what Parquet has and JSON has not, turned into text."""
+    """Return the value with Parquet's types that JSON lacks turned into texts."""
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

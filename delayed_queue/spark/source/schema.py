@@ -1,4 +1,4 @@
-"""The columns that are read and written: their types, and who is told when one is wrong."""
+"""The columns of reads and writes: their types, and clear errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from delayed_queue.exceptions import InvalidConfiguration, suggest
 
 TEXT_CODECS: Final = ("|json", "|text")
 
-# In the order in which they are shown; the rest says what PostgreSQL answers.
+# Spark's type and Arrow's type of the rows from PostgreSQL, in display order.
 _READ: Final[Mapping[str, tuple[DataType, str]]] = {
     "key": (StringType(), "string"),
     "kind": (StringType(), "string"),
@@ -44,7 +44,7 @@ _READ: Final[Mapping[str, tuple[DataType, str]]] = {
     "group": (StringType(), "string"),
     "id": (LongType(), "int64"),
 }
-# The queue is made from the kind, on the way.
+# The queue is derived from the kind.
 _SOURCES: Final = {"queue": "kind"}
 
 _WRITTEN: Final[Mapping[str, tuple[type[DataType], ...]]] = {
@@ -62,7 +62,7 @@ _WHOSE: Final = ("queue", "kind")
 
 
 def read_schema(kind: str | None) -> StructType:
-    """Return the schema of a read that names none: text where the codec of the kind is text."""
+    """Return the default schema of a read; the payload is a text if the codec is."""
     is_text = kind is not None and kind.endswith(TEXT_CODECS)
     types = {name: each for name, (each, _) in _READ.items()}
     types["payload"] = StringType() if is_text else BinaryType()
@@ -70,7 +70,7 @@ def read_schema(kind: str | None) -> StructType:
 
 
 def check_read(schema: StructType) -> None:
-    """Refuse a schema with columns that there are not, or of a type they do not have."""
+    """Refuse a schema with unknown columns or wrong types."""
     for field in schema.fields:
         if field.name not in _READ:
             raise InvalidConfiguration(_no_column(field.name, _READ))
@@ -82,7 +82,7 @@ def check_read(schema: StructType) -> None:
 
 
 def source_columns(names: Iterable[str], *, is_kind_known: bool = False) -> list[str]:
-    """Return what is to be selected for those columns, each once, in order: at least one."""
+    """Return the columns to select, each once, in order; at least one."""
     columns = list(dict.fromkeys(_SOURCES.get(name, name) for name in names))
     if is_kind_known and columns != ["kind"]:
         return [each for each in columns if each != "kind"]
@@ -90,20 +90,20 @@ def source_columns(names: Iterable[str], *, is_kind_known: bool = False) -> list
 
 
 def source_schema(columns: Iterable[str]) -> pa.Schema:
-    """Return the types that PostgreSQL answers with for what is selected."""
+    """Return the Arrow types of the selected columns."""
     return pa.schema([(name, pa.type_for_alias(_READ[name][1])) for name in columns])
 
 
 def check_written(schema: StructType, kind: str | None = None) -> None:
     """Refuse rows that cannot be offers, by the first column that is missing or wrong.
 
-    ``kind`` is that of all of them; without it a column says of each which it has.
+    ``kind`` is the kind of all rows; without it a column has the kind of each row.
     """
-    said = [f"the column {name!r}" for name in _WHOSE if name in schema.fieldNames()]
-    said += [] if kind is None else ["an option"]
-    if len(said) > 1:
+    named = [f"the column {name!r}" for name in _WHOSE if name in schema.fieldNames()]
+    named += [] if kind is None else ["an option"]
+    if len(named) > 1:
         raise InvalidConfiguration(
-            f"Name the queue of the rows only once: there are {' and '.join(said)}."
+            f"Name the queue of the rows only once: there are {' and '.join(named)}."
         )
     for field in schema.fields:
         if field.name not in _WRITTEN:
@@ -119,7 +119,7 @@ def check_written(schema: StructType, kind: str | None = None) -> None:
 
 
 def _fits(field: StructField) -> bool:
-    """Return whether headers are a map of texts, if they are one; a payload may be any."""
+    """Return False for headers that are a map of other types than texts."""
     kind = field.dataType
     if field.name == "payload" or not isinstance(kind, MapType):
         return True
@@ -143,7 +143,7 @@ WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 
 
 def cast_of(name: str, field: StructField) -> str:
-    """Return the expression of Spark that makes the column one of that name in an offer."""
+    """Return the Spark expression that casts the column for an offer."""
     column, kind = field.name, field.dataType
     if name == "schedule_at":
         if isinstance(kind, WHOLE):

@@ -63,10 +63,9 @@ _BATCH: Final = 10_000
 
 
 def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Stage the rows of a partition under an attempt id of their own.
+    """Stage the rows of a partition under a new attempt id.
 
-    A chunk that has to be sent again is sent under the same id, so the attempt is not repeated in
-    part: it fails as a whole.
+    A chunk is not sent twice under one id: after a lost connection the attempt fails as a whole.
     """
     attempt = str(uuid.uuid4())
     rows, soon = 0, set[str]()
@@ -103,9 +102,9 @@ def _staged(
 
 
 def merge_staged(connection: Connection, job: Job, written: Sequence[Written]) -> None:
-    """Offer what the attempts have staged, close the job, and wake the workers.
+    """Offer the staged rows of the attempts, close the job, and wake the workers.
 
-    Nothing where the job is closed already: an earlier call has done all this.
+    If the job is closed, an earlier call has done this, and nothing happens.
     """
     rows = sum(each.rows for each in written)
     closed = claim_closing(connection, job.key, rows)
@@ -136,7 +135,7 @@ def _merged(connection: Connection, job: Job, which: dict[str, Any], most: int) 
 
 
 def clear_stage(connection: Connection, job: Job) -> None:
-    """Forget what the job has staged, and what others left behind long ago."""
+    """Delete the job's staged rows, and old rows of other jobs."""
     fetch(connection, CLEAR_STAGE, {"job": job.key.job})
     age = job.options.ledgerDays * DAY
     fetch(connection, PRUNE_STAGE, {"age": age, "limit": _BATCH, "now": None})
@@ -144,7 +143,7 @@ def clear_stage(connection: Connection, job: Job) -> None:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The rows a task was given: how many, where they are staged, and whose workers are woken."""
+    """A task's result: its rows, their attempt in the stage, and the kinds to wake."""
 
     rows: int
     attempt: str = ""
@@ -152,15 +151,15 @@ class Written(WriterCommitMessage):
 
 
 def _kind_of(options: Options, schema: StructType) -> str:
-    """Return whose the rows are: a kind, or the name of the column that says it of each."""
+    """Return the kind of all rows, or the name of the column that has it."""
     named = [each for each in ("kind", "queue") if each in schema.fieldNames()]
     return named[0] if named else options.required_kind
 
 
 class OfferWriter(DataSourceArrowWriter):
-    """Offer each row, at most once however often Spark repeats a task.
+    """Offers each row once, however often Spark repeats a task.
 
-    Everything that can be known is checked here, on the driver, before the first task.
+    It checks everything possible on the driver, before the first task.
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
@@ -207,27 +206,27 @@ class OfferWriter(DataSourceArrowWriter):
             check_offered(connection, self._job.key, rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave what was offered: the same job id continues where this one stopped."""
+        """Keep the offered rows: the same job id continues where this one stopped."""
         if not self._job.options.atomic:
             return
-        # It has failed already, and what it staged is pruned by age.
+        # The job has failed already; rows that stay in the stage are pruned by age.
         with closing(Link(self._job.options)) as link, suppress(ResourceUnavailable):
             link.once(OFFER, lambda connection: clear_stage(connection, self._job))
 
 
 @dataclass
 class BatchWritten(WriterCommitMessage):
-    """How many rows a task was given, and of which query: the commit is told neither."""
+    """A task's rows and query, which Spark does not pass to the commit."""
 
     rows: int
     query_id: str
 
 
 class StreamOfferWriter(DataSourceStreamArrowWriter):
-    """Offer the rows of a micro-batch under the id of the query and the number of the batch.
+    """Offers the rows of a micro-batch under the id of the query and the number of the batch.
 
-    Both are in the checkpoint, and so the same after a restart. A batch that was finished is not
-    offered again; of one that was not, only the chunks that are missing.
+    Both are in the checkpoint, and so the same after a restart. A finished batch is not offered
+    again; of an unfinished one only the missing chunks are.
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
@@ -240,7 +239,7 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
             )
         check_written(schema, options.kind)
         self._options = options
-        # Here, on the driver, and not in a task: an unknown queue is no reason to retry.
+        # Checked on the driver, because a task would retry for an unknown queue.
         _kind_of(options, schema)
         with closing(connect(options)) as connection:
             self._now = look_around(connection, options)
@@ -262,4 +261,4 @@ class StreamOfferWriter(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Leave what was offered: the batch is replayed, and its chunks are known."""
+        """Keep the offered rows: the batch is replayed, and its chunks are known."""

@@ -15,7 +15,7 @@ from delayed_queue.models import Message
 from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.source.leases import Leases
 from delayed_queue.spark.source.options import parse_options
-from delayed_queue.spark.source.reader import LeasingReader
+from delayed_queue.spark.source.stream import LeasingReader
 from tests.spark.leasing import FIVE, expire, fill, leased_until, read, reader, settled
 from tests.spark.support import keys_of
 from tests.support.processes import wait_until

@@ -12,7 +12,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from delayed_queue.spark.source.leases import Leases
 from delayed_queue.spark.source.options import parse_options
-from delayed_queue.spark.source.reader import LeasingReader
+from delayed_queue.spark.source.stream import LeasingReader
 from delayed_queue.spark.store.streaming import LeasedRow
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.support import is_waiting_for, keys_of

@@ -31,6 +31,7 @@ from delayed_queue.messages import to_milliseconds
 from delayed_queue.spark.database import bound
 from delayed_queue.spark.pipeline.columns import check_imported
 from delayed_queue.spark.pipeline.records import Rules
+from delayed_queue.spark.source.filters import Condition
 from delayed_queue.spark.source.offering import (
     chunks,
     digest_of,
@@ -38,7 +39,7 @@ from delayed_queue.spark.source.offering import (
     in_key_order,
     staged_rows,
 )
-from delayed_queue.spark.source.reader import Condition, ranges, wrap
+from delayed_queue.spark.source.reader import ranges, wrap
 from delayed_queue.spark.source.rules import offers_of
 from delayed_queue.spark.source.schema import check_read, check_written
 from delayed_queue.spark.store.streaming import READ_RANGE
