@@ -269,20 +269,20 @@ class AsyncListener:
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._watched: int | None = None
         self._turn = asyncio.Lock()
-        self._next_check: asyncio.TimerHandle | None = None
-        self._checking: asyncio.Task[None] | None = None
-        self._reconnecting: asyncio.Task[None] | None = None
-        self._is_deaf = False
+        self._is_lost = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
 
     async def add(self, channels: Iterable[str]) -> None:
         """Listen on the channels; returns when it does, or has failed to connect."""
         async with self._turn:
             new = [each for each in channels if not self._wanted[each]]
             self._wanted.update(channels)
+            if self._keeper is None:
+                self._keeper = asyncio.ensure_future(self._keep())
             if self._connection is None:
                 await self._connect()
             else:
-                await self._say("LISTEN {}", new)
+                await self._execute("LISTEN {}", new)
 
     async def remove(self, channels: Iterable[str]) -> None:
         async with self._turn:
@@ -290,24 +290,21 @@ class AsyncListener:
             gone = [each for each in channels if self._wanted[each] <= 0]
             for each in gone:
                 del self._wanted[each]
-            await self._say("UNLISTEN {}", gone)
+            await self._execute("UNLISTEN {}", gone)
 
     def deafen(self) -> None:
-        """Stop connecting."""
-        self._is_deaf = True
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
+        """Stop checking the connection and connecting again."""
+        if self._keeper is not None:
+            self._keeper.cancel()
 
     async def close(self) -> None:
         """Close for good, after calls that are adding or removing channels."""
         self.deafen()
         async with self._turn:
             self._wanted.clear()
-            await self._lose()
+            await self._disconnect()
 
     async def _connect(self) -> None:
-        if self._is_deaf:
-            return
         params = connections[self._using].get_connection_params()
         own = {name: value for name, value in params.items() if name not in _DJANGOS}
         limits = {**SILENCE, "connect_timeout": _CONNECT_SECONDS}
@@ -315,15 +312,15 @@ class AsyncListener:
         try:
             made = await psycopg.AsyncConnection.connect(autocommit=True, **own)
         except psycopg.Error as error:
-            self._retry_later(error)
+            self._report(error)
             return
         # A notification may arrive with the reply to LISTEN.
         made.add_notify_handler(lambda notification: self._heard(notification.channel))
         self._connection = made
-        await self._say("LISTEN {}", list(self._wanted))
+        await self._execute("LISTEN {}", list(self._wanted))
         self._heard(None)
 
-    async def _say(self, statement: LiteralString, channels: list[str]) -> None:
+    async def _execute(self, statement: LiteralString, channels: list[str]) -> None:
         raw = self._connection
         if raw is None:
             return
@@ -334,24 +331,30 @@ class AsyncListener:
                 await raw.execute(composed.SQL(statement).format(composed.Identifier(each)))
             self._watch(raw)
         except psycopg.Error as error:
-            await self._lose()
-            self._retry_later(error)
+            await self._disconnect()
+            self._report(error)
         finally:
             overdue.cancel()
 
-    async def _check(self) -> None:
-        """Listen again: a half-open connection does not reply."""
-        async with self._turn:
-            await self._say("LISTEN {}", list(self._wanted)[:1])
-
-    def _start_check(self) -> None:
-        self._checking = asyncio.ensure_future(self._check())
+    async def _keep(self) -> None:
+        """Replace a lost connection, and check one in use: a half-open one does not reply."""
+        while True:
+            try:
+                await asyncio.wait_for(self._is_lost.wait(), _CHECK_SECONDS)
+            except TimeoutError:
+                async with self._turn:
+                    await self._execute("LISTEN {}", list(self._wanted)[:1])
+                continue
+            await asyncio.sleep(RECONNECT_SECONDS)
+            async with self._turn:
+                self._is_lost.clear()
+                await self._disconnect()
+                if self._wanted:
+                    await self._connect()
 
     def _watch(self, raw: psycopg.AsyncConnection[Any]) -> None:
         self._watched = raw.fileno()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._watched, self._read)
-        self._next_check = loop.call_later(_CHECK_SECONDS, self._start_check)
+        asyncio.get_running_loop().add_reader(self._watched, self._read)
         self._read()  # libpq may have read notifications with the last reply
 
     def _unwatch(self) -> None:
@@ -359,8 +362,6 @@ class AsyncListener:
         number, self._watched = self._watched, None
         if number is not None:
             asyncio.get_running_loop().remove_reader(number)
-        if self._next_check is not None:
-            self._next_check.cancel()
 
     def _read(self) -> None:
         raw = self._connection
@@ -372,29 +373,18 @@ class AsyncListener:
                 self._heard(found.relname.decode())
         except psycopg.Error as error:
             self._unwatch()
-            self._retry_later(error)
+            self._report(error)
 
-    async def _lose(self) -> None:
+    async def _disconnect(self) -> None:
         self._unwatch()
         raw, self._connection = self._connection, None
         if raw is not None:
             await raw.close()
 
-    def _retry_later(self, error: psycopg.Error) -> None:
-        if self._reconnecting is None and not self._is_deaf:
+    def _report(self, error: psycopg.Error) -> None:
+        if not self._is_lost.is_set():
             self._lost(error)
-            self._reconnecting = asyncio.ensure_future(self._reconnect())
-
-    async def _reconnect(self) -> None:
-        while True:
-            await asyncio.sleep(RECONNECT_SECONDS)
-            async with self._turn:
-                await self._lose()
-                if self._wanted:
-                    await self._connect()
-                if self._connection is not None or not self._wanted:
-                    self._reconnecting = None
-                    return
+            self._is_lost.set()
 
 
 def _shut_down(raw: psycopg.AsyncConnection[Any]) -> None:
