@@ -44,7 +44,7 @@ RANGES: Final = {
     "24h": Range(timedelta(hours=24), timedelta(minutes=15)),
     "7d": Range(timedelta(days=7), timedelta(hours=2)),
 }
-# Runs of a schedule that are drawn at most: more would be a hatching.
+# Maximum runs drawn of a schedule; more would fill the chart.
 _MAX_TICKS: Final = 60
 _MAX_SCHEDULES: Final = 20
 Value = Callable[[Step], float | None]
@@ -75,6 +75,9 @@ class Figure(NamedTuple):
     lines: tuple[tuple[Any, str, Value], ...]
     words: Callable[[float], str] = number
     note: Any = ""
+
+    def write(self, value: float | None) -> str:
+        return "—" if value is None else self.words(value)
 
 
 _DEAD: Final = Figure(_("Dead letters"), ((_("dead"), "dq-of-alarm", lambda step: step.dead),))
@@ -145,43 +148,35 @@ def _at(minute: float) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + minute * MINUTE
 
 
-def _clock(minute: float, *, is_long: bool) -> str:
-    return dated(_at(minute), "D d M H:i" if is_long else "H:i")
-
-
 def _figure(figure: Figure, found: History, marks: SafeString) -> dict[str, Any]:
     lines = [Line(name, css, list(map(of, found.steps))) for name, css, of in figure.lines]
     top, window = largest(lines), found.window
     known = [1.0 if each.is_sampled else None for each in found.steps]
     ends = (window.since, (window.since + window.until) / 2, window.until)
-    is_long = window.until - window.since > 1440
+    pattern = "D d M H:i" if window.until - window.since > 1440 else "H:i"
     return {
         "title": figure.title,
         "note": figure.note,
         "top": "" if top is None else figure.words(top),
         "legend": [(each.name, each.css, _last(each, figure)) for each in lines],
         "svg": chart(lines, known, marks, _said(figure, lines)),
-        "times": [_clock(each, is_long=is_long) for each in ends],
+        "times": [dated(_at(each), pattern) for each in ends],
     }
 
 
 def _last(line: Line, figure: Figure) -> str:
-    known = [each for each in line.values if each is not None]
-    return figure.words(known[-1]) if known else "—"
+    return figure.write(next((each for each in reversed(line.values) if each is not None), None))
 
 
 def _said(figure: Figure, lines: Sequence[Line]) -> str:
-    """Return what the chart shows, in words."""
+    """Describe the chart in words."""
     parts = []
     for line in lines:
-        top = largest([line])
-        most = (
-            gettext("unknown")
-            if top is None
-            else gettext("%(most)s at most, %(last)s last")
-            % {"most": figure.words(top), "last": _last(line, figure)}
-        )
-        parts.append(f"{line.name} {most}")
+        words, top = gettext("unknown"), largest([line])
+        if top is not None:
+            facts = {"most": figure.words(top), "last": _last(line, figure)}
+            words = gettext("%(most)s at most, %(last)s last") % facts
+        parts.append(f"{line.name} {words}")
     return f"{figure.title}: {'; '.join(parts)}."
 
 
@@ -196,7 +191,7 @@ def _deploys(found: History) -> list[Mark]:
 
 
 def _ticks(kind: str, found: History, using: str) -> Iterator[Mark]:
-    """Yield the runs of the queue's schedules, as now defined, except of frequent ones."""
+    """Yield the runs of the queue's present schedules, except of frequent ones."""
     window = found.window
     rows = Schedule.objects.using(using).filter(kind=kind, is_enabled=True).exclude(type="")
     for row in rows.order_by("key_prefix")[:_MAX_SCHEDULES]:
@@ -229,11 +224,7 @@ def _numbers(figures: Sequence[Figure], found: History) -> SafeString:
     columns = [(each, name, of) for each in figures for name, _, of in each.lines]
     heads = ["UTC", *(f"{figure.title}: {name}" for figure, name, _ in columns)]
     rows = (
-        [dated(_at(step.minute)), *(_cell(of(step), figure) for figure, _, of in columns)]
+        [dated(_at(step.minute)), *(figure.write(of(step)) for figure, _, of in columns)]
         for step in reversed(found.steps)
     )
     return table(heads, rows)
-
-
-def _cell(value: float | None, figure: Figure) -> str:
-    return "—" if value is None else figure.words(value)

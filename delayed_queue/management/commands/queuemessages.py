@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from django.core.management.base import CommandError
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
@@ -36,13 +36,10 @@ def _find(options: dict[str, Any]) -> list[Row]:
 
 
 def _rows(messages: QuerySet[Message]) -> list[Row]:
-    return [
-        {
-            "id": row.id, "queue": row.kind, "key": row.key, "due": row.scheduled_at,
-            "tries": row.attempts, "lease": row.lease_id,
-        }
-        for row in messages.defer("payload", "headers")
-    ]  # fmt: skip
+    renamed = {"queue": "kind", "due": "scheduled_at", "tries": "attempts", "lease": "lease_id"}
+    columns = {name: F(column) for name, column in renamed.items()}
+    rows: Any = messages.values("id", "key", **columns)
+    return list(rows)
 
 
 def _show(options: dict[str, Any]) -> Outcome:
@@ -116,6 +113,7 @@ def _make_due(queue: DelayedQueue, key: str, lease_id: str | None) -> None:
 
 
 _KEY: Final = arg("key")
+_COLUMNS: Final = "id queue key due tries lease"
 _ONE: Final = (flag("--dry-run", _("only show the message")), FORMAT, QUEUE, _KEY)
 
 
@@ -126,11 +124,11 @@ class Command(VerbCommand):
     verbs = {
         "list": Verb(
             _("the messages of a queue, in due order"), _list,
-            (QUEUE, at_most(25, _MAX_LISTED), FORMAT), _("No messages."),
+            (QUEUE, at_most(25, _MAX_LISTED), FORMAT), _("No messages."), _COLUMNS,
         ),
         "find": Verb(
             _("the messages with exactly this key, in all queues"),
-            _find, (_KEY, FORMAT), _("There is no such key."),
+            _find, (_KEY, FORMAT), _("There is no such key."), _COLUMNS,
         ),
         "show": Verb(_("one message, without its payload"), _show, (FORMAT, QUEUE, _KEY)),
         "drop": Verb(_("delete a message in any state"), _act, _ONE),
