@@ -27,10 +27,10 @@ from delayed_queue.notifications.services import USING
 
 
 def publish(requests: Iterable[Any], url: str = "", queue: str = "") -> int:
-    """Put requests into the broker's queue, each with an id of its own; return how many.
+    """Publish requests to the broker's queue, each with its own id; return how many.
 
-    Persistent and confirmed by the broker. Who is not sure that one has arrived sends it again
-    under the same ``message_id``, or gives it a ``dedupeKey``.
+    Persistent and confirmed by the broker. To repeat a request safely, send it again with the same
+    ``message_id`` or ``dedupeKey``.
     """
     settings = get_settings()
     target = Queue(queue or settings.BROKER_QUEUE, durable=True)
@@ -56,9 +56,9 @@ def is_amqp(url: str) -> bool:
     return url.startswith(("amqp", "pyamqp"))
 
 
-# Seconds between heartbeats. After two without a sign of the broker the connection is dead.
+# Seconds between heartbeats. After two without an answer the connection is dead.
 HEARTBEAT: Final = 30
-# An answer to the farewell at a stop takes N seconds at most.
+# At a stop, wait for the broker's last answers at most N seconds.
 FAREWELL_SECONDS: Final = 3.0
 LINGER_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 0.5
@@ -68,12 +68,11 @@ _MAX_ID: Final = 200
 
 
 class Consumer:
-    """Takes batches from one queue of a broker until stopped, whatever goes away meanwhile.
+    """Consumes batches from one queue of a broker until stopped; reconnects after outages.
 
-    A batch is what has come within a twentieth of a second, at most ``BROKER_BATCH``. It is
-    stored in one transaction and then acknowledged. If broker or database are lost before that,
-    the broker delivers it again: where a message has an id, or its request a ``dedupeKey``, the
-    second time changes nothing.
+    A batch is what arrives within 50 ms, at most ``BROKER_BATCH``. It is stored in one transaction
+    and then acknowledged. If the broker or the database is lost before that, the broker delivers it
+    again. A repeated message with an id, or with a ``dedupeKey``, changes nothing.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Consumer:
         self._waits = _waits()
 
     def stop(self) -> None:
-        """Have ``run`` end after the batch in flight; safe in a signal handler."""
+        """Stop ``run`` after the current batch; safe in a signal handler."""
         self._stop.set()
 
     def run(self) -> None:
@@ -110,14 +109,14 @@ class Consumer:
                 if not (isinstance(error, _LOST) or is_unavailable(error)):
                     raise
                 self._messages = []
-                # Without the text: it may tell the password in a URL.
+                # Without the text, which may contain the password of a URL.
                 wait = next(self._waits)
                 fields = {"error": type(error).__name__, "retry_in": f"{wait:.1f}"}
                 log(logging.WARNING, "consumer_lost", **fields)
                 self._stop.wait(wait)
 
     def _session(self) -> None:
-        """Take batches over one connection; leaving it gives back what was not acknowledged."""
+        """Consume batches over one connection; its end returns unacknowledged messages."""
         _usable_database()
         with _connected(self.url, self._heartbeat) as connection:
             queue = Queue(self.queue, durable=True)
@@ -142,7 +141,7 @@ class Consumer:
         self._received(message, "is compressed, or cannot be read")
 
     def _gather(self, connection: Connection) -> None:
-        """Wait for messages; once one has come, wait for more only a moment."""
+        """Wait for messages; after the first one, wait for more only a moment."""
         ends_at = time.monotonic() + LOOK_SECONDS
         while len(self._messages) < self.batch and not self._stop.is_set():
             had_none = not self._messages
@@ -177,7 +176,7 @@ class Consumer:
 
 
 def _check(tenant: str, batch: int) -> None:
-    # Either would not be told otherwise: every message parked, or none ever taken.
+    # Otherwise all messages would be parked, or none consumed.
     if len(tenant) > MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"A tenant has at most {MAX_NAME_LENGTH} characters.")
     if batch < 1:
@@ -189,9 +188,9 @@ _LOST: Final = (OSError, KombuError)
 
 @contextmanager
 def _connected(url: str, heartbeat: int) -> Iterator[Connection]:
-    """Connect once, without kombu's own retries; what it raises is translated to OSError.
+    """Connect once, without kombu's own retries; its errors become ConnectionError.
 
-    A connection that failed is closed without a farewell: a broker that is gone would not answer.
+    A failed connection is closed without a goodbye, because a lost broker would not answer.
     """
     connection = Connection(url, heartbeat=heartbeat, connect_timeout=5)
     try:
@@ -206,21 +205,21 @@ def _connected(url: str, heartbeat: int) -> Iterator[Connection]:
 
 
 def _limit_waits(connection: Connection) -> None:
-    """Have the answers to what is sent from here on awaited a few seconds only."""
+    """Limit the wait for further answers of the broker."""
     sock = getattr(getattr(connection.connection, "transport", None), "sock", None)
     if sock is not None:
         sock.settimeout(FAREWELL_SECONDS)
 
 
 def _usable_database() -> None:
-    """Replace a connection that is of no use any more, and raise while there is none to be had."""
+    """Replace a broken database connection; raise if none can be opened."""
     connection = connections[USING]
     tend(connection)
     connection.ensure_connection()
 
 
 def _waits() -> Iterator[float]:
-    """Yield ever longer waits, each anywhere from half of it to all: consumers come back apart."""
+    """Yield growing waits with jitter, so that consumers do not reconnect together."""
     wait = FIRST_WAIT
     while True:
         yield wait * random.uniform(0.5, 1)  # noqa: S311 # no secret
@@ -239,12 +238,12 @@ def _incoming(message: Any, broken: str) -> Incoming:
 
 
 def _message_id(text: str) -> str:
-    """Return an id of at most 200 characters: two that begin alike are not one message."""
+    """Return an id of at most 200 characters; a longer one is hashed."""
     return text if len(text) <= _MAX_ID else sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def _refuse_compression() -> None:
-    """Have kombu decompress nothing: it would before anyone asks, and a bomb of 16 MB has 16 GB."""
+    """Make kombu refuse compressed messages: 16 MB may expand to 16 GB."""
 
     def refuse(body: bytes) -> bytes:
         raise ValueError("compressed messages are refused")

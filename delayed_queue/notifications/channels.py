@@ -63,9 +63,9 @@ def _made_routes(channel: str) -> tuple[Route, ...]:
 
 
 def check_dispatch() -> None:
-    """Raise ImproperlyConfigured for what no message could be sent with.
+    """Raise ImproperlyConfigured for providers, rates and secrets that cannot be used.
 
-    Said before a worker starts: a dispatcher that finds out by the messages fails them all.
+    Called before a worker starts, because a dispatcher without providers would fail all messages.
     """
     for channel in get_settings().PROVIDERS:
         for route in _made_routes(channel):
@@ -79,7 +79,7 @@ def check_dispatch() -> None:
 
 
 def unserved_channels() -> list[str]:
-    """Return the channels that have no provider, of which every notification fails."""
+    """Return the channels without a provider: all their notifications fail."""
     return [each for each in Channel.values if each not in get_settings().PROVIDERS]
 
 
@@ -92,7 +92,7 @@ def _route(entry: Mapping[str, Any]) -> Route:
         provider: Provider = import_string(KINDS.get(kind, kind))(**options)
         shared = None if rate is None else _shared_rate(f"provider:{provider.name}", rate)
     except (ImportError, TypeError, ValueError, InvalidConfiguration) as error:
-        # Not the options themselves: they may hold passwords.
+        # Without the options, which may contain passwords.
         reason = f"A provider of the kind {kind!r} cannot be created: {error}"
         raise ImproperlyConfigured(reason) from None
     if not 0 < len(provider.name) <= MAX_NAME_LENGTH:
@@ -107,7 +107,7 @@ def signing_secrets() -> list[str]:
 
 
 def _derived_secret(key: str) -> str:
-    # The prefix keeps it apart from all other uses of the secret key.
+    # The prefix separates it from other uses of the secret key.
     digest = hmac.digest(f"notifications.webhooks:{key}".encode(), b"", hashlib.sha256)
     return PREFIX + base64.b64encode(digest).decode()
 
@@ -124,7 +124,7 @@ def _shared_rate(name: str, limits: Any) -> SharedRate:
 
 
 def close_routes() -> None:
-    """Close the providers that were made, and make them anew when they are next asked for."""
+    """Close the providers; the next use makes new ones."""
     if routes_of.cache_info().currsize:
         for channel in get_settings().PROVIDERS:
             for route in routes_of(channel):

@@ -25,10 +25,10 @@ from delayed_queue.observe import signals
 async def tell(envelope: Envelope) -> None:
     """POST ``{"id", "status"}`` to the notification's ``callbackUrl``.
 
-    The ``webhook-id`` is the same at every attempt. A url that our guard refuses, and an answer of
-    410, are final.
+    The ``webhook-id`` is the same at every attempt. A URL that the guard refuses and a reply of 410
+    are final.
     """
-    # Here: every process of the project has this module, and few send anything.
+    # Imported late, because every process imports this module, and few send callbacks.
     from delayed_queue.http.callbacks.client import send
 
     urls = Notification.objects.filter(pk=envelope.payload["id"]).values_list("callback_url")
@@ -54,13 +54,13 @@ def _judge(result: CallbackResult, attempt: int) -> None:
     raise Retry(least_wait(step, result.retry_after), result.code)
 
 
-# Half a day of tries: a callback is worth less the later it comes.
+# Retries for half a day.
 _CALLBACK_RETRY: Final = RetryPolicy.exponential(timedelta(seconds=10), max_attempts=15)
 
 
 SWEEPS: Final = "notifications-sweeps"
 LOST: Final = "lost"
-# In the order in which a worker that is to have urgent ones first names its queues.
+# In order of priority.
 QUEUES = [queue_name(priority, channel) for priority in Priority for channel in Channel]
 
 

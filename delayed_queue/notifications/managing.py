@@ -1,4 +1,4 @@
-"""What callers and operators do: read, cancel, have tried again, suppress."""
+"""Operations of callers and operators: read, cancel, retry, suppress."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ FROM ended
 """
 )
 
-# Let what failed be tried again, unless it would come too late; and what may have been sent only
-# for whoever says so. Reads: the primary key.
+# Queue a failed notification again, unless it has expired. One that may have been sent only if the
+# caller accepts a second copy. Reads: the primary key.
 RETRY: Final[LiteralString] = """
 UPDATE delayed_queue_notification
 SET status = 'ENQUEUED', ended_at = NULL, outcome = '', error_class = ''
@@ -55,10 +55,9 @@ RETURNING priority, channel
 
 LAST_ID: Final = uuid.UUID(int=2**128 - 1)
 
-# The newest notifications of a tenant in some states, older than a given id. One look at the index
-# for each state, each of at most a page. Rows are compared, not columns one by one: to a state
-# that is given with "=" the planner owes no order, and it may walk the primary key from end to end
-# in search of a rare one. Reads: notification_tenant.
+# The newest notifications of a tenant in some states, older than a given id. One index scan per
+# state, each of at most a page. Rows are compared instead of columns: with "=" the planner may scan
+# the primary key from end to end in search of a rare state. Reads: notification_tenant.
 PAGE_OF_TENANT: Final[LiteralString] = """
 SELECT id
 FROM unnest(%(statuses)s::text[]) AS wanted (status)
@@ -90,8 +89,8 @@ ORDER BY id DESC
 LIMIT %(limit)s
 """
 
-# The newest notifications of one recipient, older than a given id; as above, the order keeps the
-# primary key out of it. Reads: notification_recipient.
+# The newest notifications of one recipient, older than a given id; rows are compared as above.
+# Reads: notification_recipient.
 PAGE_OF_RECIPIENT: Final[LiteralString] = """
 SELECT id
 FROM delayed_queue_notification
@@ -106,7 +105,7 @@ Ids = Page[uuid.UUID, uuid.UUID]
 
 
 def find(id_: uuid.UUID, tenant: str | None) -> Notification | None:
-    """Return the notification, if it is the tenant's; None as tenant sees all."""
+    """Return the notification if it belongs to the tenant; None stands for all tenants."""
     owned = {} if tenant is None else {"tenant": tenant}
     return repeat(USING, Notification.objects.filter(pk=id_, **owned).first)
 
@@ -141,9 +140,9 @@ def page(
 
 
 def cancel(id_: uuid.UUID, reason: str = "cancelled") -> bool:
-    """Cancel a notification that waits, and drop its message; False in any other state.
+    """Cancel a waiting notification, and drop its message; False in any other state.
 
-    Raises OutcomeUnknown when the connection was lost meanwhile and it no longer waits.
+    Raises OutcomeUnknown if the connection was lost and it no longer waits.
     """
     return repeat(USING, partial(_cancel, id_, reason), doubt=nothing)
 
@@ -157,11 +156,10 @@ def _cancel(id_: uuid.UUID, reason: str) -> bool:
 
 
 def retry(id_: uuid.UUID, *, even_in_doubt: bool = True) -> bool:
-    """Put a failed notification back into its queue; False in any other state, or too late.
+    """Queue a failed notification again; False in any other state, or after its expiry.
 
-    One that is in doubt may be sent twice by that: where many are chosen at a time, say whether
-    those are meant. Raises OutcomeUnknown when the connection was lost meanwhile and it is not
-    failed any more.
+    A notification in doubt may then be sent twice; ``even_in_doubt=False`` skips it. Raises
+    OutcomeUnknown if the connection was lost and it is no longer failed.
     """
     return repeat(USING, partial(_retry, id_, even_in_doubt), doubt=nothing)
 
@@ -180,7 +178,7 @@ def suppress(
     category: str = "",
     reason: str = Suppression.Reason.OPT_OUT,
 ) -> Suppression:
-    """Write no more to the recipient, in a category or, with an empty one, at all."""
+    """Send nothing more to the recipient: in a category, or with an empty one at all."""
     keep = partial(
         Suppression.objects.update_or_create,
         channel=channel,
@@ -193,7 +191,7 @@ def suppress(
 
 
 def lift(channel: str, recipient: str, category: str = "") -> bool:
-    """Write to the recipient again; return whether that was suppressed."""
+    """Send to the recipient again; return whether there was a suppression."""
     found = Suppression.objects.filter(
         channel=channel, recipient_hash=recipient_hash(channel, recipient), category=category
     )

@@ -1,4 +1,4 @@
-"""The tables: notifications, their deliveries, templates, and who is not to be written to."""
+"""The tables: notifications, their deliveries, templates and suppressions."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _last = 0
 
 
 def new_id() -> uuid.UUID:
-    """Return a UUID of version 7, greater than every one this process has made before.
+    """Return a UUID of version 7, greater than all earlier ones of this process.
 
-    48 bits of milliseconds by the database's clock, a counter that starts at random in each
-    millisecond, and 32 random bits: ids sort by time, reveal no count, and cannot be guessed.
+    It has 48 bits of milliseconds by the database's clock, a counter that starts at random in each
+    millisecond, and 32 random bits. So ids sort by time, reveal no count, and cannot be guessed.
     """
     global _last
     now = to_milliseconds(database_now(router.db_for_write(Notification)))
     # The top bit of the counter starts at 0, so that a millisecond has room for 2**41 more.
     fresh = (now << _COUNTER_BITS) | (int.from_bytes(os.urandom(6), "big") >> 7)
     with _lock:
-        # A clock set back leaves ids in order: they go on from the last.
+        # If the clock is set back, ids continue from the last one.
         _last = moment = max(fresh, _last + 1)
     return _assemble(moment, int.from_bytes(os.urandom(4), "big"))
 
@@ -46,7 +46,7 @@ def _assemble(moment: int, tail: int) -> uuid.UUID:
 
 
 def first_id_at(at: datetime) -> uuid.UUID:
-    """Return an id that sorts before all that were made at that time or later."""
+    """Return an id that sorts before all ids of that time or later."""
     milliseconds = int(at.timestamp() * 1000)
     return uuid.UUID(int=(milliseconds << 80) | (7 << 76) | (0b10 << 62))
 
@@ -66,7 +66,7 @@ class Channel(models.TextChoices):
 
 
 class Priority(models.TextChoices):
-    """The priorities, the first before the others."""
+    """The priorities, in order."""
 
     URGENT = "urgent", _("urgent")
     NORMAL = "normal", _("normal")
@@ -93,11 +93,11 @@ FINAL_STATUSES = tuple(each for each in Status if each not in OPEN_STATUSES)
 
 
 class Notification(models.Model):
-    """One thing to tell one recipient, and what became of it.
+    """One notification of one recipient, and its state.
 
-    Its message in the queue has the id as its key, and is offered, and dropped, in the
-    transactions that create and cancel it. ``lease_id`` is that of the message while one
-    dispatcher is at work: every transition out of PROCESSING names it.
+    Its message has the id as key. The transactions that create and cancel a notification also offer
+    and drop the message. ``lease_id`` is the message's lease during PROCESSING; every transition
+    out of PROCESSING names it.
     """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
@@ -108,13 +108,12 @@ class Notification(models.Model):
     channel = models.CharField(max_length=7, choices=Channel)
     priority = models.CharField(max_length=6, choices=Priority, default=Priority.NORMAL)
     category = models.CharField(max_length=50, blank=True, default="")
-    # Personal data, like subject, body and HTML; found by the hash, which a stolen table alone
-    # does not turn back into an address.
+    # Personal data, like subject, body and HTML. Searches use the keyed hash.
     recipient = models.TextField()
     recipient_hash = models.BinaryField(max_length=16)
     template = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
     template_version = models.IntegerField(null=True, blank=True)
-    # As rendered when it was accepted: a template that changes later changes nothing here.
+    # As rendered at intake: a later change of the template has no effect.
     subject = models.TextField(blank=True, default="")
     body = models.TextField()
     html = models.TextField(blank=True, default="")
@@ -180,17 +179,17 @@ class Notification(models.Model):
         return str(self.id)
 
     def __repr__(self) -> str:
-        # Without the recipient: this ends up in logs and tracebacks.
+        # Without the recipient, because logs and tracebacks contain it.
         return f"<Notification {self.id} {self.channel} {self.status}>"
 
     @property
     def code_untold(self) -> str:
-        """The error's class or code, unless the outcome says it already."""
+        """The error's class or code, unless the outcome contains it."""
         return "" if self.outcome.endswith(f": {self.error_class}") else self.error_class
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether it may have been sent though it ended otherwise."""
+        """Whether it may have been sent, though it did not end as sent."""
         return self.outcome.endswith("in doubt")
 
     @property
@@ -204,10 +203,10 @@ def queue_name(priority: str, channel: str) -> str:
 
 
 class Delivery(models.Model):
-    """One call of a provider, as it ended: what the timeline of a notification is made of."""
+    """One call of a provider, with its result."""
 
     class Outcome(models.TextChoices):
-        """``unfinished``: whoever made the call died before it wrote how it ended."""
+        """``unfinished``: the dispatcher died before it wrote the result."""
 
         SENT = "sent", _("sent")
         REFUSED = "refused", _("refused for good")
@@ -244,7 +243,7 @@ class Delivery(models.Model):
 
 
 class Template(models.Model):
-    """One version of a template; versions are added, never changed, and the last one counts."""
+    """One version of a template. Versions are added, never changed; the latest one applies."""
 
     name = models.SlugField(_("name"), max_length=MAX_NAME_LENGTH)
     channel = models.CharField(_("channel"), max_length=7, choices=Channel)
@@ -279,7 +278,7 @@ class Template(models.Model):
 
 
 class Suppression(models.Model):
-    """Somebody who is not to be written to: at all, or in one category."""
+    """A recipient to whom nothing is sent: at all, or in one category."""
 
     class Reason(models.TextChoices):
         OPT_OUT = "opt-out", _("opted out")
@@ -330,15 +329,14 @@ class DedupeClaim(models.Model):
 
 
 class ParkedRequest(models.Model):
-    """A broker's message that is no valid request, kept with the reasons until someone looks.
+    """A broker's message that is no valid request, with the reasons.
 
-    The same message again, by its digest, is the same row: a producer that repeats itself fills
-    no table, and one delivered twice is parked once.
+    A repeated message has the same digest and therefore the same row.
     """
 
     digest = models.BinaryField(max_length=32)
     origin = models.CharField(_("origin"), max_length=200, help_text=_("The broker's queue."))
-    # Whose notification it would have been, and is when it is accepted after all.
+    # The tenant of the notification, if the request is accepted later.
     tenant = models.CharField(_("tenant"), max_length=MAX_NAME_LENGTH, blank=True, db_default="")
     message_id = models.CharField(_("message id"), max_length=200, blank=True, default="")
     content_type = models.CharField(_("content type"), max_length=200, blank=True, default="")

@@ -1,4 +1,4 @@
-"""The service in figures, each of a cost that does not grow with the tables."""
+"""Figures of the service, each of bounded cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARKED_CAP: Final = 1_000
 MINUTE: Final = timedelta(minutes=1)
 PERIOD: Final = timedelta(minutes=15)
 
-# How many there are in each state, counted no further than a cap. Reads: notification_status_id.
+# The number of notifications in each state, up to a cap. Reads: notification_status_id.
 STATES: Final[LiteralString] = """
 SELECT wanted.status, counted.found
 FROM unnest(%(statuses)s::text[]) AS wanted (status)
@@ -36,9 +36,8 @@ CROSS JOIN LATERAL (
 ) AS counted
 """
 
-# How many were accepted since a moment, by the time in their ids, counted no further than a cap;
-# and the first id among those counted, from which a rate can be told when the cap was reached.
-# Reads: the primary key.
+# The number of notifications accepted since a moment, by the time in their ids, up to a cap; and
+# the first id among them, which gives the rate if the cap is reached. Reads: the primary key.
 ACCEPTED: Final[LiteralString] = """
 SELECT count(*), min(id::text)
 FROM (
@@ -50,8 +49,8 @@ FROM (
 ) AS latest
 """
 
-# What providers did lately: of the newest calls, at most a cap, those since a moment, by provider;
-# with the seconds they span, and the last failure. Reads: notification_delivery_at.
+# The results of the newest calls since a moment, up to a cap, by provider; with the seconds they
+# span, and the last failure. Reads: notification_delivery_at.
 PROVIDERS: Final[LiteralString] = """
 WITH latest AS MATERIALIZED (
     SELECT id, at, provider, outcome, error_class, duration_ms
@@ -103,7 +102,7 @@ class ProviderFigures:
 
     @property
     def share_failing(self) -> float:
-        """The share of calls that say something of the provider: a refusal is the recipient's."""
+        """The share of failed calls, without refusals, which concern the recipient."""
         judged = self.sent + self.failed + self.doubtful
         return (self.failed + self.doubtful) / judged if judged else 0.0
 

@@ -1,4 +1,4 @@
-"""From a broker's messages to rows: accepted or parked, all in one transaction, none lost."""
+"""A broker's messages: accepted or parked, in one transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from delayed_queue.notifications.models import ParkedRequest, Source
 from delayed_queue.notifications.services import USING, execute
 from delayed_queue.notifications.validation import FieldError
 
-# Keep broker's messages that are no valid requests; one that is kept already is counted.
+# Store a broker's messages that are no valid requests; count one that is stored already.
 # Reads: notification_parked_digest.
 PARK: Final[LiteralString] = """
 INSERT INTO delayed_queue_notification_parked AS parked (
@@ -46,7 +46,7 @@ MAX_SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A message as the broker delivered it; ``broken`` says that it cannot even be read."""
+    """A message as the broker delivered it; ``broken``: why it cannot be read."""
 
     body: bytes = field(repr=False)
     content_type: str = JSON
@@ -78,12 +78,12 @@ class Tally:
 def take(messages: Sequence[Incoming], *, tenant: str, origin: str) -> Tally:
     """Store the valid requests and park the others, in one transaction; acknowledge after it.
 
-    Raises only what says that the database is away: then nothing was stored, and the messages
-    are to come again. Whatever else one message causes is its own end, in the parking.
+    Raises only if the database is unavailable: then nothing was stored, and the broker must
+    deliver the messages again. A message that causes any other error is parked.
     """
     try:
         return _take(messages, tenant, origin)
-    # One that no check foresaw must not stop the others, or come back for ever.
+    # An unforeseen error must not stop other messages, or repeat for ever.
     except Exception as error:
         if is_unavailable(error):
             raise
@@ -117,7 +117,7 @@ def _read(message: Incoming) -> Any:
 
 
 def _unreadable(message: Incoming) -> str:
-    # Nothing but JSON is decoded, ever: to unpickle is to run what the sender likes.
+    # Only JSON is decoded: unpickling would run the sender's code.
     kind = message.content_type.partition(";")[0].strip().lower()
     if message.broken:
         return message.broken
@@ -138,10 +138,10 @@ def _refused(message: str) -> Refused:
 
 
 def park(refused: Iterable[tuple[Incoming, Refused]], origin: str, tenant: str) -> None:
-    """Keep messages with what is wrong with them, each different one of a tenant once."""
+    """Store messages with their errors, each distinct one of a tenant once."""
     pairs = [(each.digest_for(tenant), each, answer) for each, answer in refused]
     times = Counter(digest for digest, _, _ in pairs)
-    # In one order everywhere: two consumers never wait for each other.
+    # In the same order in all consumers, so that they never deadlock.
     rows = sorted({digest: (each, answer) for digest, each, answer in pairs}.items())
     kept = [row for _, row in rows]
     if not kept:
@@ -176,10 +176,10 @@ def _park_alone(message: Incoming, origin: str, tenant: str, error: str) -> Tall
 
 
 def retry_parked(pk: int) -> bool:
-    """Put a parked request through the intake again; accepted, it leaves the parking."""
+    """Try to accept a parked request again; delete it if it is accepted."""
     try:
         return _retry_parked(pk)
-    # What was parked because the database refused it, and is refused again.
+    # The database refuses it again.
     except (IntegrityError, DataError):
         return False
 

@@ -1,4 +1,4 @@
-"""Recipients: which ones each channel takes, and the hash by which they are found."""
+"""Recipients: their validation by channel, and their hash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from delayed_queue.notifications.models import Channel
 
 MAX_EMAIL: Final = 254
 _E164: Final = re.compile(r"\+[1-9][0-9]{6,14}")
-# Without localhost, which is the relay's own.
+# Without localhost, which would be the relay.
 _check_email: Final = EmailValidator(allowlist=[])
 
 
@@ -37,8 +37,8 @@ def _problem_with_email(address: str) -> str:
         _check_email(address)
         local, _, domain = address.rpartition("@")
         domain.encode("idna")
-        # Quoted local parts may hold control characters, and hardly a server takes them. The
-        # validator compares without case, and so lets letters through that are none of ASCII's.
+        # Quoted local parts may contain control characters, and few servers accept them. The
+        # validator ignores case, so it accepts some letters outside ASCII.
         is_plain = address.isprintable() and not set(address) & set('" \\[') and local.isascii()
     except (ValidationError, UnicodeError):
         is_plain = False
@@ -54,18 +54,18 @@ def _problem_with_phone(number: str) -> str:
         parsed = phonenumbers.parse(number)
     except phonenumbers.NumberParseException:
         return "is not a possible number of its country"
-    # By length and country only: the lists of ranges in use are always behind the operators.
-    # Possible, and not just within its town.
+    # By length and country only, because lists of ranges in use are never complete.
+    # IS_POSSIBLE excludes numbers that are dialled within a town only.
     reason = phonenumbers.is_possible_number_with_reason(parsed)
     if reason != phonenumbers.ValidationResult.IS_POSSIBLE:
         return "is not a possible number of its country"
-    # One spelling for each number, or an opt-out would not meet the other: +44 (0)7700 works too.
+    # One spelling per number, so that a suppression applies: +44 (0)7700 would work, too.
     written = phonenumbers.format_number(parsed, phonenumbers.PhoneNumberFormat.E164)
     return "" if written == number else "has digits that are not dialled from abroad"
 
 
 def problem_with_url(url: str) -> str:
-    """Return why a URL must not be posted to; no name is looked up."""
+    """Return why a URL must not be posted to. Resolves no name."""
     try:
         check_url(url)
     except UrlRefused as error:
@@ -81,13 +81,13 @@ _PROBLEMS: Final = {
 
 
 def recipient_hash(channel: str, recipient: str) -> bytes:
-    """Return the keyed hash, 16 bytes, that is equal for all spellings of one recipient."""
+    """Return the keyed hash of 16 bytes, equal for all spellings of one recipient."""
     text = f"{channel}:{_normal(channel, recipient)}"
     return hmac.digest(_key(), text.encode(), hashlib.sha256)[:16]
 
 
 def _normal(channel: str, recipient: str) -> str:
-    """Return an email address in lower case: providers that tell cases apart are not known."""
+    """Return an email address in lower case: no known provider distinguishes case."""
     if channel != Channel.EMAIL:
         return recipient
     local, _, domain = recipient.rpartition("@")
@@ -97,5 +97,5 @@ def _normal(channel: str, recipient: str) -> str:
 
 
 def _key() -> bytes:
-    # The prefix keeps it apart from all other uses of the secret key.
+    # The prefix separates it from other uses of the secret key.
     return (get_settings().HASH_KEY or f"notifications.recipient:{settings.SECRET_KEY}").encode()

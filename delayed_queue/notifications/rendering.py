@@ -1,4 +1,4 @@
-"""Templates of notifications: Django's language without what loads, includes or reaches out."""
+"""Templates of notifications: a subset of Django's language that loads and includes nothing."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ for _filter in (
 
 @register.filter
 def date(value: Any, arg: str = "j F Y") -> str:
-    """Write a date, or a time in the zone it was given in, by Django's letters.
+    """Format a date, or a time in its own zone, by Django's letters.
 
-    JSON has neither, so it is one in ISO 8601. Django's own filter has nothing to say of a text,
-    and says it: "Your appointment is on ."
+    JSON has no dates, so the value is a text in ISO 8601, for which Django's own filter returns
+    an empty text.
     """
     if not isinstance(value, str):
         raise ValueError("a date is a text such as 2031-05-01")  # noqa: TRY004 - as of a bad text
@@ -59,11 +59,11 @@ def date(value: Any, arg: str = "j F Y") -> str:
 
 
 class NoRoom(Exception):
-    """Loops have written more than a text may have."""
+    """Loops have written more than the maximum."""
 
 
 class MeasuredContext(Context):
-    """A context in which loops may write so many characters: it says itself how often they turn."""
+    """A context that limits the characters that loops write."""
 
     def __init__(self, values: dict[str, Any], room: int, **options: Any) -> None:
         super().__init__(values, **options)
@@ -76,7 +76,7 @@ class MeasuredContext(Context):
 
 
 class _Measured(Node):
-    """A node within a loop: each turn of it costs one, and what it writes."""
+    """A node within a loop: each iteration costs one character, and those it writes."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
@@ -89,7 +89,7 @@ class _Measured(Node):
 
 
 class _Strict:
-    """An expression that must exist: Django's ``for`` takes a missing one for an empty one."""
+    """An expression that must exist: Django's ``for`` treats a missing one as empty."""
 
     def __init__(self, expression: FilterExpression) -> None:
         self._expression = expression
@@ -103,7 +103,7 @@ class _Strict:
 
 @register.tag("for")
 def strict_for(parser: Parser, token: Token) -> ForNode:
-    """Loop as Django does, but over nothing that is missing."""
+    """Loop as Django does; a missing value is an error."""
     node = do_for(parser, token)
     node.sequence = _Strict(node.sequence)  # type: ignore[arg-type, assignment]
     node.nodelist_loop = NodeList(_Measured(each) for each in node.nodelist_loop)
@@ -111,7 +111,7 @@ def strict_for(parser: Parser, token: Token) -> ForNode:
 
 
 MAX_RENDERED: Final = 256 * 1024
-# What is written in loops within loops counts for each.
+# Text in nested loops counts once per level.
 ROOM: Final = 2 * MAX_RENDERED
 _TOO_LONG: Final = f"the text has more than {MAX_RENDERED} characters"
 
@@ -125,11 +125,11 @@ class MissingVariable(Exception):
 
 
 class NotRenderable(Exception):
-    """A template and a context that do not go together, and why."""
+    """The reason why a template cannot be rendered with a context."""
 
 
 class _Refusal(str):
-    """The value in place of a missing variable: an error, where Django puts nothing."""
+    """Raises an error in place of a missing variable, where Django inserts nothing."""
 
     __slots__ = ()
 
@@ -157,9 +157,9 @@ _TEXT: Final = RestrictedEngine(autoescape=False)
 
 
 class _Fields:
-    """A JSON object whose members are all that a template reaches: no method of dict.
+    """A JSON object of which a template reaches only the members, no method of dict.
 
-    A member that is null is missing: a text must not read "Dear None".
+    A null member counts as missing, so that no text reads "Dear None".
     """
 
     __slots__ = ("_values",)
@@ -269,18 +269,18 @@ def _render(part: Any, values: dict[str, Any]) -> Any:
 
 
 def _render_text(template: CompiledText, values: dict[str, Any]) -> str:
-    # Most texts have no HTML: nothing is faster than not to begin.
+    # Most notifications have no HTML.
     if not template.source:
         return ""
     try:
-        # A Context escapes as it says itself, whatever its engine says.
+        # The context decides about escaping, not its engine.
         context = MeasuredContext(
             values, ROOM, autoescape=template.engine.autoescape, use_l10n=False, use_tz=False
         )
         text = template.render(context)
     except NoRoom:
         raise NotRenderable(_TOO_LONG) from None
-    # What filters raise of values that they were not made for.
+    # Filters raise these for values of other types.
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         raise NotRenderable(f"the template cannot use a value: {type(error).__name__}") from None
     if len(text) > MAX_RENDERED:

@@ -103,6 +103,14 @@ def test_r6_each_variable_of_django_has_a_value_under_other_themes():
     assert {each for each in used if not each.startswith("--dq-")} <= given
 
 
+def test_columns_of_notifications_that_break_anywhere_have_a_least_width():
+    """Otherwise they break word by word at 1,366 px."""
+    styles = rules("notifications/pages.css")
+    wide = " ".join(selector for selector, body in styles if "min-width: 7rem" in body)
+    for name in ("about_column", "provider_column", "tenant"):
+        assert f".field-{name}" in wide
+
+
 def test_rows_are_cards_on_a_phone():
     css = Path(str(finders.find(STYLES[0]))).read_text(encoding="utf-8")
     phone = css.partition("@media (max-width: 600px)")[2]
