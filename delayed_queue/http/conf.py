@@ -27,27 +27,27 @@ from delayed_queue.conf import (
 _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", re.IGNORECASE)
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,79}\*?", re.ASCII)
 _SHORTEST_KEY: Final = 32
-# Of an idempotency key.
+# Characters of an idempotency key.
 MAX_KEY: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackSettings:
-    """The settings ``CALLBACKS``: how callbacks are made, and what they may reach.
+    """The settings ``CALLBACKS``: limits and targets of callbacks.
 
-    ``ENABLED``: workers send the callbacks of all topics; else they send none.
+    ``ENABLED``: workers send the callbacks of all topics; False sends none.
     ``ALLOWED_HOSTS``: names whose addresses may be private: exact, or ``*.suffix``.
-    ``ALLOWED_NETWORKS``: addresses that may be reached though they are not public, as CIDR.
-    ``ALLOWED_PORTS``: ports that may be called beside 80 and 443.
-    ``CONNECT_TIMEOUT``: how long the DNS, the connection and TLS may take together.
-    ``TOTAL_TIMEOUT``: how long a callback may take, with the answer's body.
-    ``CONNECTIONS``: the most callbacks that one event loop has on the wire.
-    ``RETRY_AFTER_LIMIT``: the longest wait that an answer may ask for.
-    ``CA_FILE``: certificates to trust beside the system's, in PEM; empty for none.
-    ``SECRET_KEYS``: what the secrets of endpoints are sealed with, newest first; empty derives
-    it from Django's ``SECRET_KEY``.
-    ``BREAKER_FAILURES``: after so many failures in a row a worker has all leave a host alone.
-    ``BREAKER_PAUSE``: for how long at first; doubled for as long as a probe fails, to an hour.
+    ``ALLOWED_NETWORKS``: further allowed addresses that are not public, as CIDR.
+    ``ALLOWED_PORTS``: allowed ports besides 80 and 443.
+    ``CONNECT_TIMEOUT``: the limit of DNS, connection and TLS together.
+    ``TOTAL_TIMEOUT``: the limit of a callback, with the answer's body.
+    ``CONNECTIONS``: the maximum of callbacks that one event loop has on the wire.
+    ``RETRY_AFTER_LIMIT``: the longest wait that a ``Retry-After`` header can cause.
+    ``CA_FILE``: trusted certificates besides the system's, in PEM; empty for none.
+    ``SECRET_KEYS``: keys that seal the secrets of endpoints, newest first; empty derives one from
+    Django's ``SECRET_KEY``.
+    ``BREAKER_FAILURES``: failures in a row after which all workers suspend a host.
+    ``BREAKER_PAUSE``: the first suspension; doubled while probes fail, up to an hour.
     ``ATTEMPTS_RETENTION``: how long the log of attempts is kept.
     """
 
@@ -68,24 +68,24 @@ class CallbackSettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Limits and doors of the HTTP API; every key of ``DELAYED_QUEUE["API"]``, in upper case.
+    """Limits and access of the HTTP API: the keys of ``DELAYED_QUEUE["API"]``, in upper case.
 
-    ``TOPICS``: the topics that are served: names, or beginnings and a star; a queue that has a
-    handler only by its name.
+    ``TOPICS``: the served topics: names, or prefixes with a star; a queue with a handler only by
+    its full name.
     ``PUBLIC``: answer requests without a token; for development only.
     ``METRICS_PUBLIC``: serve ``/metrics`` without a token.
-    ``DATABASE``: the alias that tokens and topics are kept in.
-    ``THREADS``: threads of a server process that ask the database, one connection each.
-    ``TOKEN_CACHE``: how long a process trusts what it read of a token.
-    ``RATE``: requests per second of a token that has no rate of its own; None is no limit.
-    ``BURST``: how many of them may come at once.
-    ``BODY_BYTES``: the largest body of a request.
-    ``DEPTH``: the deepest nesting of arrays and objects in it.
-    ``BULK_BYTES``: the largest body of a bulk request.
-    ``BULK_ITEMS``: the most items of a bulk request.
-    ``POP_COUNT``: the most jobs that one pop leases.
-    ``POP_TIMEOUT``: the longest that one pop waits.
-    ``WAITERS``: the most pops that wait in one process.
+    ``DATABASE``: the alias of tokens and topics.
+    ``THREADS``: database threads of a server process, one connection each.
+    ``TOKEN_CACHE``: how long a process trusts a token that it has read.
+    ``RATE``: requests per second of a token without a rate of its own; None is no limit.
+    ``BURST``: requests at once under RATE.
+    ``BODY_BYTES``: the maximum size of a request's body.
+    ``DEPTH``: the maximum nesting of arrays and objects in it.
+    ``BULK_BYTES``: the maximum size of a bulk request's body.
+    ``BULK_ITEMS``: the maximum of items of a bulk request.
+    ``POP_COUNT``: the maximum of jobs that one pop leases.
+    ``POP_TIMEOUT``: the maximum wait of one pop.
+    ``WAITERS``: the maximum of waiting pops in one process.
     """
 
     TOPICS: Sequence[str] = ()

@@ -21,15 +21,15 @@ M = TypeVar("M", bound=models.Model)
 
 
 class TopicManager(TopicStore, AddStore, FindStore, ConsumeStore, models.Manager[M]):
-    """The statements of topics and their jobs, in the manner of MessageManager."""
+    """The statements of topics and their jobs."""
 
 
 class Topic(models.Model):
-    """The settings of a topic: how its jobs are spread, leased and retried.
+    """The settings of a topic: shards, leases and retries of its jobs.
 
-    An empty ladder is the default one, a NULL ttr (in milliseconds) the lease duration of the
-    settings. ``shards`` changes through ``delayed_queue.http.jobs.configure_topic`` alone, and
-    ``hosts``, whose callbacks have a shard each, as jobs are added.
+    An empty ladder means the default one, a NULL ttr (milliseconds) the lease duration of the
+    settings. Only ``delayed_queue.http.jobs.configure_topic`` changes ``shards``. ``hosts``, whose
+    callbacks have a shard each, grow as jobs are added.
     """
 
     name = models.CharField(_("name"), max_length=80, db_collation="C")
@@ -50,7 +50,7 @@ class Topic(models.Model):
         verbose_name = _("topic")
         verbose_name_plural = _("topics")
         db_table = "delayed_queue_topic"
-        # Not unique=True: Django would add another index, for LIKE.
+        # With unique=True Django would add a second index, for LIKE.
         constraints = [models.UniqueConstraint(fields=["name"], name="topic_name")]
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Topic(models.Model):
 
 
 class IdempotencyKey(models.Model):
-    """The first answer to a request that named a key; ``scope`` is the caller and the call."""
+    """The first answer to a request with a key; ``scope`` is the caller and the call."""
 
     scope = models.CharField(max_length=200, db_collation="C")
     key = models.CharField(max_length=200, db_collation="C")
@@ -82,10 +82,10 @@ class IdempotencyKey(models.Model):
 
 
 class ApiToken(models.Model):
-    """A bearer token: what it may do, and a hash of it; the token itself is kept nowhere.
+    """A bearer token: its permissions and its hash; the token itself is not stored.
 
-    ``digest`` is SHA-256 of 256 random bits: there is nothing to guess, so a hash that is slow
-    on purpose would protect nothing and cost every request.
+    ``digest`` is SHA-256 of 256 random bits. These cannot be guessed, so a deliberately slow hash
+    would only slow down every request.
     """
 
     name = models.CharField(_("name"), max_length=100)
@@ -107,7 +107,7 @@ class ApiToken(models.Model):
         verbose_name_plural = _("API tokens")
         db_table = "delayed_queue_token"
         constraints = [
-            # Not unique=True: Django would add an index for LIKE to each.
+            # With unique=True Django would add a second index to each, for LIKE.
             models.UniqueConstraint(fields=["digest"], name="token_digest"),
             models.UniqueConstraint(fields=["name"], name="token_name"),
         ]
@@ -119,10 +119,10 @@ class ApiToken(models.Model):
 
 
 class Rate(models.Model):
-    """A bucket of permits: until when, in microseconds since 1970, time is booked for them.
+    """A bucket of permits; ``booked_until`` is in microseconds since 1970.
 
-    Its rate and its burst are not stored: whoever takes says them. A bucket whose time has come is
-    full, and its row may be deleted at any time.
+    The callers pass its rate and burst. A bucket whose time has passed is full, so its row can be
+    deleted at any time.
     """
 
     name = models.CharField(max_length=200, db_collation="C")
@@ -133,7 +133,7 @@ class Rate(models.Model):
 
     class Meta:
         db_table = "delayed_queue_rate"
-        # Not the primary key: Django would give that another index, for LIKE.
+        # As the primary key, Django would add a second index, for LIKE.
         constraints = [models.UniqueConstraint(fields=["name"], name="rate_name")]
         default_permissions = []
 
@@ -144,8 +144,8 @@ class Rate(models.Model):
 class Endpoint(models.Model):
     """The urls below a prefix: one secret, one limit, one switch.
 
-    ``prefix`` ends at a boundary of the path and begins with ``origin``; the longest that matches
-    a url counts. Secrets are sealed (``delayed_queue.http.callbacks.endpoints``).
+    ``prefix`` starts with ``origin`` and ends at a segment of the path; the longest match of a url
+    counts. Secrets are sealed (``delayed_queue.http.callbacks.secrets``).
     """
 
     origin = models.TextField(db_collation="C")
@@ -179,7 +179,7 @@ class Endpoint(models.Model):
 
 
 class Host(models.Model):
-    """A host and port whose callbacks failed: open until then, half open after, or closed again."""
+    """A host and port whose callbacks failed: open, half open after that, or closed again."""
 
     name = models.TextField(db_collation="C")
     opened_at = EpochMillisecondField(null=True, db_column="openedAt")  # type: ignore[misc]
@@ -204,7 +204,7 @@ class Host(models.Model):
 
 
 class Slot(models.Model):
-    """The callbacks to an endpoint that a worker may have on the wire: how many, until when."""
+    """The slots of an endpoint that a worker holds: their number, and until when."""
 
     endpoint = models.ForeignKey(Endpoint, models.CASCADE, db_index=False)
     holder = models.CharField(max_length=36, db_collation="C")
@@ -223,7 +223,7 @@ class Slot(models.Model):
 
 
 class CallbackAttempt(models.Model):
-    """One callback that was sent or refused, for whoever asks what became of a job."""
+    """One callback that was sent or refused."""
 
     key = models.CharField(max_length=200, db_collation="C")
     topic = models.CharField(max_length=100, db_collation="C")
@@ -238,9 +238,9 @@ class CallbackAttempt(models.Model):
     address = models.TextField(blank=True, db_default="")
     excerpt = models.TextField(blank=True, db_default="")
     is_ambiguous = models.BooleanField(db_column="isAmbiguous", db_default=False)
-    # No foreign key: the log outlives the endpoint, and is written without asking for it.
+    # No foreign key: the log outlives the endpoint, and inserts need no check.
     endpoint_id = models.BigIntegerField(null=True, blank=True)
-    # Without what may be a secret: user, password and query.
+    # Without possible secrets: user, password and query.
     url = models.TextField(blank=True, db_default="")
 
     objects = AttemptManager["CallbackAttempt"]()

@@ -12,11 +12,11 @@ from delayed_queue.exceptions import InvalidConfiguration, suggest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Where the environment says which database it is.
+# The environment variable with the connection string.
 VARIABLE: Final = "DELAYED_QUEUE_DSN"
-# Set by build_session(): how many tasks the session runs at a time.
+# Set by build_session(): the number of parallel tasks.
 TASKS: Final = "DELAYED_QUEUE_SPARK_TASKS"
-# Parts of a read for each of them.
+# Partitions of a read per parallel task.
 TASKS_EACH: Final = 3
 
 _MASTER: Final = re.compile(r"(local(\[.+\]|-cluster\[.+\])?|spark://.+|yarn|k8s://.+|sc://.+)")
@@ -25,13 +25,13 @@ _MEMORY: Final = re.compile(r"[1-9]\d*[mgt]", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """The settings of the pipeline: where it runs and how much it may take.
+    """The settings of the pipeline.
 
-    ``MASTER``: Spark's master; None leaves it to spark-submit, and without one to this machine.
-    ``EXECUTORS``: how many executors a cluster gives; None leaves it to the cluster.
-    ``CORES``: the cores of each executor, which is how many connections it may open.
-    ``MEMORY``: of each executor, and of the driver on this machine, as in ``"2g"``.
-    ``MAX_CONNECTIONS``: the most that all of a command's parts may open to the database.
+    ``MASTER``: Spark's master; None: that of spark-submit, else this machine.
+    ``EXECUTORS``: the number of executors of a cluster; None: the cluster's default.
+    ``CORES``: the cores of each executor; each core opens one connection.
+    ``MEMORY``: of each executor, and of the driver on this machine, such as ``"2g"``.
+    ``MAX_CONNECTIONS``: the maximum of database connections of a command.
     ``CONF``: further settings of Spark, by name.
     """
 
@@ -50,7 +50,7 @@ class SparkSettings:
 
     @classmethod
     def of(cls, configured: Any) -> SparkSettings:
-        """Return the settings of a dict, or refuse what is unknown or wrong in it."""
+        """Return the settings of a dict; refuse unknown keys and wrong values."""
         if isinstance(configured, SparkSettings):
             return configured
         if not isinstance(configured, Mapping):

@@ -7,8 +7,8 @@ from typing import Final, LiteralString, NamedTuple
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
 
-# Note something of a job in the ledger, once at each place. Partitions count from 0: at -1 a batch
-# is closed, at -2 a job is opened.
+# Insert a row of a job into the ledger, once per place. Partitions count from 0; -1 closes a batch,
+# -2 opens a job.
 _NOTE: Final[LiteralString] = (
     CLOCK
     + """
@@ -30,13 +30,11 @@ RETURNING id
 """
 )
 
-# Claim one chunk of a job, in the transaction that offers it: a returned id says that no attempt
-# has offered these rows at this place before. A twin that is offering them at this moment is
-# waited for, and takes the claim with it if it fails. Nothing is claimed of a batch that is
-# closed, so a task that Spark gave up on, but that still runs, can offer nothing.
-# The claim is by content: an attempt that was not deterministic brings other rows, which have
-# never been offered, and they are not taken for the old ones. What COPY brings is created whole or
-# not at all, and counted at once.
+# Claim one chunk of a job, in the transaction that offers it. A returned id means that no attempt
+# has offered these rows at this place. It waits for a twin that is offering them, whose failure
+# undoes its claim. A closed batch gives no claims, so a task that Spark abandoned offers nothing.
+# The digest is part of the claim: other rows of a non-deterministic attempt are a new chunk. A COPY
+# creates all rows or none, so they are counted with the claim.
 # Reads: offer_ledger_chunk.
 CLAIM_CHUNK: Final[LiteralString] = (
     _NOTE
@@ -51,8 +49,8 @@ CLAIM_CHUNK: Final[LiteralString] = (
     + _UNLESS_THERE
 )
 
-# Note that a job begins, and return when it first did: repeated after a crash it goes on from
-# there. The note has no rows, and so counts for nothing; the first one stands.
+# Record the start of a job, and return its first start, from which a repetition continues. The
+# ledger row has no offered rows, so it counts as none.
 # Reads: offer_ledger_chunk.
 OPEN_JOB: Final[LiteralString] = (
     _NOTE
@@ -71,13 +69,12 @@ SET created = %(created)s::bigint,
 WHERE id = %(id)s::bigint
 """
 
-# Say that a batch of a job is done, and how many rows it was given; the first closing stands.
+# Record that a batch of a job is done, and its number of rows; the first record stays.
 # Reads: offer_ledger_chunk.
 CLOSE_JOB: Final[LiteralString] = _NOTE + _UNLESS_THERE
 
-# Count, in the transaction that settles, how messages of a batch have ended: the digest is the
-# outcome, the chunk which try of the task it was. Each try counts in rows of its own, so that none
-# waits for another.
+# Count the outcomes of a batch's messages, in the transaction that settles them: the digest is the
+# outcome, the chunk the try of the task. Each try has rows of its own, so that none waits.
 # Reads: offer_ledger_chunk.
 COUNT_ENDED: Final[LiteralString] = (
     _NOTE
@@ -88,8 +85,8 @@ RETURNING id
 """
 )
 
-# How the messages of a batch have ended, by all tries of its tasks, also of those that died. Asked
-# when the batch is done; what the batches before it have counted is forgotten then.
+# The outcomes of a finished batch's messages, over all tries of its tasks. Rows of earlier batches
+# are deleted.
 # Reads: offer_ledger_chunk.
 ENDED_OF: Final[LiteralString] = """
 WITH forgotten AS (
@@ -104,7 +101,7 @@ WHERE job = %(job)s::varchar
 GROUP BY digest
 """
 
-# Note what a command has answered, for whoever repeats it; of a job that is not closed, nothing.
+# Store a command's answer for its repetition, if the job is closed.
 # Reads: offer_ledger_chunk.
 NOTE_ANSWER: Final[LiteralString] = """
 UPDATE delayed_queue_offer_ledger
@@ -134,10 +131,9 @@ SELECT EXISTS (
 )
 """
 
-# Add a job up, over all its batches: what it created and updated, what is left of the rows it
-# was given, and whether every batch is closed. For an open batch only the chunks that were offered
-# are known; of a chunk that came again in another form the largest counts. What was offered beyond
-# the rows that were given is left out. One row, with zeros and NULL for an unknown job.
+# Sum up a job over all its batches: created, updated and ignored rows, and whether every batch is
+# closed. An open batch counts the chunks offered so far; of several versions of a chunk the largest
+# counts. Rows offered in excess of the given ones are left out. An unknown job has zeros and NULL.
 # Reads: offer_ledger_chunk.
 COUNT_JOB: Final[LiteralString] = """
 SELECT
@@ -163,7 +159,8 @@ FROM (
 ) AS batches
 """
 
-# How many rows a job has created and updated, each time that it did. Reads: offer_ledger_chunk.
+# The number of rows that a job has created or updated, repetitions included.
+# Reads: offer_ledger_chunk.
 OFFERED_OF: Final[LiteralString] = """
 SELECT COALESCE(sum(created + updated), 0)::bigint
 FROM delayed_queue_offer_ledger
@@ -171,8 +168,8 @@ WHERE job = %(job)s::varchar
 """
 
 
-# Wake those who wait for messages of these kinds, when the transaction commits: in one round trip,
-# for a job may offer to thousands. Reads: nothing.
+# Wake the workers of these kinds when the transaction commits, in one round trip: a job may offer
+# to thousands of kinds. Reads: nothing.
 NOTIFY_KINDS: Final[LiteralString] = """
 SELECT pg_notify(channel, '')
 FROM unnest(%(channels)s::text[]) AS channel
@@ -202,14 +199,14 @@ RETURNING id
     )
 
 
-# Forget what is older than the age.
+# Delete rows older than the age.
 # Reads: offer_ledger_recorded, then the primary key.
 PRUNE_LEDGER: Final[LiteralString] = _forgetting("delayed_queue_offer_ledger")
 
-# The rows of a chunk whose keys exist in part, from the session's own table, in key order: two
-# jobs with the same keys cannot deadlock, and ids, rows and index entries come in one order.
-# A row without a kind has the job's. A key that comes twice has turns: a statement cannot touch a
-# row twice, and the second meets what the first one wrote (Q12).
+# The rows of a chunk with existing keys, from the session's temporary table in key order: two jobs
+# with the same keys cannot deadlock, and ids, rows and index entries are in one order. A row
+# without a kind has the job's. Repeated keys have turns, because one statement cannot touch a row
+# twice, and the second offer must see the first one (Q12).
 _MERGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
@@ -241,7 +238,7 @@ MERGE_IF_NOT_EXISTS: Final[LiteralString] = (
 # OFFER_BATCH_OR_UPDATE over staged rows. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 MERGE_OR_UPDATE: Final[LiteralString] = _MERGE_SOURCE + REPLACE + IF_CHANGED + _COUNT_OFFERED
 
-# How many rows the attempts that count have staged, and how often the most repeated key comes.
+# The staged rows of the successful attempts, and the repetitions of the most frequent key.
 # Reads: offer_stage_attempt.
 COUNT_STAGED: Final[LiteralString] = """
 SELECT COALESCE(sum(number), 0)::bigint, COALESCE(max(number), 0)::bigint
@@ -254,8 +251,8 @@ FROM (
 ) AS keys
 """
 
-# What all tasks of a job have staged, so that it is offered as a whole or not at all; ids as in
-# OFFER_BATCH_OR_UPDATE. Rows of attempts that failed, or were a twin's, are staged and left out.
+# The staged rows of all tasks of a job, to offer all or none; ids as in OFFER_BATCH_OR_UPDATE. Rows
+# of failed attempts and of twins are left out.
 # Reads: offer_stage_attempt.
 _STAGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (

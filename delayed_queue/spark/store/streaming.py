@@ -8,8 +8,8 @@ from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.claim import lease_due, select_due
 from delayed_queue.queue.store.fragments import ALL_TIMES, ATTEMPTS, HEADERS
 
-# Read what a job needs before it starts: the database's clock, which it uses from here on; how
-# many connections are left to its role and how many there are; whether the tables are there.
+# Facts that a job needs at its start: the database's clock, the used and the maximum number of
+# connections of its role, and whether the tables exist.
 # Reads: no table of ours.
 LOOK_AROUND: Final[LiteralString] = """
 SELECT
@@ -25,14 +25,14 @@ SELECT
     to_regclass('delayed_queue_offer_ledger') IS NOT NULL
 """
 
-# Which database this is: its name, and the number that its server has kept since it was set up,
-# also as a standby that took over. Reads: no table of ours.
+# The name of the database, and its server's system identifier, which a promoted standby keeps.
+# Reads: no table of ours.
 WHICH_DATABASE: Final[LiteralString] = """
 SELECT current_database()::text, system_identifier::text
 FROM pg_control_system()
 """
 
-# The first and the last id, from which ranges are cut, and the instant that states are judged by.
+# The first and the last id, for ranges, and the clock, for states.
 # Reads: the primary key, its two ends.
 ID_RANGE: Final[LiteralString] = (
     CLOCK
@@ -45,9 +45,9 @@ FROM clock
 """
 )
 
-# Ids of a kind, or of all, that cut its messages into parts of about as many each, found in a
-# sample of so many pages. By the span of ids one old message would have a part of its own, and
-# all others one together. Reads: pages of the table, a few thousand at the most.
+# Ids that cut the messages of a kind, or of all, into parts of about equal size, from a sample of
+# pages. Equal spans of ids would give one old message a part of its own.
+# Reads: a few thousand pages of the table.
 SAMPLED_CUTS: Final[LiteralString] = """
 SELECT min(id)
 FROM (
@@ -89,8 +89,8 @@ SELECT
 FROM delayed_queue"""
 )
 
-# The messages of a range of ids, whatever their state. Wrapped in a SELECT of the columns and
-# filters that are wanted, into which PostgreSQL folds it: what is not wanted is not read.
+# The messages of a range of ids, in any state. The caller wraps it in a SELECT of columns and
+# filters, which PostgreSQL flattens, so other columns are not read.
 # Reads: the primary key.
 READ_RANGE: Final[LiteralString] = (
     _COLUMNS
@@ -100,9 +100,9 @@ WHERE id >= %(first)s::bigint
 """
 )
 
-# The messages of a kind under a lease, within a range of ids; wrapped as READ_RANGE is. A pure
-# read, so that a task and its repetition agree. The kind is compared as an expression, here and
-# below, so that the index of all that is due of it is not read in place of the lease's.
+# The leased messages of a kind within a range of ids; wrapped like READ_RANGE. It only reads, so a
+# repeated task gets the same rows. The kind is compared as an expression, here and below, so that
+# the planner uses the index of the lease, not that of the kind.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 READ_LEASED: Final[LiteralString] = (
     _COLUMNS
@@ -114,9 +114,9 @@ WHERE "lockUuid" = %(lease_id)s
 """
 )
 
-# Lease the earliest due messages for one batch of a stream. Returns how many there are, and how
-# many were delivered before: tasks read them, not the driver. "cutoff" is the start of a query that
-# takes what is there, so that it ends although more arrives; NULL for one that goes on.
+# Lease the earliest due messages for one batch of a stream. Returns their number, and the number of
+# redeliveries: tasks read them, not the driver. "cutoff" is the start of an AvailableNow query, so
+# that it ends although more messages arrive; NULL for a continuous one.
 # Reads: as CLAIM.
 LEASE_DUE: Final[LiteralString] = f"""{CLOCK},
 leased AS ({
@@ -130,8 +130,8 @@ SELECT count(*), count(*) FILTER (WHERE attempts > 1)
 FROM leased
 """
 
-# What a stream has not leased yet: how many are due, up to a cap, and for how long the earliest is,
-# in milliseconds; NULL when none is. Two limits as in select_due.
+# The due messages that a stream has not leased: their number up to a cap, and the lateness of the
+# earliest in milliseconds, NULL without one. Two limits as in select_due.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, its beginning.
 BACKLOG: Final[LiteralString] = (
     CLOCK
@@ -152,8 +152,8 @@ FROM (
 """
 )
 
-# Whether the database has ever had the queue, as far as its tables remember; and whether rules
-# hold its messages back from a stream: limits, or a pause. One descent into each index.
+# True if any table of the database names the queue; true if limits or a pause hold its messages
+# back from a stream. One descent into each index.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, dead_letter_kind_died, limit_kind_group,
 # schedule_kind_prefix, delayed_queue_sample_pkey.
 QUEUE_RULES: Final[LiteralString] = (
@@ -207,9 +207,9 @@ SELECT
 """
 )
 
-# The messages under a lease cut into pieces of as many each, whatever their ids are: of each the
-# first id and the one behind its last, and the instant that states are judged by. No piece is
-# smaller than "least" but the only one. Reads: delayed_queue__LockUuidPlusIdIndex.
+# Cut the messages under a lease into pieces of equal size: the first id, the end of the range, and
+# the clock. Only a single piece may be smaller than "least".
+# Reads: delayed_queue__LockUuidPlusIdIndex.
 LEASED_PIECES: Final[LiteralString] = (
     CLOCK
     + """,
@@ -225,8 +225,8 @@ ORDER BY min(id)
 """
 )
 
-# Count a delivery of a message by a task that is repeated, because the one before has died and it
-# may be the message that kills; of one that is no longer under the lease, nothing.
+# Count a delivery by a repeated task: the one before has died, maybe because of the message. A
+# message that has lost the lease is not changed.
 # Reads: the primary key, or delayed_queue__LockUuidPlusIdIndex.
 COUNT_DELIVERY: Final[LiteralString] = """
 UPDATE delayed_queue
@@ -236,8 +236,8 @@ WHERE id = %(id)s::bigint
 RETURNING attempts
 """
 
-# Prolong a lease that a batch is still working under, never shorten it; also one that ran out,
-# as long as nobody has taken its messages. Reads: delayed_queue__LockUuidPlusIdIndex.
+# Prolong the lease of a running batch, never shorten it. An expired lease is renewed for messages
+# that were not leased again. Reads: delayed_queue__LockUuidPlusIdIndex.
 RENEW_LEASE: Final[LiteralString] = (
     CLOCK
     + """,
@@ -254,9 +254,9 @@ FROM renewed
 """
 )
 
-# Take over a lease of a kind from a process that is gone. The batch that it was at work on keeps
-# its id, and is delivered once more; what it had leased ahead, which nobody has seen, gets a new
-# one. Both ids are looked for then: a repetition finds what the first try has moved.
+# Take over a lease of a kind from a dead process. Its current batch keeps the lease id and is
+# delivered once more; messages leased ahead, which no task has read, get a new id. The search
+# includes both ids, so that a repetition finds the rows that the first try has moved.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 TAKE_OVER_LEASE: Final[LiteralString] = (
     CLOCK
@@ -279,7 +279,7 @@ FROM taken
 
 
 class AroundRow(NamedTuple):
-    """The clock, the server's connections, and whether the tables are there."""
+    """The clock, the server's connections, and whether the tables exist."""
 
     now: int
     most_connections: int
@@ -289,21 +289,21 @@ class AroundRow(NamedTuple):
 
 
 class LeasedRow(NamedTuple):
-    """The number of messages that were leased, and of those that were delivered before."""
+    """The number of leased messages, and of redeliveries among them."""
 
     number: int
     redelivered: int
 
 
 class BacklogRow(NamedTuple):
-    """The number of due messages, and for how long the earliest is, None where none is."""
+    """The number of due messages, and the lateness of the earliest, None without one."""
 
     due: int
     oldest: int | None
 
 
 class RulesRow(NamedTuple):
-    """Whether the queue is known, has rules that hold it back, and is paused as a whole."""
+    """Three flags: the queue is known, has limits or a pause, and is paused as a whole."""
 
     is_known: bool
     has_rules: bool
@@ -311,7 +311,7 @@ class RulesRow(NamedTuple):
 
 
 class PieceRow(NamedTuple):
-    """The first id of a piece, the one behind its last, and the clock."""
+    """The first id of a piece, the end of its range, and the clock."""
 
     first: int
     last: int
@@ -319,7 +319,7 @@ class PieceRow(NamedTuple):
 
 
 class RangeRow(NamedTuple):
-    """The first and the last id, None where there is no message, and the clock."""
+    """The first and the last id, None without a message, and the clock."""
 
     first: int | None
     last: int | None
