@@ -18,12 +18,7 @@ from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from delayed_queue.db.resilience import is_unavailable, tend
-from delayed_queue.exceptions import (
-    CallbacksOff,
-    InvalidJob,
-    InvalidMessage,
-    OutcomeUnknown,
-)
+from delayed_queue.exceptions import CallbacksOff, InvalidJob, InvalidMessage, OutcomeUnknown
 from delayed_queue.http.api.clients import stop_reading
 from delayed_queue.http.api.pool import in_event_loop
 from delayed_queue.logs import log

@@ -14,12 +14,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost, Tries, repeat
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import DelayedQueueError, ResourceUnavailable
-from delayed_queue.http.jobs.catalogue import (
-    create_topic,
-    ensure_hosts,
-    ensure_topic,
-    kinds_of,
-)
+from delayed_queue.http.jobs.catalogue import create_topic, ensure_hosts, ensure_topic, kinds_of
 from delayed_queue.http.jobs.jobs import (
     AddedJob,
     IfExists,

@@ -30,13 +30,7 @@ from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable, Resour
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import error_text
 from delayed_queue.http.jobs.adding import find_job, find_row, job_of
-from delayed_queue.http.jobs.catalogue import (
-    default_ttr,
-    kinds_of,
-    read_topic,
-    treatment_of,
-    wake,
-)
+from delayed_queue.http.jobs.catalogue import default_ttr, kinds_of, read_topic, treatment_of, wake
 from delayed_queue.http.jobs.dead import dead_jobs
 from delayed_queue.http.jobs.jobs import (
     CODEC,
@@ -90,12 +84,25 @@ class Pop:
         jobs: list[PoppedJob] = []
         while len(jobs) < self.count:
             left = self.count - len(jobs)
-            token, rows = _take(kinds, left, treatment, self.ttr, self.using)
+            token, rows = repeat(self.using, partial(self._take, kinds, left, treatment))
+            limited = limited_topic(self.topic, self.using)
+            if not rows and limited.kind in kinds and limited.is_limited():
+                token, rows = limited.pop(left, treatment, self.ttr)
             if not rows:
                 break
             opened = (_open(row, token, treatment, self.using) for row in rows)
             jobs.extend(job for job in opened if job is not None)
         return jobs
+
+    def _take(
+        self, kinds: Sequence[str], limit: int, topic: TopicRow
+    ) -> tuple[str, list[LeasedRow]]:
+        token = str(uuid4())  # a new lease for each try, as in a poll
+        ttr = None if self.ttr is None else self.ttr // MILLISECOND
+        rows = Topic.objects.pop(
+            kinds, limit, token, ttr=ttr, default_ttr=default_ttr(topic), using=self.using
+        )
+        return token, rows
 
     def _kinds(self, shards: int) -> list[str]:
         """Return the kinds to claim from, starting with a random shard."""
@@ -128,32 +135,6 @@ class Pop:
             release = partial(Message.objects.release, token, ids, refund=1, using=self.using)
             repeat(self.using, release, doubt=never)
         wake(self._kinds(treatment_of(self.topic, using=self.using).shards), using=self.using)
-
-
-def _take(
-    kinds: Sequence[str], limit: int, topic: TopicRow, ttr: timedelta | None, using: str
-) -> tuple[str, list[LeasedRow]]:
-    token, rows = repeat(using, partial(_pop, kinds, limit, topic, ttr, using))
-    limited = limited_topic(topic.name, using)
-    if rows or limited.kind not in kinds or not limited.is_limited():
-        return token, rows
-    return limited.pop(limit, topic, ttr)
-
-
-def _pop(
-    kinds: Sequence[str], limit: int, topic: TopicRow, ttr: timedelta | None, using: str
-) -> tuple[str, list[LeasedRow]]:
-    # A new lease for each try, as in a poll.
-    token = str(uuid4())
-    rows = Topic.objects.pop(
-        kinds,
-        limit,
-        token,
-        ttr=None if ttr is None else ttr // MILLISECOND,
-        default_ttr=default_ttr(topic),
-        using=using,
-    )
-    return token, rows
 
 
 class LimitedTopic:

@@ -70,10 +70,7 @@ def dead_jobs(
     covers: Callable[[str], bool] | None = None,
     using: str = DEFAULT_DB_ALIAS,
 ) -> list[DeadJob]:
-    """Return the next dead jobs in id order behind ``after``, of a topic or of all.
-
-    ``covers`` says of a topic whether it is meant.
-    """
+    """Return the next dead jobs in id order, of a topic or of all that ``covers`` accepts."""
     kinds = _kinds_of(topic, using) if topic is not None else _kinds_of_all(covers, using)
     rows = repeat(using, partial(Topic.objects.dead, kinds, after, limit, using=using))
     return [_dead_job(row) for row in rows]
@@ -100,7 +97,7 @@ def dead_groups(
     covers: Callable[[str], bool] | None = None,
     using: str = DEFAULT_DB_ALIAS,
 ) -> list[DeadGroup]:
-    """Return the failures of a topic, or of all, by cause; those seen last come first."""
+    """Return the failures of a topic, or of all, by cause; the latest come first."""
     meant = None if topic is None else set(_kinds_of(topic, using))
     kinds = [each for each in _kinds_of_all(covers, using) if meant is None or each in meant]
     rows = repeat(using, partial(DeadLetter.objects.groups, kinds, shown=limit, using=using))
@@ -109,7 +106,7 @@ def dead_groups(
 
 def _dead_group(row: GroupRow) -> DeadGroup:
     place = parse_kind(row.kind)
-    assert place is not None  # noqa: S101 # only kinds of topics are looked for
+    assert place is not None  # noqa: S101 # only kinds of topics are read
     return DeadGroup(
         id=row.fingerprint,
         topic=place.topic,
@@ -126,7 +123,7 @@ def _dead_group(row: GroupRow) -> DeadGroup:
 def find_run(
     run_id: int, *, covers: Callable[[str], bool], using: str = DEFAULT_DB_ALIAS
 ) -> BulkRun | None:
-    """Return the bulk run of that id; None unless it is over a topic that is meant."""
+    """Return the bulk run of that id; None unless ``covers`` accepts its topic."""
     run = repeat(using, BulkRun.objects.using(using).filter(pk=run_id).first)
     return run if run is not None and _is_over(run, covers) else None
 
@@ -146,14 +143,14 @@ def _is_over(run: BulkRun, covers: Callable[[str], bool]) -> bool:
 
 
 def find_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> DeadJob | None:
-    """Return the dead job of that id; None when there is none, or when it is no topic's."""
+    """Return the dead job of that id; None if it is missing, or belongs to no topic."""
     row = repeat(using, partial(Topic.objects.read_dead, letter_id, using=using))
     return None if row is None or parse_kind(row.kind) is None else _dead_job(row)
 
 
 def _dead_job(row: DeadJobRow) -> DeadJob:
     place = parse_kind(row.kind)
-    assert place is not None  # noqa: S101 # only kinds of topics are looked for
+    assert place is not None  # noqa: S101 # only kinds of topics are read
     headers = read_headers(row.headers)
     return DeadJob(
         id=row.id,
@@ -170,7 +167,7 @@ def _dead_job(row: DeadJobRow) -> DeadJob:
 
 
 def _body(payload: bytes) -> Any:
-    """Return the body; None for bytes that are no JSON, which may be why the job is dead."""
+    """Return the body; None if it is no JSON, which may be why the job is dead."""
     try:
         return json.loads(payload)
     except (ValueError, RecursionError):
@@ -178,10 +175,10 @@ def _body(payload: bytes) -> Any:
 
 
 def kick_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int | None:
-    """Put the dead job back, ready; return how many went, None when there is no such job.
+    """Make the dead job ready; return 1, 0 if it is not dead, or None if it is missing.
 
-    It begins anew: its attempts are counted from its initial retry. One that lives is left be.
-    Raises CallbacksOff for a job with a url while workers send no callbacks.
+    Its attempts start again at its initial retry. Raises CallbacksOff for a job with a url while
+    workers send no callbacks.
     """
     check_key(job_id)
     find = partial(Topic.objects.letters_of, check_topic(topic), job_id, using=using)
@@ -193,10 +190,10 @@ def kick_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int |
 
 
 def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Put the topic's dead jobs back, the oldest first, at most ``limit``; return how many went.
+    """Make at most ``limit`` dead jobs of the topic ready, the oldest first; return the number.
 
     If a job has died several times, its newest dead letter is used; the others stay. Raises
-    CallbacksOff, and puts none back, where one has a url and workers send no callbacks.
+    CallbacksOff, and changes nothing, if one has a url while workers send no callbacks.
     """
     kinds = _kinds_of(topic, using)
     places = ((kind, parse_kind(kind)) for kind in kinds)
@@ -216,7 +213,7 @@ def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -
 
 
 def replay(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> Answer:
-    """Put one dead job back, ready; STALE when it was added again already.
+    """Make one dead job ready; STALE if it was added again.
 
     Raises CallbacksOff for a job with a url while workers send no callbacks.
     """
@@ -250,13 +247,13 @@ def delete_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
 
 
 class JobsGuard:
-    """Holds the jobs that dead letters belong to: a job is one over the kinds of its topic."""
+    """Locks the jobs of dead letters: a job is unique over all kinds of its topic."""
 
     def locks(self, ids: Sequence[int], kind: str | None) -> list[Step]:
         return locking_letters(ids, kind)
 
     def most_at_once(self, kind: str, using: str) -> int | None:
-        """Return how many jobs a topic holds: with more it would keep all others waiting."""
+        """Return the limit of jobs for a topic: a larger redrive would lock the topic itself."""
         topic = topic_of(kind)
         return MOST_JOBS if topic is not None and is_topic(topic, using) else None
 

@@ -1,4 +1,4 @@
-"""Idempotency keys: the first answer to a request is kept, and given again to its repetitions."""
+"""Idempotency keys: the first answer to a request is saved, and repeated requests get it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from delayed_queue.messages import MILLISECOND
 
 
 def lock_of(*names: str) -> int:
-    """Return the lock's number; two names may share one, and then only wait for each other."""
+    """Return the number of an advisory lock; names that share one only wait for each other."""
     digest = blake2b("\0".join(names).encode(), digest_size=8, person=b"delayed_queue").digest()
     return int.from_bytes(digest, signed=True)
 
@@ -36,7 +36,7 @@ next_prune_at = 0.0
 
 
 class Refusal(StrEnum):
-    """The reason why a request with a key is not answered as the first one was."""
+    """The reason why a request does not get the saved answer of its key."""
 
     OTHER_REQUEST = "other_request"
     IN_PROGRESS = "in_progress"
@@ -44,7 +44,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """A status and a body, as they were given the first time."""
+    """The status and the body of an answer."""
 
     status: int
     body: str
@@ -59,15 +59,14 @@ def once(
     *,
     using: str = DEFAULT_DB_ALIAS,
 ) -> KeptAnswer | Refusal:
-    """Answer with ``call()``, or as the key was answered in the last 24 hours.
+    """Return the result of ``call()``, or the answer of the key in the last 24 hours.
 
-    The answer is kept in the transaction in which ``call`` writes: both are there or neither.
-    When it raises, nothing is kept. ``scope`` names who calls what; the same key in another
-    scope is another.
+    The answer is saved in the transaction in which ``call`` writes, unless it raises. ``scope``
+    names the caller and the call; keys of different scopes are different.
     """
     check_idempotency_key(key)
     digest = sha256(request).digest()
-    # Who holds the key may be a lost try of this same request, about to commit.
+    # The holder of the key may be a lost try of this request that is about to commit.
     answer = repeat(
         using,
         partial(_once, scope, key, digest, call, using),
@@ -78,9 +77,9 @@ def once(
 
 
 def check_idempotency_key(key: str) -> str:
-    """Return the key, or refuse one that is not 1 to 200 printable ASCII characters.
+    """Return the key; raise InvalidMessage unless it is 1 to 200 printable ASCII characters.
 
-    A comma is refused too: servers join with it a header that came twice, which counts once.
+    A comma is invalid: servers use it to join a header that came twice.
     """
     is_key = 1 <= len(key) <= MAX_KEY and key.isascii() and key.isprintable()
     if not is_key or "," in key:
@@ -129,7 +128,7 @@ def _prune_now_and_then(using: str) -> None:
         try:
             is_done = prune_answers(limit=_BATCH, using=using) < _BATCH
         except Error:
-            # The request was answered; what is old can be deleted the next time.
+            # The request was answered; old answers can be deleted the next time.
             return
         if not is_done:
             next_prune_at = now + _PRUNE_AGAIN_SECONDS

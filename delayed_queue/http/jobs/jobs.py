@@ -13,10 +13,7 @@ from typing import Any, Final, TypeGuard
 from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.jobs.kinds import Way
-from delayed_queue.messages import (
-    MILLISECOND,
-    OfferOutcome,
-)
+from delayed_queue.messages import MILLISECOND, OfferOutcome
 from delayed_queue.retries import RetryPolicy
 
 # Nine waits, ten attempts, 25 h 13 m 15 s in all (J1).

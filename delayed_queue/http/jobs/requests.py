@@ -37,12 +37,7 @@ from delayed_queue.http.reading import (
     read,
 )
 from delayed_queue.instruments import headers_for
-from delayed_queue.messages import (
-    MAX_GROUP_LENGTH,
-    MAX_KEY_LENGTH,
-    encode_headers,
-    to_milliseconds,
-)
+from delayed_queue.messages import MAX_GROUP_LENGTH, MAX_KEY_LENGTH, encode_headers, to_milliseconds
 
 _encoded: Final = partial(encode, CODEC)
 _NO_BODY: Final = _encoded(None)

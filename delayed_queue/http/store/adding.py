@@ -1,6 +1,6 @@
-"""Adding jobs: one key over the kinds of all shards and ways of a topic.
+"""Statements that add jobs: a key is unique over all kinds of a topic.
 
-The kinds follow from the topic's shards and hosts: the statement says when they are others now.
+The kinds depend on the topic's shards and hosts, so the statements check that these are current.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from delayed_queue.queue.store.claim import limit_waits_step
 from delayed_queue.queue.store.fragments import REPLACE, TELL_HOLDER
 from delayed_queue.queue.store.offer import Offered
 
-# Keep the plans of what follows in the transaction, and have those that are made on an empty
-# table go by its indexes. Only before statements of which a test says that these are then the
-# right ones when it has filled. Compiling is off because an index that is forced on the planner
-# looks expensive to it. Until the end of the transaction: a pooler may give the session to
-# others. It also does what LIMIT_WAITS does, to save a statement; null leaves that limit as it is.
+# Cache the plans of the next statements, and plan them with indexes even on an empty table. Only
+# for statements whose plans a test checks on a full table. JIT is off because forced indexes look
+# expensive to the planner. The settings end with the transaction, as a pooler may share the
+# session. A timeout replaces LIMIT_WAITS, which saves a statement; null keeps the current one.
 KEEP_PLANS: Final[LiteralString] = """
 SELECT
     set_config('plan_cache_mode', 'force_generic_plan', true),
@@ -35,8 +34,7 @@ SELECT
 """
 KEPT_BEHIND.add(KEEP_PLANS)
 
-# What is offered, numbered in input order as a batch of messages is; nothing when the topic has
-# other shards than the kinds were chosen for.
+# The jobs to add, numbered in input order; none if the shards or hosts of the topic have changed.
 _OFFERED: Final[LiteralString] = """,
 topic AS MATERIALIZED (
     SELECT 1
@@ -71,10 +69,9 @@ _COLUMNS: Final[LiteralString] = """
     SELECT id, key, kind, payload, due_at, due_at, created_at, headers, created_at, grouped
     FROM offered"""
 
-# Add jobs whose ids no job of the topic has, in any kind, dead ones included. The first column
-# says whether the shards were right: otherwise nothing was done. A job that is not returned
-# exists. To run under LOCK_JOBS: a unique index holds within one kind only. Scalar sub-selects,
-# because NOT EXISTS may become a join that reads the whole table.
+# Add jobs whose ids are new in all kinds of the topic, dead jobs included, which no unique index
+# covers. Runs under LOCK_JOBS. The first column is false if the shards have changed. A job that is
+# not returned exists. Scalar sub-selects, because NOT EXISTS may become a join of all rows.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 ADD_JOBS: Final[LiteralString] = (
     CLOCK
@@ -110,13 +107,11 @@ LEFT JOIN added ON true
 """
 )
 
-# Add jobs or replace those of the same ids, also in another kind of the topic: one that gets or
-# loses its url moves. Unlike an offer it compares the headers too, which hold the url, and the
-# group. A job that is not returned is as it was offered. Dead jobs stay beside. To run under
-# LOCK_JOBS.
-# A job that was there to be moved, and was gone when its row had been waited for, is not written,
-# and returned without a due time: a transaction that had consumed it may have put it back, in a
-# row that this snapshot does not see. The caller asks again for those.
+# Add jobs, or replace those with the same ids, under LOCK_JOBS. A job that gets or loses its url
+# moves to another kind. Unlike an offer this compares headers and groups. A job that is not
+# returned is unchanged. Dead jobs stay.
+# A job to move may be gone when its row lock is granted, and be put back in a row that this
+# snapshot misses. It is returned without a due time, and the caller repeats the statement.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
 PUT_JOBS: Final[LiteralString] = (
     CLOCK
@@ -176,9 +171,9 @@ LEFT JOIN written ON true
 
 
 class AddedRow(NamedTuple):
-    """A job that was written: whether anew, when it is due, and the instant of writing.
+    """A job that was written, and the time of writing.
 
-    None as the due time is one that was not: who held it may have put it back, in another row.
+    Without ``scheduled_at`` it was not written, and must be tried again.
     """
 
     key: str
@@ -188,10 +183,10 @@ class AddedRow(NamedTuple):
 
 
 def keeping_plans(timeout: int | None = None) -> Step:
-    """Keep the plan of ADD_JOBS, and limit waits for locks if ``timeout`` says so.
+    """Cache the plan of ADD_JOBS, and limit waits for locks by ``timeout``.
 
-    Not before what puts, deletes and kicks: their plans made on an empty table may go by the
-    index of due times when it has filled.
+    Not for statements that put, delete or kick: on an empty table their plans may choose the index
+    of due times, which is slow on a full one.
     """
     return KEEP_PLANS, {"timeout": timeout}
 
@@ -210,12 +205,11 @@ class AddStore:
         timeout: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[AddedRow] | None:
-        """Write jobs under their locks, wake the channels; None when the shards are others.
+        """Write jobs under their locks and wake the channels; None if the shards have changed.
 
-        Keys are distinct. What exists already (or, with ``can_update``, is just so) is left out;
-        rows without a due time were not written, and are to be asked for again. In a transaction
-        of its own it waits for another's lock no longer than ``timeout`` milliseconds, then
-        raises OperationalError.
+        Keys are distinct. Jobs that exist (with ``can_update``: unchanged) are left out. Rows
+        without a due time must be tried again. In a transaction of its own it waits for locks at
+        most ``timeout`` milliseconds, then raises OperationalError.
         """
         steps = [
             (LOCK_JOBS, {"topic": topic.name, "keys": [job.key for job in jobs]}),
@@ -246,6 +240,6 @@ def _adding(
 
 
 def _alike(name: str, values: list[Any]) -> dict[str, Any]:
-    """Return the value of all, or the array: most jobs of a bulk differ in few columns."""
+    """Return the common value, or the array: most jobs of a bulk differ in few columns."""
     are_alike = values.count(values[0]) == len(values)
     return {name: values[0] if are_alike else None, f"{name}s": None if are_alike else values}

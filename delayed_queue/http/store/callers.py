@@ -1,4 +1,4 @@
-"""What callers have: tokens, rates, and the answers kept for their repetitions."""
+"""Statements of tokens, rates and kept answers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.sql import CLOCK, Step, first_row, rows_of
-from delayed_queue.db.statements import (
-    execute,
-    fetch,
-    run,
-)
+from delayed_queue.db.statements import execute, fetch, run
 
-# A token in force: neither revoked nor expired, by the database's clock. Whether its last use
-# was so long ago that it is to be written comes along, so that most requests write nothing.
+# A token in force, by the database's clock, and whether its last use must be written.
 # Reads: token_digest.
 FIND_TOKEN: Final[LiteralString] = (
     CLOCK
@@ -30,9 +25,8 @@ WHERE digest = %(digest)s
 """
 )
 
-# Write at most once a period: of processes that come together the first one writes, and the
-# others find nothing stale once they have its row. No index has the column, so the update is
-# within the page (HOT).
+# Write the last use at most once a period: of concurrent processes only the first one writes. No
+# index has the column, so the update is HOT.
 # Reads: delayed_queue_token_pkey.
 USE_TOKEN: Final[LiteralString] = (
     CLOCK
@@ -102,10 +96,10 @@ RETURNING
     END
 """
 
-# Hold an idempotency key until the end of the transaction, or say that another request does.
+# Lock an idempotency key until the end of the transaction; false if another request has it.
 TRY_KEY: Final[LiteralString] = "SELECT pg_try_advisory_xact_lock(%(lock)s::bigint)"
 
-# The answer kept under a key, younger than the age. Reads: idempotency_scope_key.
+# The answer of a key, unless it is too old. Reads: idempotency_scope_key.
 READ_ANSWER: Final[LiteralString] = (
     CLOCK
     + """
@@ -117,7 +111,7 @@ WHERE scope = %(scope)s
 """
 )
 
-# Keep an answer under TRY_KEY, in the place of one too old to be replayed.
+# Save an answer under TRY_KEY; it replaces one that is too old.
 # Reads: idempotency_scope_key.
 SAVE_ANSWER: Final[LiteralString] = (
     CLOCK
@@ -177,7 +171,7 @@ def _row(token_id: int, name: str, digest: str, topics: str, verbs: str, *rest: 
 
 
 class ApiTokenManager(models.Manager[M]):
-    """The statements about API tokens, in the manner of MessageManager."""
+    """The statements of API tokens."""
 
     def find(
         self,
@@ -187,7 +181,7 @@ class ApiTokenManager(models.Manager[M]):
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> TokenRow | None:
-        """Return the token in force with that digest; ``is_stale`` when its use is to be noted."""
+        """Return the token in force with that digest; ``is_stale`` if its use must be written."""
         params = {"digest": digest, "stale_after": stale_after, "now": now}
         rows = fetch(using, FIND_TOKEN, params)
         return _row(*rows[0]) if rows else None
@@ -200,7 +194,7 @@ class ApiTokenManager(models.Manager[M]):
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> bool:
-        """Note that the token was used, unless that was done so recently."""
+        """Write that the token was used, unless that was written recently."""
         params = {"id": token_id, "stale_after": stale_after, "now": now}
         return execute(using, USE_TOKEN, params) > 0
 
@@ -213,7 +207,7 @@ class PermitsRow(NamedTuple):
 
 
 class RateManager(models.Manager[M]):
-    """The statement of the buckets, in the manner of MessageManager."""
+    """The statement of the buckets."""
 
     def take(
         self,
@@ -247,17 +241,17 @@ class AnswerRow(NamedTuple):
 
 
 class IdempotencyKeyManager(models.Manager[M]):
-    """The statements of idempotency keys, in the manner of MessageManager."""
+    """The statements of idempotency keys."""
 
     def hold(
         self, lock: int, scope: str, key: str, age: int, *, using: str = DEFAULT_DB_ALIAS
     ) -> tuple[bool, AnswerRow | None]:
-        """Begin a transaction that holds the key; return whether, and the answer kept under it.
+        """Lock the key in a new transaction; return whether that worked, and the kept answer.
 
-        Nobody else holds it until the end. One that is older than ``age`` counts as none.
+        An answer older than ``age`` is ignored.
         """
         params = {"scope": scope, "key": key, "age": age, "now": None}
-        # Two statements: the second sees what the holder before has committed.
+        # Two statements: the second sees what the previous holder has committed.
         steps: list[Step] = [(TRY_KEY, {"lock": lock}), (READ_ANSWER, params)]
         ((is_held,),), rows = run(using, steps, savepoint=False)
         return is_held, first_row(AnswerRow, rows)
@@ -265,7 +259,7 @@ class IdempotencyKeyManager(models.Manager[M]):
     def save(
         self, scope: str, key: str, answer: AnswerRow, *, using: str = DEFAULT_DB_ALIAS
     ) -> None:
-        """Keep the answer under the key, instead of one too old to be replayed."""
+        """Save the answer of the key."""
         execute(using, SAVE_ANSWER, {"scope": scope, "key": key, **answer._asdict(), "now": None})
 
     def prune(self, age: int, *, limit: int = 1000, using: str = DEFAULT_DB_ALIAS) -> int:

@@ -1,7 +1,6 @@
-"""Looking for jobs: one by its id, the next ones of a state, dead ones; deleting, and redriving.
+"""Statements that find, delete and redrive jobs.
 
-What looks for one job reads the numbers of shards and hosts in the statement itself: one that was
-read earlier may have grown since.
+Statements about one job read the number of shards and hosts themselves: it may have grown.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ from typing import Final, LiteralString, NamedTuple
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.sql import CLOCK, Step, beside, column_of, first_row, rows_of
-from delayed_queue.db.statements import (
-    fetch,
-    run,
-)
+from delayed_queue.db.statements import fetch, run
 from delayed_queue.http.store.kinds import PLACES
 from delayed_queue.http.store.topics import locking_jobs
 from delayed_queue.queue.store.fragments import (
@@ -26,8 +22,8 @@ from delayed_queue.queue.store.fragments import (
     offer_again,
 )
 
-# The job as it stands: active, or else its newest dead letter, in one snapshot, so that one on
-# its way to the dead letters is found in one of the two places.
+# The active job, or else its newest dead letter. One snapshot, so that a job that dies meanwhile is
+# found in one of the two tables.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 FIND_JOB: Final[LiteralString] = (
     CLOCK
@@ -62,8 +58,8 @@ LIMIT 1
 """
 )
 
-# The first jobs of several kinds that are due (before "now"), or not yet: those under a lease or
-# the others, among the first %(depth)s of each kind.
+# The first jobs of several kinds that are due, leased, or neither; the latter two among the first
+# %(depth)s of each kind that are not due.
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
 PEEK_JOBS: Final[LiteralString] = (
     CLOCK
@@ -103,9 +99,8 @@ LIMIT %(limit)s::integer
 """
 )
 
-# Delete the job by its id whatever its state, as DROP does a message; return how many were found
-# and how many deleted. Fewer: one was gone when its row had been waited for, and may have been put
-# back by a transaction that had consumed it, in a row that this snapshot does not see.
+# Delete the job in any state; return the numbers of rows found and deleted. If fewer were deleted,
+# a transaction that consumed the job may have put it back, in a row that this snapshot misses.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
 DROP_JOB: Final[LiteralString] = (
     "\nWITH"
@@ -152,7 +147,7 @@ WHERE "pKey" = %(key)s
 """
 )
 
-# The dead letters of several kinds in id order, behind the last seen one.
+# The next dead letters of several kinds, in id order.
 # Reads: dead_letter_kind_id, at most the limit of each kind.
 DEAD_JOBS: Final[LiteralString] = """
 SELECT
@@ -187,9 +182,9 @@ FROM delayed_queue_dead_letter
 WHERE id = %(id)s::bigint
 """
 
-# REDRIVE for jobs: a letter whose job is there again in any kind of the topic stays dead. A row for
-# each letter that went back. To run under LOCK_JOBS. With %(newest_only)s a letter is passed over
-# where the job has a newer one, among the ids or not: it is in a later batch.
+# REDRIVE for jobs, under LOCK_JOBS: a letter stays dead if its job exists in any kind of the topic.
+# Returns the letters that were put back. With %(newest_only)s, letters whose job has a newer one
+# are skipped; that one is in a later batch.
 # Reads: the primary key of the dead letters, dead_letter_key;
 # delayed_queue__PKeyPlusKindUniqueIndex.
 KICK_JOBS: Final[LiteralString] = (
@@ -251,7 +246,7 @@ RETURNING id, "pKind"
 
 
 class JobRow(NamedTuple):
-    """A job as it stands; of a dead one ``scheduled_at`` is the instant of its death."""
+    """A job; ``scheduled_at`` of a dead one is the time of its death."""
 
     is_dead: bool
     id: int
@@ -268,7 +263,7 @@ class JobRow(NamedTuple):
 
 
 class DroppedRow(NamedTuple):
-    """The result of a search: a job was there, or one is gone that may have been put back."""
+    """Whether a job was found, and whether one that vanished may have been put back."""
 
     was_there: bool
     is_doubtful: bool
@@ -290,7 +285,7 @@ class DeadJobRow(NamedTuple):
 
 
 class FindStore:
-    """The statements that look for jobs, delete them, and put dead ones back."""
+    """The statements that find and delete jobs, and put dead ones back."""
 
     def find(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> JobRow | None:
         """Return the active job of that id, or else its newest dead letter."""
@@ -318,7 +313,7 @@ class FindStore:
     def drop(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> DroppedRow:
         """Delete the job, active and dead, under its lock.
 
-        One that dies while its row is waited for is found by the second look.
+        The second statement finds a job that died while the first one waited for its row.
         """
         job = {"topic": topic, "key": key}
         steps = [locking_jobs(topic, [key]), (DROP_JOB, job), (DROP_DEAD_JOB, job)]
@@ -350,9 +345,9 @@ class FindStore:
         newest_only: bool = False,
         using: str = DEFAULT_DB_ALIAS,
     ) -> dict[int, str]:
-        """Put dead jobs of those keys back under their locks, due now; return each one's kind.
+        """Put dead jobs back under their locks, due now; return the kind of each letter.
 
-        ``newest_only``: no letter whose job has a newer one, be that among the ids or not.
+        ``newest_only``: skip letters whose job has a newer one.
         """
         params = {"topic": topic, "ids": list(ids), "newest_only": newest_only, "now": None}
         steps: list[Step] = [locking_jobs(topic, keys), (KICK_JOBS, params)]

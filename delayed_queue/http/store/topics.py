@@ -1,4 +1,4 @@
-"""Topics, created, read and changed; and the advisory locks under which an id is one job."""
+"""Statements of topics, and the advisory locks that make a job id unique in a topic."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from typing import Final, LiteralString, NamedTuple
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.sql import CLOCK, Step, first_row, rows_of
-from delayed_queue.db.statements import (
-    fetch,
-    run,
-)
+from delayed_queue.db.statements import fetch, run
 from delayed_queue.http.store.kinds import TOPIC, topic_of
 
-# The advisory locks of a topic and of one of its jobs, as numbers: 64 bits of a hash, so that two
-# names may share one, and then only wait for each other. Computed in the statements that take
-# them, where a redrive, which is told ids, has the names. Everybody takes those of topics before
-# those of jobs, and both in the order of the numbers.
+# Numbers of the advisory locks of a topic and of a job: 64-bit hashes; names that share one only
+# wait for each other. Statements compute them, because a redrive knows only ids. Locks of topics
+# are taken before those of jobs, and both in the order of the numbers.
 _TOPIC_LOCK: Final[LiteralString] = """hashtextextended(topic COLLATE "C", 2606711830591143)"""
 _JOB_LOCK: Final[LiteralString] = (
     """hashtextextended((topic || '|' || "pKey") COLLATE "C", 5103994520718329)"""
@@ -25,10 +21,9 @@ _JOB_LOCK: Final[LiteralString] = (
 
 _NAMED: Final[LiteralString] = "(SELECT %(topic)s::text AS topic) AS named"
 
-# Hold the jobs, and the number of shards, until the end of the transaction. In a statement of its
-# own: what comes after it has a snapshot that sees what earlier holders committed. The topic's
-# lock is an InitPlan, taken before the first job's; a sub-select with OFFSET is not flattened, so
-# the jobs' come in its order.
+# Lock the jobs, and the number of shards, until the end of the transaction. A statement of its own,
+# so that the next one sees what earlier holders committed. The topic's lock is an InitPlan, taken
+# before the first job's; OFFSET prevents flattening, which keeps the order of the jobs' locks.
 LOCK_JOBS: Final[LiteralString] = (
     """
 SELECT count(pg_advisory_xact_lock(lock))
@@ -66,7 +61,7 @@ FROM """
 """
 )
 
-# The topics of letters: that of their one kind, or, where any may be among them, of each.
+# The topics of letters: that of the given kind, or else of each letter.
 _TOPICS_OF_LETTERS: Final[LiteralString] = (
     """
 WITH families AS MATERIALIZED (
@@ -85,10 +80,9 @@ WITH families AS MATERIALIZED (
 )"""
 )
 
-# Hold what LOCK_JOBS does for the jobs of dead letters, before they are redriven: first the topics,
-# then, in a statement whose snapshot sees one that has just been created, the jobs of those there
-# are. A queue of Django code that is no topic costs its one shared lock. More than %(most)s letters
-# hold their topics alone, and no job: a server has room for about 64 locks for each connection.
+# Take the locks of LOCK_JOBS for dead letters before a redrive: first the topics, then, in a second
+# statement that sees topics that were just created, the jobs. More than %(most)s letters lock their
+# topics exclusively and no jobs: PostgreSQL has about 64 locks per connection.
 # Reads: the primary key of the dead letters, unless all are of one kind.
 LOCK_TOPICS_OF_LETTERS: Final[LiteralString] = (
     _TOPICS_OF_LETTERS
@@ -145,21 +139,19 @@ FROM (
 """
 )
 
-# Each job holds an advisory lock until the commit, and a server has room for about 64 of them
-# for each connection it allows.
+# Maximum number of jobs locked in a transaction: PostgreSQL has about 64 locks per connection.
 MOST_JOBS: Final = 200
 
 
 def locking_jobs(topic: str, keys: Sequence[str]) -> Step:
-    """Hold jobs, and the shards of their topic, until the end of the transaction."""
+    """Lock jobs, and the shards of their topic, until the end of the transaction."""
     return LOCK_JOBS, {"topic": topic, "keys": list(keys)}
 
 
 def locking_letters(ids: Sequence[int], kind: str | None) -> list[Step]:
-    """Hold the jobs of dead letters, of one kind or of any, as ``locking_jobs`` does.
+    """Lock the jobs of dead letters, of one kind or of any; more than two hundred by topic.
 
-    More than two hundred hold their topics alone instead. A kind that is none of a topic's needs
-    nothing.
+    A kind that belongs to no topic needs no lock.
     """
     if kind is not None and topic_of(kind) is None:
         return []
@@ -167,7 +159,7 @@ def locking_letters(ids: Sequence[int], kind: str | None) -> list[Step]:
     return [(LOCK_TOPICS_OF_LETTERS, params), (LOCK_JOBS_OF_LETTERS, params)]
 
 
-# To run under LOCK_TOPIC: a redrive that found no topic holds that in its place.
+# Runs under LOCK_TOPIC: a redrive that found no topic has that lock.
 # Reads: topic_name.
 CREATE_TOPIC: Final[LiteralString] = (
     CLOCK
@@ -187,8 +179,8 @@ FROM delayed_queue_topic
 WHERE name = %(topic)s
 """
 
-# The same, and hold it: its shards and hosts stay as they are until the end of the transaction.
-# Adding jobs does not wait for it. Reads: topic_name.
+# READ_TOPIC, and lock the row until the end of the transaction; adding jobs does not wait for it.
+# Reads: topic_name.
 HOLD_TOPIC: Final[LiteralString] = READ_TOPIC + "FOR NO KEY UPDATE"
 
 # Reads: topic_name.
@@ -233,12 +225,12 @@ class TopicRow(NamedTuple):
 
 
 class TopicStore:
-    """The statements about topics themselves."""
+    """The statements of topics."""
 
     def create_once(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Create the topic; return False when it exists.
+        """Create the topic; return False if it exists.
 
-        Holds it alone until the end of the transaction: waits for redrives of a queue of its name.
+        Its exclusive lock, held until the end of the transaction, waits for redrives of the queue.
         """
         steps = [_locking_topic(topic), (CREATE_TOPIC, {"topic": topic, "now": None})]
         _, created = run(using, steps)
@@ -249,24 +241,21 @@ class TopicStore:
         return first_row(TopicRow, rows)
 
     def hold(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
-        """Return the topic, held to the end of the transaction; waits for whoever changes it.
-
-        Behind the lock of those who add jobs: everybody takes that first.
-        """
+        """Return the topic, locked until the end of the transaction, after the lock of adding."""
         rows = run(using, [locking_jobs(topic, []), (HOLD_TOPIC, {"topic": topic})])[-1]
         return TopicRow._make(rows[0]) if rows else None
 
     def after(self, topic: str, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
-        """Return the next topics in the order of their names."""
+        """Return the next topics by name."""
         rows = fetch(using, TOPICS, {"after": topic, "limit": limit})
         return rows_of(TopicRow, rows)
 
     def lock(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Hold the number of shards for a change, until the end of the transaction."""
+        """Lock the number of shards for a change, until the end of the transaction."""
         fetch(using, *_locking_topic(topic))
 
     def configure(self, topic: TopicRow, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Change a topic; return False when there is none of that name."""
+        """Change a topic; return False if it is missing."""
         params = {"topic": topic.name, **topic._asdict()}
         return bool(fetch(using, CONFIGURE_TOPIC, params))
 
