@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
+from django.db.models import Func
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.messages import from_milliseconds, to_milliseconds
@@ -34,6 +35,14 @@ class EpochMillisecondField(_Base):
     def get_prep_value(self, value: Any) -> Any:
         value = super().get_prep_value(value)
         return to_milliseconds(value) if isinstance(value, datetime) else value
+
+
+class DatabaseNow(Func):
+    """The start of the statement by the database's clock, for an EpochMillisecondField."""
+
+    template = "floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint"
+    arity = 0
+    output_field = EpochMillisecondField()
 
 
 class CountsField(_Counts):

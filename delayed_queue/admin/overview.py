@@ -20,7 +20,6 @@ from delayed_queue.admin.formats import counted, dotted, human, number, per_seco
 from delayed_queue.admin.queues import PAUSE_QUEUE, pause_of, paused_rows, switch_view
 from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.conf import get_settings
-from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import QueueOverview, Worker
 from delayed_queue.observe.history import MINUTE, Step, trends
 from delayed_queue.observe.overview import (
@@ -33,7 +32,7 @@ from delayed_queue.observe.overview import (
 )
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
 from delayed_queue.worker.engine.heartbeat import ALIVE
-from delayed_queue.worker.store import ThroughputRow
+from delayed_queue.worker.models import Throughput
 
 _LATE: Final = timedelta(minutes=1)
 TREND_MINUTES: Final = 60
@@ -173,8 +172,7 @@ def _lines(
     kinds: list[str], trend: dict[str, list[Step]], pauses: dict[str, Any], using: str
 ) -> list[QueueLine]:
     found = estimated_depths(kinds, using=using)
-    summed = Worker.objects.throughput(ALIVE // MILLISECOND, using=using)
-    served = {each.queue: each for each in summed}
+    served = Worker.objects.throughput(ALIVE, using=using)
     return sorted(
         (_line(each, served, pauses.get(each.kind), trend[each.kind]) for each in found),
         key=_urgency,
@@ -182,9 +180,9 @@ def _lines(
 
 
 def _line(
-    depth: QueueDepth, served: dict[str, ThroughputRow], pause: Any, trend: Sequence[Step]
+    depth: QueueDepth, served: dict[str, Throughput], pause: Any, trend: Sequence[Step]
 ) -> QueueLine:
-    service = served.get(depth.name.queue, ThroughputRow(depth.name.queue, 0, 0.0))
+    service = served.get(depth.name.queue, Throughput())
     handler = handler_of(depth.kind)
     return QueueLine(
         kind=depth.kind, queue=depth.name.queue, codec=depth.name.codec,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from delayed_queue.worker.engine.worker import Worker as Worker
     from delayed_queue.worker.options import WorkerOptions as WorkerOptions
 
-# Loaded on first use: the models need the store of this package, but not the engine.
+# Loaded on first use: the models of this package do not need the engine.
 _HOMES = {"Counts": "engine.settling", "Worker": "engine.worker", "WorkerOptions": "options"}
 
 __all__ = ["Counts", "Worker", "WorkerOptions"]

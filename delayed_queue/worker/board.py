@@ -1,8 +1,8 @@
 """The crash board: memory a worker process shares with its supervisor, written without a lock.
 
-The process writes when its loop last turned, which leases it holds, and which messages its handlers
-have in flight. After its death the supervisor gives these back. The supervisor writes how long
-suspects are to be alone.
+The process writes the time of its last loop iteration, the leases it holds, and the messages its
+handlers have in flight. After its death the supervisor releases these. The supervisor writes how
+long suspects are to be alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "in_flight")
 MAX_LEASES: Final = 512
 LEASE_BYTES: Final = 36
 
-# The layout, in words of eight bytes: the time of the last turn, the counters, the number of
-# leases, the number of those that are of suspects, the milliseconds for which suspects are to be
-# alone, the holder's id, the number of strays; then two words for each slot; then the leases, as
-# text, those of suspects first.
+# The layout, in words of eight bytes: the time of the last iteration, the counters, the number of
+# leases, how many of them are of suspects, the milliseconds for which suspects are to be alone, the
+# holder's id, the number of strays; two words for each slot; the leases as text, those of suspects
+# first.
 _TURNED_AT: Final = 0
 _FIRST_COUNTER: Final = 1
 _LEASES: Final = _FIRST_COUNTER + len(COUNTERS)
@@ -41,14 +41,13 @@ _WORD: Final = 8
 _SUSPECT: Final = 1
 _TRANSACTIONAL: Final = 2
 
-
-# How long a start may take at least, on a machine that is short of everything.
+# Minimum limit for a start, in seconds, for an overloaded machine.
 START_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A message that a handler had begun and not ended."""
+    """A message that a handler has started and not ended."""
 
     message_id: int
     is_suspect: bool
@@ -56,10 +55,10 @@ class InFlight:
 
 
 class Board:
-    """A fixed number of ``slots``, each for one message in flight, and the rest.
+    """What a process holds: N ``slots`` for messages in flight, leases and counters.
 
-    Every word is written by one thread only, and read by the other process after the writer died
-    or where a stale value does no harm.
+    Every word has one writing thread. The other process reads it after the writer died, or where a
+    stale value does no harm.
     """
 
     def __init__(self, memory: mmap.mmap, slots: int) -> None:
@@ -70,13 +69,13 @@ class Board:
 
     @classmethod
     def new(cls, slots: int) -> Board:
-        """Return an empty board; a process that is forked from here on shares it."""
+        """Return an empty board, which processes forked later share."""
         return cls(mmap.mmap(-1, size_of(slots)), slots)
 
     # Written by the worker
 
     def turn(self) -> None:
-        """Note that the claim loop turns. The clock is the machine's, the same in all processes."""
+        """Record an iteration of the claim loop, by the clock that all processes share."""
         self._words[_TURNED_AT] = time.monotonic_ns()
 
     def count(self, numbers: Iterable[int]) -> None:
@@ -84,7 +83,7 @@ class Board:
             self._words[place] = number
 
     def hold(self, lease_ids: Sequence[str], suspects: Sequence[str] = ()) -> None:
-        """Note the leases held; to be called before they are asked for, not after."""
+        """Record the leases held; call it before the claim, not after."""
         held = [*suspects, *lease_ids][:MAX_LEASES]
         text = "".join(held).encode("ascii")
         self._words[_LEASES] = 0
@@ -96,7 +95,7 @@ class Board:
         self._words[_FIRST_SLOT + 2 * slot] = message_id
 
     def mark(self, slot: int, *, is_suspect: bool, is_transactional: bool = False) -> None:
-        """Say of what sort the messages are that the slot takes from now on."""
+        """Record what kind of messages the slot takes from now on."""
         flags = _SUSPECT * is_suspect + _TRANSACTIONAL * is_transactional
         self._words[_FIRST_SLOT + 2 * slot + 1] = flags
 
@@ -105,12 +104,12 @@ class Board:
         self._words[_HOLDER] = int(holder, 16)
 
     def set_strays(self, number: int) -> None:
-        """Record the number of abandoned threads, whose handlers go on after their time-out."""
+        """Record the number of abandoned threads, whose handlers exceeded their timeout."""
         self._words[_STRAYS] = number
 
     @property
     def alone_seconds(self) -> float:
-        """For how long a suspect waits to be alone, and is; 0: like any other message."""
+        """Seconds for which a suspect waits to be alone, and is alone; 0 means not at all."""
         return self._words[_ALONE] / 1000
 
     # Written by the supervisor
@@ -122,7 +121,7 @@ class Board:
 
     @property
     def turned_at(self) -> float:
-        """When the loop last turned, in monotonic seconds; 0 before it first did."""
+        """The last iteration of the loop, in monotonic seconds; 0 before the first."""
         return self._words[_TURNED_AT] / 1e9
 
     def counters(self) -> dict[str, int]:
@@ -135,7 +134,7 @@ class Board:
         ]
 
     def held_suspects(self) -> list[str]:
-        """Return those of the leases held whose messages are suspects."""
+        """Return the held leases of suspects."""
         return self.held()[: self._words[_SUSPECT_LEASES]]
 
     @property
@@ -159,7 +158,7 @@ class Board:
         return found
 
     def wipe(self) -> None:
-        """Forget what a process that is gone held; its counters stay, and how long to be alone."""
+        """Forget what a dead process held, but not its counters and the isolation."""
         for word in (_TURNED_AT, _LEASES, _SUSPECT_LEASES, _HOLDER, _STRAYS):
             self._words[word] = 0
         for place in range(_FIRST_SLOT, _FIRST_SLOT + 2 * self.slots):

@@ -1,4 +1,4 @@
-"""Deadlines for what waits for a database that answers nothing: stops and probes (W20)."""
+"""Deadlines for stops and probes that wait for an unresponsive database (W20)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from delayed_queue.logs import log
 
 T = TypeVar("T")
 
-# A process that was told to stop ends at the latest N seconds after its shutdown timeout. The
-# contract says 5; the supervisor waits for its processes, so that they end a little earlier.
+# A stopped process ends at most N seconds after its shutdown timeout. The contract says 5.
+# Processes end a little earlier than their supervisor, which waits for them.
 LAST_EXIT_SECONDS: Final = 4.0
 SUPERVISOR_EXIT_SECONDS: Final = 4.7
 # Exit code of a process that did not stop by itself (EX_SOFTWARE).
@@ -57,13 +57,13 @@ def exit_after(
 
 
 def in_daemon(call: Callable[[], T]) -> Future[T]:
-    """Begin a call in a thread that no exit waits for; it closes its connections at its end."""
+    """Run a call in a daemon thread, which closes its connections at its end."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             found = call()
-        # Whatever it is, the caller that waits for the future gets it.
+        # Whatever it is, the caller of the future gets it.
         except BaseException as error:
             future.set_exception(error)
         else:
@@ -76,7 +76,7 @@ def in_daemon(call: Callable[[], T]) -> Future[T]:
 
 
 class SharedProbe:
-    """A call that at most one thread makes at a time, whose callers wait N seconds at most."""
+    """A call that at most one thread makes at a time; callers wait at most N seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -86,8 +86,8 @@ class SharedProbe:
     def ask(self, call: Callable[[], None]) -> None:
         """Raise what the call raises, or TimeoutError.
 
-        While an earlier call waits, its caller's answer is the answer: a database that answers
-        nothing must not cost a thread per probe.
+        While an earlier call waits, this one waits for its result: an unresponsive database must
+        not cost a thread per probe.
         """
         with self._lock:
             pending = self._pending

@@ -2,19 +2,71 @@
 
 from __future__ import annotations
 
-from django.db import models
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from django.db import DEFAULT_DB_ALIAS, models, transaction
 from django.db.models import Value
 from django.utils.translation import gettext_lazy as _
 
+from delayed_queue.db.clock import database_now
 from delayed_queue.fields import EpochMillisecondField
-from delayed_queue.worker.store import WorkerManager
+
+# At most N live workers are summed up.
+MAX_SUMMED: Final = 10_000
+
+
+@dataclass(slots=True)
+class Throughput:
+    """The number of live workers that serve a queue, and their messages per second."""
+
+    workers: int = 0
+    rate: float = 0.0
+
+
+class WorkerManager(models.Manager["Worker"]):
+    """The rows of workers, sums over the live ones, and the removal of silent ones."""
+
+    def throughput(self, age: timedelta, *, using: str = DEFAULT_DB_ALIAS) -> dict[str, Throughput]:
+        """Return the throughput of each queue, by workers with a heartbeat within ``age``."""
+        found: dict[str, Throughput] = defaultdict(Throughput)
+        for worker in self._alive(age, using):
+            for queue in worker.queues:
+                found[queue].workers += 1
+                found[queue].rate += worker.rates.get(queue, 0.0)
+        return found
+
+    def refused(
+        self, age: timedelta, *, using: str = DEFAULT_DB_ALIAS
+    ) -> dict[tuple[str, str], int]:
+        """Return the number of recently refused writes, by queue and SQLSTATE."""
+        found: Counter[tuple[str, str]] = Counter()
+        for worker in self._alive(age, using):
+            for queue, numbers in worker.refused.items():
+                found.update({(queue, state): number for state, number in numbers.items()})
+        return dict(sorted(found.items()))
+
+    def _alive(self, age: timedelta, using: str) -> models.QuerySet[Worker]:
+        rows = self.using(using).filter(heartbeat_at__gt=database_now(using) - age)
+        latest = rows.order_by("-heartbeat_at", "-pk")
+        return latest.only("queues", "rates", "refused")[:MAX_SUMMED]
+
+    def prune(self, age: timedelta, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Delete up to ``limit`` rows that are silent for longer than ``age``; return how many."""
+        rows, since = self.using(using), database_now(using) - age
+        with transaction.atomic(using=using):
+            silent = rows.filter(heartbeat_at__lt=since).order_by("heartbeat_at", "pk")
+            free = silent.select_for_update(skip_locked=True).values_list("pk", flat=True)
+            return rows.filter(pk__in=list(free[:limit])).delete()[0]
 
 
 class Worker(models.Model):
-    """A worker process, as its heartbeat writes it every few seconds.
+    """A worker process, updated by its heartbeat every few seconds.
 
-    For operators to look at. Nothing is decided by it: a worker that falls silent loses its
-    messages when their leases run out, whether it has a row or not.
+    For operators only. A silent worker loses its messages when their leases expire, whether it has
+    a row or not.
     """
 
     name = models.TextField()
@@ -36,15 +88,15 @@ class Worker(models.Model):
     lost = models.BigIntegerField(db_default=0)
     rates = models.JSONField(db_default=Value({}, models.JSONField()))
     lease_ids = models.JSONField(db_column="leaseIds", db_default=Value([], models.JSONField()))
-    # What its lease ids begin with.
+    # The start of its lease ids.
     holder = models.CharField(max_length=8, blank=True, db_default="")
-    # The queue of which a full scan takes the longest.
+    # The queue with the slowest full scan.
     scanned = models.TextField(blank=True, db_default="")
     scan_seconds = models.FloatField(db_column="scanSeconds", db_default=0.0)
-    # Writes that the database refused lately: by queue and SQLSTATE, the number.
+    # The number of recently refused writes, by queue and SQLSTATE.
     refused = models.JSONField(db_default=Value({}, models.JSONField()))
 
-    objects = WorkerManager["Worker"]()
+    objects = WorkerManager()
 
     class Meta:
         verbose_name = _("worker")

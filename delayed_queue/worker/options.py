@@ -27,24 +27,22 @@ def _default_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-# Connections of a worker process beside those of its handler threads and its claims: lease keeper,
-# heartbeat, chores, schedules, async ORM, and the last check before a call of another service.
+# Connections of a worker process in addition to those of its handler threads and claims: lease
+# keeper, heartbeat, chores, schedules, async ORM, and the last check before an outgoing call.
 SERVICE_CONNECTIONS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """The options by which one worker process claims and handles.
+    """The options of one worker process.
 
-    ``queues``: in order of strict priority; empty stands for every queue with a handler, the most
-    overdue first and by turns.
-    ``concurrency``: handler threads; ``async_concurrency``: tasks of the event loop.
-    ``lease``: overrides the leases of handlers and settings. ``burst``: stop when nothing is
-    due. ``max_messages``: stop after that many deliveries. ``cron``: keep the schedules of code
-    and operators too, unless ``burst``. ``processes``: how many a supervisor is to start.
-    ``sourced``: the queues to take of those that sources name; None takes all, unless ``queues``
-    are named. ``only_sourced``: no others. ``claims``: how many may be made at a time, 1 or 2;
-    None is 2, but 1 where one thread handles.
+    ``queues``: in order of strict priority; empty means every queue with a handler, most overdue
+    first, in turns. ``concurrency``: handler threads; ``async_concurrency``: tasks of the event
+    loop. ``lease``: overrides the leases of handlers and settings. ``burst``: stop when nothing is
+    due. ``max_messages``: stop after N deliveries. ``cron``: keep the schedules, unless ``burst``.
+    ``processes``: processes of the supervisor. ``sourced``: the queues to serve of those that
+    sources name; None means all, unless ``queues`` are named. ``only_sourced``: no other queues.
+    ``claims``: claims at a time, 1 or 2; None means 2, but 1 with one thread.
     """
 
     queues: tuple[str, ...] = ()
@@ -87,25 +85,30 @@ class WorkerOptions:
 
     @property
     def most_claims(self) -> int:
-        """How many claims may be made at a time.
+        """The maximum number of claims at a time.
 
-        What two bring may pass each other, and one thread is to handle what is due first, first.
+        Two may overtake each other, but one thread must handle messages by due time.
         """
         return self.claims or min(self.concurrency, 2)
 
     @property
     def pooled_connections(self) -> int:
-        """Connections that a process may take from a pool; those of its claims are its own."""
+        """The connections a process may take from a pool; those of its claims are not from it."""
         return self.concurrency + SERVICE_CONNECTIONS
 
     @property
+    def is_finite(self) -> bool:
+        """Whether a process ends by itself."""
+        return self.burst or self.max_messages is not None
+
+    @property
     def slots(self) -> int:
-        """How many messages a process may have in flight at a time."""
+        """The maximum number of messages in flight in a process."""
         return self.concurrency + self.async_concurrency
 
     @property
     def asks_sources(self) -> bool:
-        """Whether sources are asked for queues at all."""
+        """Whether sources are queried for queues."""
         return bool(self.sourced) if self.sourced is not None else not self.queues
 
 

@@ -20,11 +20,10 @@ from delayed_queue.models import Limit, Message, QueueOverview, Sample, Schedule
 from delayed_queue.observe.overview import MAX_KINDS, cap_for
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
 from delayed_queue.observe.store import last_sampled
-from delayed_queue.worker.store import SlowestScan, WorkerCounts
 from tests.admin.lists import keys_of
 from tests.admin.support import LETTERS, MESSAGES, QUEUES, operator, page
 from tests.support.concurrency import raw_connection
-from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
+from tests.support.factories import DeadLetterFactory, MessageFactory, from_now, worker_row
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.django_db
@@ -327,8 +326,7 @@ def test_what_a_claim_pays_for_it_is_said_when_it_is_something(
         said = "A claim from the start of the queue orders takes 1,544 ms."
         return said in admin_client.get(QUEUES).content.decode()
 
-    worker = Worker.objects.enlist("worker", "host", 1, queues=["orders"])
-    Worker.objects.beat(worker.id, WorkerCounts(), scan=SlowestScan("orders", 1.5436))
+    worker_row(queues=["orders"], scanned="orders", scan_seconds=1.5436)
     with raw_connection() as holder, raw_connection() as other:
         # Not VACUUM: sessions of other tests may keep what died in the tests before.
         other.execute("TRUNCATE delayed_queue")

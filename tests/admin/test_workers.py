@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +19,6 @@ from delayed_queue.admin.formats import per_second
 from delayed_queue.admin.lists import LIVE
 from delayed_queue.models import Message, Worker
 from delayed_queue.worker.engine.plans import new_lease_id
-from delayed_queue.worker.store import WorkerCounts
 from tests.admin.support import (
     LETTERS,
     MESSAGES,
@@ -31,7 +29,7 @@ from tests.admin.support import (
     tokens,
     told,
 )
-from tests.support.factories import MessageFactory
+from tests.support.factories import MessageFactory, worker_row
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
@@ -41,16 +39,10 @@ WORKERS = "/admin/delayed_queue/worker/"
 SECOND = 1000
 
 
-def enlist(name: str, *, silent_for: int = 0, **beat: Any) -> Worker:
-    """A worker whose last heartbeat was so many seconds ago."""
-    then = int(time.time() * 1000) - silent_for * SECOND
-    row = Worker.objects.enlist(
-        name, "db-7", 4711, process=3, queues=["orders", "mail"], version="1.2.3", now=then,
-        holder=beat.pop("holder", ""),
+def enlist(name: str, **fields: Any) -> Worker:
+    return worker_row(
+        name, host="db-7", pid=4711, process=3, queues=["orders", "mail"], version="1.2.3", **fields
     )  # fmt: skip
-    counts = beat.pop("counts", WorkerCounts())
-    assert Worker.objects.beat(row.id, counts, now=then, **beat)
-    return Worker.objects.get(id=row.id)
 
 
 def text(html: str) -> str:
@@ -65,7 +57,7 @@ def rows(client: Client, url: str = WORKERS) -> list[str]:
 
 def test_w12_the_list_says_who_works_where_on_what_and_how_fast(admin_client: Client):
     enlist(
-        "worker-1", counts=WorkerCounts(1, 2345, 6, 7, 8),
+        "worker-1", in_flight=1, done=2345, failed=6, dead=7, lost=8,
         rates={"orders": 30.0, "mail": 2.5}, lease_ids=["a", "b"],
     )  # fmt: skip
     (row,) = rows(admin_client)

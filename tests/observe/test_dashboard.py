@@ -14,14 +14,13 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope
-from delayed_queue.models import Worker as WorkerRow
 from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
 from delayed_queue.spark.pipeline.console import metrics
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.store import SlowestScan, WorkerCounts
 from tests.support import documents
 from tests.support.concurrency import raw_connection
+from tests.support.factories import worker_row
 from tests.support.instruments import registry_of
 from tests.support.processes import ROOT
 
@@ -70,8 +69,7 @@ def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
     pipeline = metrics()
     assert pipeline is not None
     pipeline.lag("orders", {"due": 1, "oldest_due_ms": 1, "lease_age_ms": 1, "redelivered": 1})
-    row = WorkerRow.objects.enlist("worker", "host", 1)
-    WorkerRow.objects.beat(row.id, WorkerCounts(), scan=SlowestScan("orders", 0.1))
+    worker_row(scanned="orders", scan_seconds=0.1)
     with raw_connection() as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT 1")

@@ -24,7 +24,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from delayed_queue import DelayedQueue, Envelope, Reject, ScheduledMessage, Snooze
 from delayed_queue.checks import check_instruments
 from delayed_queue.models import Message
-from delayed_queue.models import Worker as WorkerRow
 from delayed_queue.observe.metrics import (
     TOP_GROUPS,
     PrometheusInstrument,
@@ -35,10 +34,9 @@ from delayed_queue.observe.overview import MAX_KINDS
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.process.health import HealthReport, HealthServer
-from delayed_queue.worker.store import SlowestScan, WorkerCounts
 from tests.support import documents
 from tests.support.concurrency import raw_connection
-from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
+from tests.support.factories import DeadLetterFactory, MessageFactory, from_now, worker_row
 from tests.support.instruments import registry_of
 from tests.support.processes import LEAN, ROOT, environment, wait_until
 
@@ -197,8 +195,7 @@ class TestCollector:
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             holder.execute("SELECT 1")
             assert scrape().of("snapshot_scan_seconds", holder="session", queue="orders") is None
-            worker = WorkerRow.objects.enlist("worker", "host", 1)
-            WorkerRow.objects.beat(worker.id, WorkerCounts(), scan=SlowestScan("orders", 0.154))
+            worker_row(scanned="orders", scan_seconds=0.154)
             found = scrape()
         assert found.of("snapshot_scan_seconds", holder="session", queue="orders") == 0.154
         assert found.of("snapshot_transactions", holder="session") is not None

@@ -31,7 +31,6 @@ from tests.plans.case import (
     TOKEN_IDS,
     TOKENS,
     TOPICS,
-    WORKERS,
     Case,
     of_ids,
 )
@@ -325,43 +324,6 @@ def schedules() -> list[Case]:
     ]
 
 
-def workers() -> list[Case]:
-    row = {
-        "name": "worker-1", "host": "host", "pid": 1, "process": 0, "queues": "[]",
-        "version": "1.0", "holder": "abcdef01", "started_at": None, "now": NOW,
-    }  # fmt: skip
-    counts = {"in_flight": 1, "done": 1, "failed": 1, "dead": 1, "lost": 1}
-    beat = {"id": 1, **counts, "rates": "{}", "lease_ids": "[]", "now": NOW,
-            "scanned": "orders", "scan_seconds": 0.1, "refused": "{}"}  # fmt: skip
-    day = 24 * 3600 * 1000
-    return [
-        Case("ENLIST", row, set(), rows=0),
-        Case("BEAT", beat, {WORKERS}, buffers=60),
-        Case("RETIRE", {"id": 1}, {WORKERS}, buffers=60),
-        # Of a table that it takes for small, the planner may read all pages.
-        Case(
-            "RETIRE_HOLDER", {"holder": "abcdef01"}, set(), rows=10_000, buffers=260,
-            scans={"delayed_queue_worker"},
-        ),
-        *(
-            Case(
-                "PRUNE_WORKERS", {"age": age, "limit": limit, "now": NOW}, {HEARTBEATS},
-                n=limit, rows=4, buffers=20,
-            )
-            # Ten thousand seconds of silence are less than a day.
-            for age, limit in ((30_000, 100), (day, 1000))
-        ),
-        Case(
-            "THROUGHPUT", {"age": 30_000, "limit": 10_000, "now": NOW}, {HEARTBEATS},
-            n=200, buffers=2,
-        ),
-        Case(
-            "REFUSED_WRITES", {"age": 30_000, "limit": 10_000, "now": NOW}, {HEARTBEATS},
-            n=200, buffers=2,
-        ),
-    ]  # fmt: skip
-
-
 def pauses() -> list[Case]:
     one = {"kind": "paused-1000|json", "group": ""}
     return [
@@ -397,7 +359,7 @@ def rates() -> list[Case]:
 
 CASES: Final = [
     *offers(), *claims(), *leases(), *inspections(), *letters(),
-    *samples(), *schedules(), *workers(),
+    *samples(), *schedules(),
     *pauses(), *GROUP_CASES, *rates(), *callbacks(), *tasks(), *topics(),
     *tokens(), *jobs(), *PIPELINE_CASES,
 ]  # fmt: skip

@@ -190,7 +190,7 @@ class TestLooking:
             looks = [
                 consumer.queue.name
                 for consumer in worker.consumers
-                if consumer.schedule.full_scan_at
+                if consumer.schedule.full_scans.at
             ]
         assert looks == ["q77"]
 
@@ -259,6 +259,6 @@ class TestLooking:
             looked = {
                 consumer.queue.name
                 for consumer in worker.consumers
-                if consumer.schedule.full_scan_at
+                if consumer.schedule.full_scans.at
             }
         assert looked == {"b"}

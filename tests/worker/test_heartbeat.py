@@ -19,6 +19,7 @@ from django.db import connections
 import delayed_queue
 from delayed_queue.models import Worker
 from delayed_queue.worker.engine.heartbeat import BEAT, MAX_LEASES, Heartbeat, Snapshot
+from tests.support.factories import worker_row
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
@@ -196,10 +197,8 @@ def test_w12_it_does_not_hold_up_the_end_of_the_worker(other: psycopg.Connection
 
 
 def test_w12_it_removes_what_has_been_silent_for_a_day():
-    hour = 3_600_000
-    now = int(time.time() * 1000)
-    gone = Worker.objects.enlist("gone", "host", 1, now=now - 25 * hour)
-    kept = Worker.objects.enlist("kept", "host", 1, now=now - 23 * hour)
+    gone = worker_row("gone", silent_for=25 * 3600)
+    kept = worker_row("kept", silent_for=23 * 3600)
     with beating(Teller(), interval=BEAT):
         wait_until(lambda: not Worker.objects.filter(id=gone.id).exists())
         assert Worker.objects.filter(id=kept.id).exists()

@@ -76,7 +76,7 @@ def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(
         worker = worker_with(handler, max_messages=OF_BULK, concurrency=1)
         assert worker.run().done == OF_BULK
         schedule = worker.consumers[0].schedule
-        schedule.rewind_at = schedule.full_scan_at = math.inf
+        schedule.rewinds.at = schedule.full_scans.at = math.inf
         poll = schedule.begin(FEW)
         last = pages_of_a_claim(own, poll.position, poll.first_id, limit=FEW)
         from_position = pages_of_a_claim(own, schedule.position, limit=FEW)

@@ -11,7 +11,7 @@ from django.conf import LazySettings
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Limit
-from delayed_queue.worker.engine.heartbeat import Chores
+from delayed_queue.worker.engine.chores import Chores
 from tests.support.concurrency import raw_connection
 from tests.support.factories import DeadLetterFactory, from_now
 from tests.support.processes import wait_until

@@ -10,7 +10,8 @@ import pytest
 
 from delayed_queue import DelayedQueue
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.worker.engine.consumers import REWIND_MS, Consumer
+from delayed_queue.worker.engine.consumers import Consumer
+from delayed_queue.worker.engine.scanning import REWIND_MS
 from delayed_queue.worker.engine.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
@@ -32,7 +33,7 @@ def test_w9_what_is_due_before_the_mark_is_found(queue: DelayedQueue, age: timed
 
 def test_w9_a_rewind_finds_what_committed_late(queue: DelayedQueue) -> None:
     with marked(queue) as (worker, consumer):
-        consumer.schedule.full_scan_at = float("inf")
+        consumer.schedule.full_scans.at = float("inf")
         early = datetime.now(UTC) - timedelta(milliseconds=REWIND_MS - 5_000)
         queue.offer_or_update("late", 1, schedule_at=early)
         wait_until(lambda: worker.counts.done == 2, 10)

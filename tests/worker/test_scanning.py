@@ -9,21 +9,19 @@ import pytest
 
 from delayed_queue import DelayedQueue, Snooze
 from delayed_queue.messages import Envelope
-from delayed_queue.worker.engine.consumers import (
+from delayed_queue.worker.engine.consumers import Consumer, SlowestScan, slowest_scan
+from delayed_queue.worker.engine.scanning import (
     DEEP_POLL_SHARE,
     FULL_SCAN_INTERVALS,
     MARGIN_MS,
     MOST_DEEP_POLLS,
     REWIND_MS,
     TRIAL,
-    Consumer,
     Poll,
     PollResult,
-    slowest_scan,
 )
 from delayed_queue.worker.engine.serving import consumers_of
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.store import SlowestScan
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, registry_with, running, worker_with
 
@@ -136,7 +134,7 @@ def test_while_polls_fill_the_next_begins_at_the_last_message_taken(
 
 def test_polls_that_fill_are_rewound_as_others_are(consumer: Consumer, clock: Clock):
     poll(consumer, clock, LIMIT, latest=DUE, last_id=7)
-    consumer.schedule.full_scan_at = clock.now + 10 * POLL
+    consumer.schedule.full_scans.at = clock.now + 10 * POLL
     clock.now += POLL
     back = poll(consumer, clock, LIMIT, latest=DUE - 3, last_id=5)
     assert (back.position, back.first_id) == (DUE - MARGIN_MS - REWIND_MS, 0)
@@ -161,7 +159,7 @@ def test_the_queue_whose_full_scan_takes_the_longest_is_told(clock: Clock):
     assert slowest_scan([]) == slowest_scan(consumers) == SlowestScan("", 0)
     for _ in range(2):
         for each in consumers:
-            each.schedule.full_scan_at = 0.0
+            each.schedule.full_scans.at = 0.0
             seconds = 0.01 if each.queue.name == "slow" else 0.004
             poll(each, clock, LIMIT, latest=DUE, seconds=seconds)
     queue, seconds = slowest_scan(consumers)
@@ -205,7 +203,7 @@ def test_full_scans_never_take_more_than_a_twentieth_of_the_time(consumer: Consu
 def test_nor_do_rewinds(consumer: Consumer, clock: Clock):
     """Each passes what was handled within so many seconds, and what was leased so long ago."""
     slow_full_scans(consumer, clock)
-    consumer.schedule.full_scan_at = clock.now + 3600
+    consumer.schedule.full_scans.at = clock.now + 3600
     for _ in range(12):
         clock.now += MOST_DEEP_POLLS * 1.0
         back = poll(consumer, clock, LIMIT, latest=DUE, seconds=1.0)
@@ -223,7 +221,7 @@ def test_one_slow_answer_is_not_yet_a_slow_scan(consumer: Consumer, clock: Clock
 
 def test_a_rewind_that_met_old_messages_expects_more(consumer: Consumer, clock: Clock):
     poll(consumer, clock, LIMIT, latest=DUE)
-    consumer.schedule.full_scan_at = clock.now + 10 * POLL
+    consumer.schedule.full_scans.at = clock.now + 10 * POLL
     clock.now += POLL
     assert poll(consumer, clock, 3, latest=DUE - 5_000).is_rewind
     assert poll(consumer, clock, LIMIT).position == DUE - 5_000 - MARGIN_MS

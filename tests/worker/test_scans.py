@@ -18,7 +18,7 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
-from delayed_queue.worker.engine.consumers import MARGIN_MS
+from delayed_queue.worker.engine.scanning import MARGIN_MS
 from delayed_queue.worker.engine.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with

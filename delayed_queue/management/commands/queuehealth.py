@@ -17,7 +17,6 @@ from django.utils.translation import gettext_noop, override
 
 from delayed_queue.management.arguments import Argument, arg, count, one_of, seconds, text
 from delayed_queue.management.base import QueueCommand, similar_queue, wrong_usage
-from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Worker
 from delayed_queue.observe.overview import QueueDepth, is_known, measure
 from delayed_queue.observe.snapshots import oldest_snapshot
@@ -165,7 +164,7 @@ def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
 
 def _of_refusals(queues: list[str], using: str) -> Iterator[str]:
     """Report writes of live workers that the database refused in the last ten minutes."""
-    for queue, sqlstate, number in Worker.objects.refused(ALIVE // MILLISECOND, using=using):
+    for (queue, sqlstate), number in Worker.objects.refused(ALIVE, using=using).items():
         if not queues or queue in queues:
             yield f"{queue}: the database refused {number:,} writes lately (SQLSTATE {sqlstate})"
 

@@ -48,7 +48,6 @@ from delayed_queue.worker.process.supervisor import (
     EXIT_UNAVAILABLE,
     Child,
     Supervisor,
-    SupervisorOptions,
     stop_when_orphaned,
 )
 
@@ -176,7 +175,7 @@ class Command(QueueCommand):
         self._greet(options, Worker(chosen))
         inherited = open_connections()
         _relax_collector()
-        supervisor = Supervisor(_supervision(chosen), partial(self._work, chosen, inherited))
+        supervisor = Supervisor(chosen, partial(self._work, chosen, inherited))
         address = options["health_address"]
         with (
             sharing_metrics(address),
@@ -241,23 +240,8 @@ def _is_reloading(chosen: WorkerOptions, options: dict[str, Any]) -> bool:
         return False
     if options["reload"] is None:
         # Only from a command line, which the reloader can repeat.
-        return settings.DEBUG and not _is_finite(chosen) and "runqueueworker" in sys.argv
+        return settings.DEBUG and not chosen.is_finite and "runqueueworker" in sys.argv
     return bool(options["reload"])
-
-
-def _is_finite(chosen: WorkerOptions) -> bool:
-    return chosen.burst or chosen.max_messages is not None
-
-
-def _supervision(chosen: WorkerOptions) -> SupervisorOptions:
-    return SupervisorOptions(
-        processes=chosen.processes,
-        slots=chosen.slots,
-        using=chosen.using,
-        shutdown_timeout=chosen.shutdown_timeout,
-        ends=_is_finite(chosen),
-        worker_id=chosen.worker_id,
-    )
 
 
 def _longest(chosen: WorkerOptions, grace: float) -> float:

@@ -1,4 +1,4 @@
-"""Check a worker's database: whether its tables fit, and whether it is there."""
+"""Checks of a worker's database: its availability, schema and rights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from delayed_queue.db.statements import fetch
 from delayed_queue.exceptions import DatabaseRefused, ResourceUnavailable, SchemaMismatch
 from delayed_queue.logs import described, first_line, log
 
-# What no waiting mends: wrong user or password, no such database, no permission.
+# Errors that waiting does not cure: wrong user or password, no such database, no permission.
 _REFUSALS: Final = ("28", "3D000", "42501")
 
 
@@ -34,32 +34,30 @@ _COMPATIBILITY: Final = re.compile(r"_compat([0-9]+)$")
 
 
 class Outage:
-    """The time since the database was last there, for one worker.
+    """How long the database has been unavailable to a worker.
 
-    A worker that has never reached it ends when it is refused: at once where the SQLSTATE says
-    so. Connections are refused without one, so then it must last as long as calls are repeated
-    elsewhere; and the server must be there, or it is an outage. ``is_finite``: one that is to
-    end when nothing is left waits no longer than that for an outage, too. ``is_on`` until the
-    database is there, at the start too.
+    A worker that has never reached the database ends when it is refused: at once if the SQLSTATE
+    says so. Refused connections have no SQLSTATE, so then the server must respond, and the refusal
+    must last as long as calls are repeated. With ``is_finite`` (burst), an outage ends the worker
+    after this time, too.
     """
 
     def __init__(self, using: str, *, is_finite: bool) -> None:
         self._using = using
         self._is_finite = is_finite
         self._began_at: float | None = None
-        self.is_at_start = self.is_on = True
+        self.is_at_start = True
 
     def end(self) -> None:
-        """The database is there."""
+        """Record that the database is available."""
         self._began_at = None
-        self.is_at_start = self.is_on = False
+        self.is_at_start = False
 
     def note(self, error: Exception) -> None:
-        """Log the error that begins an outage; raise if there is no point in trying again."""
+        """Log the error that starts an outage; raise if a retry is useless."""
         now = time.monotonic()
         if self._began_at is None:
             self._began_at = now
-            self.is_on = True
             if is_unavailable(error):
                 log(logging.ERROR, "database_unavailable", error=described(error))
             else:
@@ -74,7 +72,7 @@ class Outage:
             ) from error
 
     def check_refusal(self, error: Exception) -> None:
-        """Raise if a refused claim must end the worker: one in a burst, or a right at the start."""
+        """Raise if a refused claim must end the worker: in a burst, or a right at the start."""
         if self._is_finite or (self.is_at_start and self._is_refusal(error, is_long=False)):
             self._refuse(error)
 
@@ -97,10 +95,10 @@ class Outage:
 
 
 def check_schema(using: str) -> dict[str, str]:
-    """Raise SchemaMismatch unless this version can work on the tables; return what else differs.
+    """Raise SchemaMismatch unless this version can work on the tables; return other differences.
 
-    Tables may be newer by what only adds, and older by what this version can do without. One that
-    runs when they change goes on in any case: migrations leave room for it.
+    Tables may be newer by additions, and older by what this version can do without. A worker that
+    runs during a migration continues in any case.
     """
     labels = our_labels()
     ours = {key: each for key, each in MigrationLoader(None).disk_migrations.items()
@@ -127,21 +125,21 @@ def check_schema(using: str) -> dict[str, str]:
 
 
 def is_needed(migration: Migration) -> bool:
-    """Whether workers of this version cannot do without it: an index, say, they can."""
+    """Whether workers of this version need it; an index, for example, they do not."""
     return getattr(migration, "workers_need_it", True)
 
 
 def _is_met(unknown: tuple[str, str], ours: Iterable[tuple[str, str]]) -> bool:
-    """Whether code that has these migrations can work on tables that had the unknown one, too."""
+    """Whether code with these migrations can work on tables with the unknown one."""
     number = compatibility(unknown[1])
     own = (compatibility(name) or 1 for app, name in ours if app == unknown[0])
     return number is not None and number <= max(own, default=0)
 
 
 def compatibility(name: str) -> int | None:
-    """Return the number that a migration's name ends in: who has it can work on the tables.
+    """Return the number at the end of a migration's name: code with this number can work on it.
 
-    It stands in the name, for of a migration that they do not know older versions find no more.
+    It is in the name, because older versions find only the name.
     """
     found = _COMPATIBILITY.search(name)
     return int(found[1]) if found else None

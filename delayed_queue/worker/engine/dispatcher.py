@@ -1,4 +1,4 @@
-"""The dispatcher: decides what to claim, and hands what was claimed to the pools."""
+"""The dispatcher: plans what to claim, and starts what was claimed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from delayed_queue.logs import log
 from delayed_queue.messages import Envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.claims import Claim
-from delayed_queue.worker.engine.consumers import IDLE, Consumer, Poll
+from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.eventloop import EventLoop
 from delayed_queue.worker.engine.executor import Executor, Pool, Work
 from delayed_queue.worker.engine.leases import LeaseKeeper
 from delayed_queue.worker.engine.plans import ClaimPlan
+from delayed_queue.worker.engine.scanning import IDLE, Poll
 from delayed_queue.worker.engine.serving import Turns
 from delayed_queue.worker.engine.transactions import TransactionalRun
 from delayed_queue.worker.options import WorkerOptions
 
 
 class Dispatcher:
-    """Knows the consumers and whose turn it is, the pools, and how much there is room for."""
+    """The pools, what is in flight in them, and how much they have room for."""
 
     def __init__(
         self,
@@ -48,16 +49,16 @@ class Dispatcher:
             self._open_loop()
         self.runs_ended: deque[TransactionalRun] = deque()
         self._runs: set[TransactionalRun] = set()
-        # Claims that are being made: there is no room any more for what they may bring.
+        # Claims under way: the room for what they may bring is taken.
         self._plans: set[ClaimPlan] = set()
         self._suspects: deque[Work] = deque()
-        # Transactional consumers that have met suspects, and how many messages to take one by one.
+        # Transactional consumers that found suspects, and how many messages to take one by one.
         self._suspect_runs: deque[tuple[Consumer, int]] = deque()
-        # Until when, at most, nothing else begins, as a suspect is alone or waits to be.
+        # Nothing else starts before this time, as a suspect is alone or waits to be.
         self._alone_until = 0.0
         # Messages claimed since the start, for --max-messages.
         self.claimed = 0
-        # What its lease ids begin with.
+        # The start of its lease ids.
         self.holder = token_hex(4)
         board.set_holder(self.holder)
 
@@ -111,9 +112,9 @@ class Dispatcher:
     # Claiming
 
     def plan(self) -> ClaimPlan | None:
-        """Return the claim of the first consumer that may have something and there is room for.
+        """Return the claim of the first consumer that may have something and has room.
 
-        On the way, transactional consumers are given the threads they want.
+        Transactional consumers before it get the threads they want.
         """
         if self._alone_until:
             return None
@@ -135,16 +136,16 @@ class Dispatcher:
         return None
 
     def end_plan(self, plan: ClaimPlan) -> None:
-        """Have no room kept any more for what a claim may bring: it has been made, or failed."""
+        """Free the room that was kept for a claim: it was made, or failed."""
         self._plans.discard(plan)
 
     def _waits_for_plan(self, consumer: Consumer) -> bool:
-        """Return whether a claim is being made beside which the consumer cannot make another."""
+        """Return whether a claim is under way that must end before the consumer's next one."""
         is_alone = consumer.is_strict or consumer.walk is not None
         return is_alone and any(plan.consumer is consumer for plan in self._plans)
 
     def _load(self) -> Counter[Pool | Consumer]:
-        """Return how many messages each pool and each dynamic queue has in flight."""
+        """Return the number of messages in flight, by pool and by dynamic queue."""
         found: Counter[Pool | Consumer] = Counter({self.executor: len(self._runs)})
         for claim in self._keeper.claims():
             found[self.pool_of(claim)] += claim.unhandled
@@ -163,12 +164,12 @@ class Dispatcher:
         else:
             room = pool.room(consumer.limit, load[pool], consumer.ahead_share)
         if consumer.walk is not None and consumer.is_rated:
-            # A permit is for a message that is started now.
+            # A permit is for a message that starts now.
             room = min(room, max(pool.capacity - load[pool], 0))
         return min(room, self.room_left)
 
     def next_poll_at(self) -> float:
-        """Return when the next consumer polls for which there is room, or a suspect may begin."""
+        """Return when the next consumer with room polls, or a suspect may start."""
         if self._alone_until:
             return self._alone_until if self._has_others() else 0.0
         if self.room_left == 0:
@@ -210,17 +211,17 @@ class Dispatcher:
             self.pool_of(claim).submit(claim, ready)
 
     def tend(self) -> None:
-        """Go on with what was claimed: hand over the next suspect, keep nothing that waits long."""
-        self._begin_suspects()
+        """Start the next suspect, and release what was leased ahead of a stalled pool."""
+        self._start_suspects()
         for pool in self.pools:
             if taken := pool.take_back_stalled():
                 self._leave(taken)
                 log(logging.INFO, "messages_given_back", count=len(taken))
 
     def _leave(self, taken: Iterable[Work]) -> None:
-        """Give back what was leased ahead and nobody has begun."""
+        """Release what was leased ahead and not started."""
         for claim, envelope in taken:
-            if claim.is_suspect:  # given back, it would be nobody's suspect
+            if claim.is_suspect:  # after a release it would not be known as a suspect
                 self.pool_of(claim).submit(claim, [envelope])
             else:
                 claim.leave(envelope)
@@ -229,30 +230,30 @@ class Dispatcher:
     # Suspects: messages that may have killed a process
 
     def _isolate(self) -> None:
-        """Begin nothing more until the suspects that wait have begun, each alone.
+        """Start nothing else until the waiting suspects have started, each alone.
 
-        So if the process dies again, it is known of what. They are like any other message until
-        a process of this worker has died.
+        If the process dies again, the message is identified. Until a process of this worker has
+        died, suspects are like other messages.
         """
         if self._board.alone_seconds == 0:
             while self._suspects:
-                self._begin_suspect()
+                self._start_suspect()
         elif not self._alone_until:
             self._alone_until = time.monotonic() + self._board.alone_seconds
             for pool in self.pools:
                 self._leave(pool.take_back())
 
-    def _begin_suspects(self) -> None:
-        """Begin the next one if nothing else is in flight, or has been for too long.
+    def _start_suspects(self) -> None:
+        """Start the next one if nothing else is in flight, or after the maximum wait.
 
-        Neither it nor the others wait longer: messages that take hours hold nobody up.
+        A message that takes hours delays neither a suspect nor the others for longer.
         """
         now = time.monotonic()
         if not self._alone_until or (self._has_others() and now < self._alone_until):
             return
         self._alone_until = now + self._board.alone_seconds
         if self._suspects:
-            self._begin_suspect()
+            self._start_suspect()
         elif self._suspect_runs and self.room_left:
             consumer, count = self._suspect_runs.popleft()
             self._start_run(
@@ -262,12 +263,12 @@ class Dispatcher:
             self._suspect_runs.clear()
             self._alone_until = 0.0
 
-    def _begin_suspect(self) -> None:
+    def _start_suspect(self) -> None:
         claim, envelope = self._suspects.popleft()
         self.pool_of(claim).submit(claim, [envelope])
 
     def _has_others(self) -> bool:
-        """Return whether more is in flight, or not yet settled, than the suspects that wait."""
+        """Return whether anything but the waiting suspects is in flight or not yet settled."""
         return bool(self._runs) or len(self._keeper.claims()) > len(self._suspects)
 
     # Transactional consumers
@@ -289,13 +290,12 @@ class Dispatcher:
         self.executor.submit_run(run)
 
     def _wants_run(self, consumer: Consumer) -> bool:
-        # No more than there are threads: one that waited would keep later ones of a consumer of
-        # higher priority waiting behind it.
+        # At most one per thread: a waiting run would delay a later one of higher priority.
         load = consumer.transactions
         return load.running < load.wanted and len(self._runs) < self._options.concurrency
 
     def end_run(self, run: TransactionalRun) -> None:
-        """Note what transactions found, and whether their consumer is worth another thread."""
+        """Record what a run found, and whether its consumer is worth another thread."""
         consumer = run.consumer
         self._runs.discard(run)
         consumer.transactions.end(run.total, run.seconds)
@@ -304,19 +304,19 @@ class Dispatcher:
             self._suspect_runs.append((consumer, run.suspects))
             self._isolate()
         if run.suspects or run.is_alone or run.met_conflict:
-            consumer.schedule.wake()  # it has seen only part of the queue
+            consumer.schedule.wake()  # the run has read only part of the queue
         else:
             consumer.end_poll(run.poll, run.result)
 
     def cancel(self, envelopes: list[Envelope]) -> None:
-        """Cancel the coroutines that handle them; the functions can ask."""
+        """Cancel the coroutines that handle these messages."""
         if self._loop is not None and envelopes:
             self._loop.cancel(envelopes)
 
     # Stopping
 
     def take_back(self) -> list[Work]:
-        """Return what nobody has begun, and begin no more of it."""
+        """Remove and return what was not started."""
         taken = [*self._suspects]
         self._suspects.clear()
         for pool in self.pools:

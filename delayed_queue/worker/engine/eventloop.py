@@ -35,15 +35,15 @@ from delayed_queue.worker.engine.executor import (
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-# How long the end of a process waits for cancelled handlers.
+# A process that ends waits at most N seconds for cancelled handlers.
 CANCEL_SECONDS: Final = 1.0
 
 
 class EventLoop(Pool):
     """One loop that runs up to ``capacity`` handlers at a time, each as a task.
 
-    Django's async ORM does its work in one thread behind the loop; that thread's connections
-    are looked after like those of the handler threads.
+    Django's async ORM works in one thread behind the loop; its connections are checked like those
+    of the handler threads.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class EventLoop(Pool):
         super().__init__(capacity, wake_channel, board, first_slot)
         self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
         self._inbox: deque[Work] = deque()
-        # What was taken from the inbox while its consumer had its share of the slots.
+        # Messages of consumers that already have their share of the slots.
         self._parked: dict[Consumer, deque[Work]] = {}
         self._free_slots = list(range(first_slot, first_slot + capacity))
         self._tasks: set[asyncio.Task[None]] = set()
-        # Those that a handler runs in: one that has not begun could not say so when cancelled.
+        # Tasks whose handlers have started: only these can report that they were cancelled.
         self._running: dict[Envelope, asyncio.Task[None]] = {}
         self._is_tidy = asyncio.Event()
         # The connections of the thread behind the loop.
@@ -80,23 +80,22 @@ class EventLoop(Pool):
         inboxes = [self._inbox, *list(self._parked.values())]
         taken = [work for inbox in inboxes for work in emptied(inbox)]
         if taken:
-            # The loop may have been about to begin one, found none, and left others waiting.
+            # The loop may have been about to start one, found none, and left others waiting.
             self._loop.call_soon_threadsafe(self._begin)
         return taken
 
     def cancel(self, envelopes: Iterable[Envelope]) -> None:
-        """Cancel the handlers of these that have begun; may be asked from another thread."""
+        """Cancel the handlers that have started; may be called from another thread."""
         # A loop that has ended has cancelled them all.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._cancel, envelopes)
 
     def stop(self, seconds: float) -> None:
-        """Cancel what still runs; its messages were given back by now."""
+        """Cancel what still runs; its messages were released before."""
         self._is_stopped = True
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            # What is cancelled ends soon; a process that did not wait would pull the threads from
-            # under its last steps.
+            # Cancelled handlers end soon, and their last steps may need the threads.
             self._thread.join(max(seconds, CANCEL_SECONDS))
 
     # In the loop's thread
@@ -115,12 +114,12 @@ class EventLoop(Pool):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # What is to be closed with the loop, while there are connections to write on.
+        # Generators may write in their last step, while there are connections.
         await self._loop.shutdown_asyncgens()
-        # A process that ends without waiting for us has no threads left for the rest.
+        # If the process ends without waiting, there are no threads for the rest.
         with suppress(RuntimeError):
             await sync_to_async(connections.close_all)()
-            # As asyncio.run() does: what lives as long as the loop, like a handler's HTTP client.
+            # As asyncio.run() does.
             await self._loop.shutdown_asyncgens()
             await self._loop.shutdown_default_executor()
 
@@ -130,7 +129,7 @@ class EventLoop(Pool):
                 task.cancel()
 
     def _begin(self) -> None:
-        """Start as many of the waiting handlers as there are free slots."""
+        """Start waiting handlers while slots are free."""
         while self._free_slots and (work := self._next()) is not None:
             claim, envelope = work
             if claim.is_overdue(envelope, time.monotonic()):
@@ -138,15 +137,15 @@ class EventLoop(Pool):
                 continue
             claim.consumer.share.running += 1
             task = self._loop.create_task(self._handle(claim, envelope, self._free_slots.pop()))
-            # The loop itself holds tasks only weakly.
+            # The loop holds tasks only by weak references.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _next(self) -> Work | None:
-        """Return what may begin; of a consumer that has its share of the slots, nothing."""
+        """Return what may start, but nothing of a consumer that has its share of the slots."""
         try:
             for consumer, parked in list(self._parked.items()):
-                if not parked:  # all of it was taken back
+                if not parked:  # taken back
                     del self._parked[consumer]
                 elif self._may_run(consumer):
                     return self._unpark(consumer)
@@ -162,8 +161,8 @@ class EventLoop(Pool):
     def _may_run(self, consumer: Consumer) -> bool:
         """Return whether a consumer leaves slots for others.
 
-        The first message of a consumer may always run; its next ones within its window, as long as
-        ``FAIR_FACTOR`` times the slots left free are more than it has.
+        Its first message may always run. The next ones may within its window, while it has less
+        than ``FAIR_FACTOR`` times the slots that it leaves free.
         """
         if not consumer.is_dynamic or not consumer.share.running:
             return True
@@ -171,11 +170,11 @@ class EventLoop(Pool):
             consumer.share.window, FAIR_FACTOR * (len(self._free_slots) - 1)
         )
 
-    def _note_time(self, consumer: Consumer, spent: float, *, is_done: bool) -> None:
-        """Widen the window of one that gives slots back soon, narrow that of one that does not.
+    def _adapt_window(self, consumer: Consumer, spent: float, *, is_done: bool) -> None:
+        """Widen the window of a consumer that frees slots soon, narrow that of a stuck one.
 
-        Slots cannot be taken back, so a consumer that may be stuck is found out with few. One
-        that is slow and does its work has up to half of them.
+        Slots cannot be taken back, so a consumer starts with few. A slow one whose messages succeed
+        may have half of them.
         """
         first = max(self.capacity * FIRST_WINDOW, 1)
         if spent < SOON_SECONDS:
@@ -190,7 +189,7 @@ class EventLoop(Pool):
         parked = self._parked.pop(consumer)
         work = parked.popleft()
         if parked:
-            self._parked[consumer] = parked  # behind the others: they take turns
+            self._parked[consumer] = parked  # behind the others, so that they take turns
         return work
 
     async def _handle(self, claim: Claim, envelope: Envelope, slot: int) -> None:
@@ -202,8 +201,7 @@ class EventLoop(Pool):
             self._running[envelope] = asyncio.current_task()  # type: ignore[assignment]
             current_envelope.set(envelope)
             await self._call(claim, envelope)
-        # Everything, as in the threads: no answer would leave the message leased for ever. But
-        # what was cancelled at the end has none: it was given back.
+        # Everything, as in the threads. But what was cancelled at the stop was released.
         except BaseException as error:
             if not self._is_stopped:
                 claim.fail(envelope, error)
@@ -216,13 +214,13 @@ class EventLoop(Pool):
             self._free_slots.append(slot)
             claim.consumer.share.running -= 1
             if claim.consumer.is_dynamic:
-                self._note_time(claim.consumer, time.monotonic() - began_at, is_done=is_done)
+                self._adapt_window(claim.consumer, time.monotonic() - began_at, is_done=is_done)
         self._is_tidy.set()
         self._begin()
         self.ended(began_at, claim)
 
     async def _call(self, claim: Claim, envelope: Envelope) -> None:
-        if envelope.lease_lost:  # since it was to begin
+        if envelope.lease_lost:  # since it was to start
             raise asyncio.CancelledError
         if claim.timeout is None:
             await claim.call(envelope)
@@ -237,7 +235,7 @@ class EventLoop(Pool):
             raise
 
     async def _keep_tidy(self) -> None:
-        """Look after the connections of the thread behind, once a second while it is used."""
+        """Check the connections of the thread behind, once a second while it is used."""
         tidy = sync_to_async(tidy_connections)
         while True:
             await self._is_tidy.wait()

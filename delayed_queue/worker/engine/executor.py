@@ -1,7 +1,4 @@
-"""Pools to which a worker hands messages, and that of handler threads.
-
-What is claimed goes in, what was handled is found in its claim.
-"""
+"""Pools that handle messages, and the pool of handler threads."""
 
 from __future__ import annotations
 
@@ -22,56 +19,57 @@ from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.claims import Claim
+from delayed_queue.worker.engine.consumers import AVERAGED
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-# How far ahead of a pool a worker leases: what it begins within this time, but so many batches at
-# most: two that are being claimed, and two that are worked off meanwhile. More would keep messages
-# from idle workers, less would leave it waiting for claims.
+# A worker leases what its pool starts within this time, in seconds, and at most N batches: two that
+# are being claimed, and two that are handled meanwhile. More would keep messages from idle workers,
+# less would leave the pool waiting for claims.
 AHEAD_SECONDS: Final = 0.1
 BATCHES_AHEAD: Final = 4
-# What a message is believed to take before one has ended: so long that a few slots lease nothing
-# ahead, since nobody knows yet how long it would wait.
+# Estimate for a message, in seconds, before one has ended: so long that a few slots lease nothing
+# ahead.
 FIRST_SECONDS: Final = 1.0
-# Of how many messages, at most, the moving average is.
-AVERAGED: Final = 16
-# How long a sleeping worker lets results gather before it is woken to acknowledge them.
+# Results gather for N seconds before a sleeping worker is woken to acknowledge them.
 GATHER_SECONDS: Final = 0.002
-# How often a busy thread looks whether its connections have outlived CONN_MAX_AGE, and how long
-# an idle one waits for more work before it does. After an error it looks at once.
+# Seconds between two checks of a busy thread for connections that exceed CONN_MAX_AGE. An idle
+# thread checks after this time, and any thread after an error.
 TIDY_SECONDS: Final = 1.0
+# Seconds between two checks for connections that broke without an error of the handler.
+CHECK_SECONDS: Final = 0.001
 
-# How many times what is left free one dynamic queue may hold: one alone eight ninths.
+# A dynamic queue may hold N times the slots that it leaves free: alone, eight ninths of them.
 FAIR_FACTOR: Final = 8
-# What part it may have that takes longer, and does what it was given.
+# Maximum fraction of the slots of a slow dynamic queue.
 SLOW_WINDOW: Final = 1 / 2
-# What it takes at most to have given a slot back soon.
+# A dynamic queue whose messages end within N seconds is not slow.
 SOON_SECONDS: Final = 1.0
 
-# A message on its way to a handler.
+# A message that waits for a handler.
 Work = tuple[Claim, Envelope]
 T = TypeVar("T")
 
 
 class Run:
-    """A unit of a handler thread's work that is more than one message."""
+    """Work of a handler thread that is more than one message."""
 
     def run(self, slot: int) -> None:
-        """Do it, in the thread of that slot."""
+        """Run in the thread of that slot."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """End it before a thread has begun it."""
+        """End before a thread has started it."""
         raise NotImplementedError
 
 
 class Pool:
-    """``capacity`` is how many messages it handles at the same time.
+    """Handles at most ``capacity`` messages at a time.
 
-    ``seconds_each`` is a moving average of what a message takes, the basis of how much to
-    claim ahead. What was claimed ahead and is not begun, because the messages before it take
-    longer than those by which it was reckoned, is to be given back: see ``take_back_stalled``.
+    ``seconds_each`` is a moving average of the time of a message, which decides how many are
+    claimed ahead. If the messages before them take longer than that, ``take_back_stalled`` returns
+    those that were claimed ahead.
     """
 
     def __init__(
@@ -90,49 +88,49 @@ class Pool:
         raise NotImplementedError
 
     def submit(self, claim: Claim, envelopes: Iterable[Envelope]) -> None:
-        """Have the messages handled; each ends in the claim's ``done`` or ``failures``."""
+        """Handle the messages; each ends in the claim's ``done`` or ``failures``."""
         raise NotImplementedError
 
     def waiting(self) -> int:
-        """Return how many messages nobody has begun."""
+        """Return the number of messages that were not started."""
         raise NotImplementedError
 
     def take_back(self) -> list[Work]:
-        """Return the messages that nobody has begun, to be given back."""
+        """Remove and return the messages that were not started."""
         raise NotImplementedError
 
     def stop(self, seconds: float) -> None:
-        """Let what is begun end, for so long; then leave it."""
+        """Wait up to N seconds for what was started."""
         raise NotImplementedError
 
     def ahead(self, batch_size: int, unhandled: int, share: float = 1.0) -> int:
-        """Return how many messages may be leased beyond what the pool handles at a time."""
-        if batch_size == 1:  # one by one was asked for
+        """Return how many messages may be leased beyond the capacity."""
+        if batch_size == 1:  # the operator wants one by one
             return 0
-        if unhandled and self.stalls_in() <= 0:  # nobody knows when it has a slot to give
+        if unhandled and self.stalls_in() <= 0:  # it is unknown when a slot will be free
             return 0
-        each = max(self.seconds_each, 1e-9)  # by a coarse clock it may be none
-        begun_soon = int(self.capacity * AHEAD_SECONDS * share / each)
-        return min(begun_soon, BATCHES_AHEAD * batch_size)
+        each = max(self.seconds_each, 1e-9)  # a coarse clock may measure 0
+        started_soon = int(self.capacity * AHEAD_SECONDS * share / each)
+        return min(started_soon, BATCHES_AHEAD * batch_size)
 
     def room(self, batch_size: int, unhandled: int, share: float = 1.0) -> int:
-        """Return how many messages to claim now: none rather than few, unless it is idle.
+        """Return how many messages to claim now: none rather than few, unless the pool is idle.
 
-        ``share``: of the time for which messages are leased ahead.
+        ``share`` is the fraction of the time for which messages are leased ahead.
         """
         ahead = self.ahead(batch_size, unhandled, share)
         free = min(self.capacity + ahead - unhandled, batch_size)
-        # Not in small change: a claim costs much the same for one message as for fifty. But while
-        # half of what was leased ahead is there yet, so that no slot has to wait for it.
+        # A claim costs much the same for one message as for fifty. Claim while half of what was
+        # leased ahead is left, so that no slot has to wait.
         if free < min(ahead, batch_size) / 2:
             return max(min(self.capacity - unhandled, batch_size), 0)
         return free
 
     def share(self, batch_size: int, unhandled: int, held: int, window: float) -> int:
-        """Return how many messages a consumer that holds so many may claim, with room for others.
+        """Return how many messages a consumer that holds ``held`` may claim.
 
-        No consumer holds more than ``FAIR_FACTOR`` times what is left free behind it, nor more than
-        its window and what goes with that.
+        No consumer holds more than ``FAIR_FACTOR`` times what it leaves free, nor more than its
+        window and its part of what is leased ahead.
         """
         ahead = self.ahead(batch_size, unhandled)
         wanted = self.capacity + ahead
@@ -143,32 +141,28 @@ class Pool:
         more = int(min((FAIR_FACTOR * free - held) / (1 + FAIR_FACTOR), target - held))
         if not held:
             return min(max(more, 1), batch_size)
-        # Not in small change, as above.
+        # None rather than few, as above.
         return min(more, batch_size) if more >= min(free + held, target, ahead) / 4 else 0
 
-    # What was leased ahead is not kept
-
     def take_back_stalled(self) -> list[Work]:
-        """Return what waits although nothing has ended for longer than it was meant to wait."""
+        """Return what waits, if nothing has ended for longer than expected."""
         if self.nap() > 0:
             return []
         self.looked_at = time.monotonic()
         return self.take_back()
 
     def nap(self) -> float:
-        """Return the seconds until what is waiting, if anything is, may have to be taken back."""
+        """Return the seconds until what waits may have to be taken back."""
         if not self.waiting():
             return math.inf
-        # What is not taken back, as runs are, is no reason to look all the time.
+        # Runs are never taken back, so do not check for them all the time.
         return max(self.stalls_in(), self.looked_at + AHEAD_SECONDS - time.monotonic())
 
     def stalls_in(self) -> float:
-        """Return the seconds until nothing will have ended for too long, if nothing does."""
-        # Twice: who handles many at a time may have all of them end at the same moment.
+        """Return the seconds until the pool counts as stalled, unless something ends."""
+        # Twice the average: messages that started together may end together.
         timeout = max(AHEAD_SECONDS, 2 * self.seconds_each)
         return max(self._ended_at, self._submitted_at) + timeout - time.monotonic()
-
-    # The worker sleeps, and is woken
 
     def worker_sleeps(self) -> None:
         self._slept_at = time.monotonic()
@@ -177,7 +171,7 @@ class Pool:
         self._slept_at = None
 
     def ended(self, began_at: float, claim: Claim | None = None) -> float:
-        """Note that a message ended; wake the worker, unless more results are about to follow."""
+        """Record that a message ended; wake the worker, unless more results will soon follow."""
         now = time.monotonic()
         spent = now - began_at
         self._ended_at = now
@@ -189,13 +183,13 @@ class Pool:
         if slept_at is not None and (
             spent > GATHER_SECONDS or now - slept_at > GATHER_SECONDS or not self.waiting()
         ):
-            self._slept_at = None  # one ring is enough
+            self._slept_at = None  # wake it once
             self._wake_channel.wake()
         return now
 
 
 def emptied(inbox: deque[T]) -> Iterator[T]:
-    """Yield what is taken out of a deque that others may take from as well, until it is empty."""
+    """Remove and yield the items of a deque that other threads use, too."""
     try:
         while True:
             yield inbox.popleft()
@@ -203,30 +197,26 @@ def emptied(inbox: deque[T]) -> Iterator[T]:
         return
 
 
-# How often it looks whether one of them broke without the handler saying so.
-CHECK_SECONDS: Final = 0.001
-
-
 class Slot:
-    """One thread's place: its number on the board, its lock to sleep on, what it handles."""
+    """One thread's number on the board, its lock to sleep on, and what it handles."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.wake = threading.Lock()
         self.wake.acquire()
-        # The claim, the message and the time it must end by, where its handler has a timeout.
+        # The claim, the message and its deadline, if the handler has a timeout.
         self.timed: deque[tuple[Claim, Envelope, float]] = deque()
         self.tidied_at = self.checked_at = 0.0
-        # The connections of its thread, as far as they are known.
+        # The known connections of its thread.
         self.kept: Sequence[BaseDatabaseWrapper] = ()
 
 
 class Executor(Pool):
     """Threads that run handlers.
 
-    They take messages one by one from a deque they share, so that a slow one holds up no other,
-    and are woken only as many as the work is worth: for handlers of microseconds, one.
-    Threads are daemons: a handler that never returns must not keep the process alive.
+    They take messages one by one from a shared deque, so that a slow message delays no other. Only
+    as many are woken as the work is worth: for handlers of microseconds, one. Threads are daemons:
+    a handler that never returns must not keep the process alive.
     """
 
     def __init__(
@@ -258,7 +248,7 @@ class Executor(Pool):
         self._rouse(max(int(waiting * self.seconds_each / CHECK_SECONDS), 1))
 
     def submit_run(self, run: Run) -> None:
-        """Have a thread do what is more than one message."""
+        """Run it in a thread."""
         self._inbox.append(run)
         self._rouse(1)
 
@@ -270,7 +260,7 @@ class Executor(Pool):
                 return
 
     def rouse_if_stalled(self) -> bool:
-        """Wake the rest if the threads woken did not do; return whether some are left asleep."""
+        """Wake the other threads if work still waits; return whether that is still to come."""
         if not self._idle or not self._inbox:
             return False
         if time.monotonic() - self._submitted_at > GATHER_SECONDS:
@@ -285,12 +275,12 @@ class Executor(Pool):
         taken = list(emptied(self._inbox))
         runs = [each for each in taken if isinstance(each, Run)]
         self._inbox.extend(runs)
-        # A thread that found nothing in between sleeps.
+        # A thread may have found nothing in between, and sleep.
         self._rouse(len(runs))
         return [each for each in taken if not isinstance(each, Run)]
 
     def cancel_runs(self) -> None:
-        """Let no run begin that nobody has begun; to be called when messages were taken back."""
+        """Cancel the runs that were not started, after messages were taken back."""
         for each in emptied(self._inbox):
             if isinstance(each, Run):
                 each.cancel()
@@ -304,10 +294,8 @@ class Executor(Pool):
         for thread in self.threads:
             thread.join(max(deadline - time.monotonic(), 0))
 
-    # Time-outs
-
     def give_up_late_ones(self) -> int:
-        """Fail what outlived its timeout, and replace the threads; return how many are stuck."""
+        """Fail what exceeded its timeout, and replace the threads; return how many are stuck."""
         now = time.monotonic()
         for slot in list(self._slots):
             if slot.timed and slot.timed[0][2] <= now:
@@ -318,9 +306,9 @@ class Executor(Pool):
     def _give_up(self, slot: Slot) -> None:
         try:
             claim, envelope, _ = slot.timed.popleft()
-        except IndexError:  # it ended at this very moment
+        except IndexError:  # it has just ended
             return
-        # Its thread goes on, as threads cannot be stopped; it can ask, and its end is ignored.
+        # A thread cannot be stopped. The handler can check the envelope; its result is ignored.
         envelope.lease_lost = envelope.is_unwanted = True
         claim.failures.append((envelope, HandlerTimeout(f"took longer than {claim.timeout} s")))
         self._slots.remove(slot)
@@ -330,11 +318,11 @@ class Executor(Pool):
 
     def _serve(self, slot: Slot) -> None:
         try:
-            # One that was given up leaves the slot, and the board, to whoever took its place.
+            # A thread that was given up leaves the slot and the board to its replacement.
             while not self._is_stopped and self._work_off(slot):
                 self._board.take(slot.number, 0)
                 self._idle.append(slot)
-                # Work that came before the thread was seen to be idle has woken nobody.
+                # Work that came before the thread was marked idle has not woken it.
                 if not self._inbox or not self._withdraw(slot):
                     self._sleep(slot)
         finally:
@@ -346,7 +334,7 @@ class Executor(Pool):
             slot.wake.acquire()
 
     def _withdraw(self, slot: Slot) -> bool:
-        """Return whether the thread is not idle after all, rather than about to be woken."""
+        """Mark a thread busy again; return False if it is about to be woken."""
         try:
             self._idle.remove(slot)
         except ValueError:
@@ -354,7 +342,7 @@ class Executor(Pool):
         return True
 
     def _work_off(self, slot: Slot) -> bool:
-        """Handle what is there; return False when the thread was given up meanwhile."""
+        """Handle what waits; return False if the thread was given up meanwhile."""
         began_at = time.monotonic()
         inbox = self._inbox
         while not self._is_stopped:
@@ -387,8 +375,7 @@ class Executor(Pool):
         try:
             current_envelope.set(envelope)
             claim.call(envelope)
-        # Everything: a SystemExit that ended this thread would leave its message leased and
-        # renewed for ever.
+        # Also a SystemExit: it would end this thread, and its message would be renewed forever.
         except BaseException as error:
             slot.checked_at = 0.0
             claim.fail(envelope, error)
@@ -400,16 +387,13 @@ class Executor(Pool):
     def _handle_in_time(
         self, slot: Slot, claim: Claim, envelope: Envelope, began_at: float
     ) -> bool:
-        """Handle; return False when the worker gave up on it meanwhile."""
+        """Handle; return False if the worker gave it up meanwhile."""
         assert claim.timeout is not None  # noqa: S101 - as the caller asked
-        trial = Claim(
-            claim.consumer, claim.lease_id, [envelope], began_at, is_suspect=claim.is_suspect
-        )
-        trial.call = claim.call
+        trial = claim.part([envelope])
         slot.timed.append((claim, envelope, began_at + claim.timeout))
         self._handle(slot, trial, envelope)
         try:
-            slot.timed.popleft()  # who takes it settles the message
+            slot.timed.popleft()  # whichever thread takes it settles the message
         except IndexError:
             return False
         claim.done.extend(trial.done)

@@ -1,4 +1,4 @@
-"""The keeper of leases: renews what is in flight, and finds out what was lost."""
+"""The lease keeper: renews the leases of messages in flight, and detects lost ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from delayed_queue.worker.engine.claims import Claim
 
 
 class LeaseKeeper:
-    """Renews what was leased longer ago than a third of its lease, in one statement.
+    """Renews leases after a third of their time, in one statement.
 
-    A message whose lease the database no longer knows is marked ``lease_lost``: its handler
-    can ask, a coroutine is cancelled, and its result is not written. So is one found that the
-    treatment of its queue says is unwanted. Has a thread and a connection of its own, so that
-    neither a slow handler nor a blocked claim can let a lease lapse.
+    A message whose lease is gone from the database is marked ``lease_lost``: its handler can check
+    that, a coroutine is cancelled, and its result is not written. A message that the treatment of
+    its queue reports as unwanted is marked, too. The keeper has a thread and a connection of its
+    own, so that neither a slow handler nor a blocked claim lets a lease expire.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LeaseKeeper:
         self._thread.start()
 
     def shorten(self, shortest_lease: float) -> None:
-        """Have leases in time that are shorter than those known at the start."""
+        """Renew in time a lease that is shorter than those known at the start."""
         if shortest_lease / 6 < self._interval:
             self._interval = shortest_lease / 6
             self._woken.set()  # it may be asleep for longer than the lease
@@ -61,14 +61,14 @@ class LeaseKeeper:
         self._claims[id(claim)] = claim
 
     def forget(self, claim: Claim) -> None:
-        """Renew no more; for what was settled, or is about to be given back."""
+        """Stop renewing a claim that was settled or is about to be released."""
         self._claims.pop(id(claim), None)
 
     def claims(self) -> list[Claim]:
         return list(self._claims.values())
 
     def check(self, touched: set[str] | None) -> None:
-        """Ask now what is left of these leases, for all that are held if None."""
+        """Renew these leases now, or all if None, to detect lost ones."""
         held = {claim.lease_id for claim in self.claims()}
         if found := held if touched is None else held & touched:
             self._touched.extend(found)
@@ -96,7 +96,7 @@ class LeaseKeeper:
             connections.close_all()
 
     def renew(self) -> None:
-        """Prolong the leases that have used up a third of their time, or were touched."""
+        """Renew the leases that have used a third of their time, or were touched."""
         now = time.monotonic()
         touched = {self._touched.popleft() for _ in range(len(self._touched))}
         by_lease: dict[int, list[Claim]] = defaultdict(list)
@@ -113,7 +113,7 @@ class LeaseKeeper:
         refused: set[int] = set()
 
         def refuse(envelope: Envelope, error: Error) -> None:
-            # Its lease runs out; those of the others must not.
+            # Its lease expires; those of the others must not.
             refused.add(envelope.message_id)
             self._refused(envelope, error)
 
@@ -122,8 +122,8 @@ class LeaseKeeper:
         for claim, envelopes in held.items():
             claim.leased_at = now
             asked = [each for each in envelopes if each.message_id not in refused]
-            self._note(claim, asked, renewed)
-        self._note_unwanted(held)
+            self._mark_lost(claim, asked, renewed)
+        self._mark_unwanted(held)
         self._cancel([each for some in held.values() for each in some if each.is_cancelled])
 
     def _extend(self, envelopes: Sequence[Envelope], *, lease_ms: int) -> list[ExtendedRow]:
@@ -132,7 +132,7 @@ class LeaseKeeper:
         extend = partial(Message.objects.extend, lease_ids, ids, lease_ms, using=self._using)
         return repeat(self._using, extend)
 
-    def _note_unwanted(self, held: dict[Claim, list[Envelope]]) -> None:
+    def _mark_unwanted(self, held: dict[Claim, list[Envelope]]) -> None:
         asked: dict[Treatment, list[Envelope]] = defaultdict(list)
         for claim, envelopes in held.items():
             if (treatment := claim.consumer.handler.treatment) is not None:
@@ -141,10 +141,10 @@ class LeaseKeeper:
             for envelope in treatment.unwanted(some, self._using):
                 envelope.is_unwanted = True
 
-    def _note(
+    def _mark_lost(
         self, claim: Claim, envelopes: list[Envelope], renewed: dict[tuple[int, str], int]
     ) -> None:
-        # Asked again after the answer: what was handled meanwhile may be deleted, not lost.
+        # Read after the reply: what was handled meanwhile may be deleted, not lost.
         handled = claim.handled_ids()
         for envelope in envelopes:
             leased_until = renewed.get((envelope.message_id, envelope.lease_id))

@@ -113,6 +113,11 @@ class ClaimLoop:
             self._send()  # the server works while the replies are applied
         return self._apply(exchange) or bool(self._sent)
 
+    def settle(self) -> None:
+        """Write all results, except those of locked messages."""
+        while any(claim.has_unwritten for claim in self.keeper.claims()):
+            self.tick()
+
     def finish(self) -> None:
         """Wait for what was sent; the next exchange makes up for what has failed."""
         while self._sent:

@@ -23,7 +23,8 @@ from delayed_queue.queue.store.claim import (
 )
 from delayed_queue.queue.store.limits import RulesRow
 from delayed_queue.worker.engine.claims import Claim
-from delayed_queue.worker.engine.consumers import Consumer, PollResult
+from delayed_queue.worker.engine.consumers import Consumer
+from delayed_queue.worker.engine.scanning import PollResult
 
 # Maximum wait, in milliseconds, for another claim by group of the same queue. A claim takes
 # milliseconds, but a poll within a caller's transaction lasts until that ends.

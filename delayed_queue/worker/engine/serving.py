@@ -21,10 +21,11 @@ from delayed_queue.messages import MILLISECOND, to_milliseconds
 from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.worker.engine.consumers import FIRST_WINDOW, IDLE, Consumer, full_scan_pause
+from delayed_queue.worker.engine.consumers import FIRST_WINDOW, Consumer
+from delayed_queue.worker.engine.scanning import IDLE, full_scan_pause
 from delayed_queue.worker.options import WorkerOptions
 
-# How often sources are asked where no NOTIFY says that they have changed.
+# Seconds between two queries to a source, if no NOTIFY announces a change.
 ASK_SECONDS: Final = 5.0
 
 
@@ -64,7 +65,7 @@ def consumer_of(handler: Handler, options: WorkerOptions, *, is_dynamic: bool = 
 
 
 def declare_groups(consumer: Consumer) -> None:
-    """Write the limits that the handler declares, where it declares others than the last time."""
+    """Write the limits that the handler declares, if they have changed."""
     consumer.queue.groups.declare(consumer.handler.groups)
     if consumer.handler.groups is not None:
         consumer.walk = GroupWalk()
@@ -156,21 +157,20 @@ def _rank(consumer: Consumer) -> tuple[bool, float]:
 
 
 class DynamicQueues:
-    """Many consumers of equal rank, of which most have nothing to do most of the time.
+    """Many consumers of equal rank, most of which have nothing to do most of the time.
 
-    A consumer that has found nothing twice is idle: it costs no more polls of its own. One
-    statement every poll interval, the **idle scan**, finds out which of the idle have a message
-    that is due within the next one; a ``NOTIFY`` wakes its consumer alone. Those that have
-    something take turns.
+    A consumer that has found nothing twice is idle and polls no more. One statement every poll
+    interval, the **idle scan**, finds the idle ones with a message due within the next interval. A
+    ``NOTIFY`` wakes its consumer alone. Consumers that have something take turns.
     """
 
     def __init__(self, options: WorkerOptions, registry: Registry, reserved: Iterable[str]) -> None:
         self._options = options
         self.sources = registry.sources if options.asks_sources else ()
-        # What has a consumer already, by a handler of its own.
+        # Kinds that have a handler of their own.
         self._reserved = frozenset(reserved)
         self._consumers: dict[str, Consumer] = {}
-        # The one that has waited longest for its turn first.
+        # The consumer that has waited longest comes first.
         self.turns: list[Consumer] = []
         self.ask_at = 0.0
         self._idle_scan_at = 0.0
@@ -181,19 +181,19 @@ class DynamicQueues:
 
     @property
     def names(self) -> list[str]:
-        """The sources, and which of their queues are wanted."""
+        """The names of the sources, and the wanted queues of them."""
         wanted = self._options.sourced
         of = f" of {', '.join(wanted)}" if wanted else ""
         return [source.name + of for source in self.sources]
 
     @property
     def wake_channels(self) -> list[str]:
-        """The kinds by which sources announce a change."""
+        """The channels on which sources announce changes."""
         return [source.wake_channel for source in self.sources]
 
     @property
     def next_at(self) -> float:
-        """The monotonic time of the next question to a source, or idle scan."""
+        """The monotonic time of the next query to a source, or idle scan."""
         return min(self.ask_at, self._idle_scan_at) if self.sources else IDLE
 
     def had_turn(self, consumer: Consumer) -> None:
@@ -201,7 +201,7 @@ class DynamicQueues:
         self.turns.append(consumer)
 
     def wake(self, kinds: set[str] | None) -> None:
-        """Have consumers poll at once: of these kinds, or all that may have something."""
+        """Poll at once: the queues of these kinds, or all that may have something."""
         if kinds is None:
             self.ask_at = self._idle_scan_at = self._full_at = 0.0
         elif kinds.intersection(self.wake_channels):
@@ -213,26 +213,18 @@ class DynamicQueues:
     # Sources
 
     def ask(self) -> bool:
-        """Ask the sources if it is time; return whether consumers came or went."""
+        """Query the sources if it is time; return whether consumers came or went."""
         now = time.monotonic()
         if not self.sources or now < self.ask_at:
             return False
         self.ask_at = now + ASK_SECONDS
-        known = self._consumers
-        self._consumers = {consumer.queue.kind: consumer for consumer in self._wanted()}
-        new = [
-            consumer
-            for consumer in self._consumers.values()
-            if known.get(consumer.queue.kind) is not consumer
-        ]
-        if not new and len(known) == len(self._consumers):
+        found = {consumer.queue.kind: consumer for consumer in self._wanted()}
+        if found == self._consumers:
             return False
-        kept = [
-            consumer
-            for consumer in self.turns
-            if self._consumers.get(consumer.queue.kind) is consumer
-        ]
-        self.turns = [*new, *kept]
+        self._consumers = found
+        known, wanted = set(self.turns), set(found.values())
+        new = [each for each in found.values() if each not in known]
+        self.turns = [*new, *(each for each in self.turns if each in wanted)]
         self._idle_scan_at = self._full_at = 0.0
         return True
 
@@ -249,8 +241,8 @@ class DynamicQueues:
         named = self._options.sourced
         try:
             found = list(source.handlers(self._options.using))
-        # The source's own code, or a table that the worker may not read: the queues that it named
-        # before are served all the same.
+        # The source's code, or a table that the worker may not read. The queues that it named
+        # before are still served.
         except Exception as error:
             if is_unavailable(error):
                 raise
@@ -267,14 +259,14 @@ class DynamicQueues:
     # The idle scan
 
     def scan_fully(self, since: float) -> bool:
-        """Have the next idle scan be a full one, unless one was since; return whether it is."""
+        """Make the next idle scan a full one, unless there was one since; return whether it is."""
         if not self.sources or self._scanned_at >= since:
             return False
         self._idle_scan_at = self._full_at = 0.0
         return True
 
     def idle_scan(self) -> None:
-        """Find out, if it is time, which of the idle consumers may have something to do."""
+        """Wake, if it is time, the idle consumers that may have something."""
         now = time.monotonic()
         if not self.sources or now < self._idle_scan_at:
             return
@@ -294,8 +286,7 @@ class DynamicQueues:
             using=self._options.using,
         )
         if is_full:
-            # As with a consumer's own polls: what is behind the scan positions is read rarely where
-            # it is dear, which is only under an old snapshot.
+            # As for a consumer's own polls: rare if full scans are slow, as under an old snapshot.
             self._full_at = now + full_scan_pause(time.monotonic() - now, interval)
         for consumer in idle:
             if (wait := waits.get(consumer.queue.kind)) is not None:

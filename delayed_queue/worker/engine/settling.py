@@ -30,16 +30,17 @@ from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.leases import LeaseKeeper
 from delayed_queue.worker.engine.refusals import wait_after
 
-# Failures are written one statement each, or for those deferred alike, so many in a round trip.
+# At most N failures in one round trip: each, or all that are deferred alike, is one statement.
 MOST_FAILURES: Final = 100
-Rows = list[Row]
-
-
-# How long an exchange waits for another transaction's lock. Shorter than PostgreSQL waits before
-# it looks for a deadlock (1 s), so that a worker gives way before somebody else is made to.
+# Maximum wait for locks in an exchange. PostgreSQL searches for deadlocks after 1 s, so the worker
+# gives way before another transaction has to.
 LOCK_WAIT_MS: Final = 250
-# How long a message that somebody held is not asked for.
+# Seconds between two tries to settle a message that another transaction has locked.
 PAUSE_SECONDS: Final = 1.0
+
+Rows = list[Row]
+# A claim, and the ids of its handled messages that are to be acknowledged.
+_Part = tuple[Claim, list[int]]
 
 
 class _Failure(NamedTuple):
@@ -82,50 +83,52 @@ class Settler:
         self._counts = counts
 
     def settlements(self, claims: Iterable[Claim]) -> list[Settlement]:
-        """Return what to write about claims that have something: two statements for what went well.
+        """Return what to write about claims that have something to settle.
 
-        And one for each queue whose treatment has something to write about it.
+        Two statements for what went well, and one for each treatment that writes about it.
         """
-        treated: dict[Treatment, list[Claim]] = {}
-        plain: list[Claim] = []
+        parts: list[_Part] = []
         failures: list[tuple[Claim, Envelope, BaseException]] = []
         for claim in claims:
-            if len(claim.done) > claim.acknowledged:
-                treatment = claim.consumer.handler.treatment
-                (plain if treatment is None else treated.setdefault(treatment, [])).append(claim)
-            if len(claim.failures) > claim.judged:
-                failures.extend((claim, *each) for each in claim.failures[claim.judged :])
+            if ids := claim.done[claim.acknowledged :]:
+                parts.append((claim, ids))
+            failures.extend((claim, *each) for each in claim.failures[claim.judged :])
         alike = list(self._alike(failures))
-        found = [*self._of_treated(treated, plain), *self._of_treatments(alike)]
-        found.extend(self._of_plain(plain))
-        found.extend(map(self._of_failures, alike))
-        return found
+        return [
+            *self._of_done(parts),
+            *self._of_treatments(alike),
+            *map(self._of_failures, alike),
+        ]  # fmt: skip
 
-    def _of_treated(
-        self, treated: dict[Treatment, list[Claim]], plain: list[Claim]
-    ) -> Iterable[Settlement]:
-        """Yield what treatments write about what went well; leave what they have nothing for."""
-        for treatment, claims in treated.items():
-            parts = [(claim, claim.done[claim.acknowledged :]) for claim in claims]
-            done = [each for claim, ids in parts for each in claim.members(ids)]
-            step = treatment.acknowledging(done)
+    def _of_done(self, parts: Iterable[_Part]) -> Iterable[Settlement]:
+        treated: dict[Treatment | None, list[_Part]] = {}
+        for part in parts:
+            treated.setdefault(part[0].consumer.handler.treatment, []).append(part)
+        plain: list[_Part] = []
+        for treatment, some in treated.items():
+            step = None
+            if treatment is not None:
+                done = [each for claim, ids in some for each in claim.members(ids)]
+                step = treatment.acknowledging(done)
             if step is None:
-                plain.extend(claims)
+                plain.extend(some)
             else:
-                yield Settlement(step, partial(self._note_done, parts))
+                yield Settlement(step, partial(self._note_done, some))
+        yield from self._of_plain(plain)
 
-    def _of_plain(self, claims: list[Claim]) -> Iterable[Settlement]:
-        whole: list[Claim] = []
-        parts: list[tuple[Claim, list[int]]] = []
-        for claim in claims:
-            if claim.is_wholly_done:
-                whole.append(claim)
-            else:
-                parts.append((claim, claim.done[claim.acknowledged :]))
+    def _of_plain(self, parts: list[_Part]) -> Iterable[Settlement]:
+        whole: list[_Part] = []
+        others: list[_Part] = []
+        for claim, ids in parts:
+            is_whole = not claim.shares_lease and len(ids) == len(claim.envelopes)
+            (whole if is_whole else others).append((claim, ids))
         if whole:
-            yield self._of_whole(whole)
-        if parts:
-            yield self._of_parts(parts)
+            step = acknowledge_leases_step([claim.lease_id for claim, _ in whole])
+            yield Settlement(step, partial(self._note_done, whole))
+        if others:
+            members = [message_id for _, ids in others for message_id in ids]
+            step = acknowledge_members_step([claim.lease_id for claim, _ in others], members)
+            yield Settlement(step, partial(self._note_done, others))
 
     def _of_treatments(self, alike: list[list[_Failure]]) -> Iterable[Settlement]:
         """Yield what treatments write in the transaction that settles their failed messages."""
@@ -155,16 +158,7 @@ class Settler:
             groups.setdefault(key, []).append(_Failure(claim, envelope, error, verdict))
         return groups.values()
 
-    def _of_whole(self, claims: list[Claim]) -> Settlement:
-        step = acknowledge_leases_step([claim.lease_id for claim in claims])
-        return Settlement(step, partial(self._note_done, [(each, each.done) for each in claims]))
-
-    def _of_parts(self, parts: list[tuple[Claim, list[int]]]) -> Settlement:
-        ids = [message_id for _, some in parts for message_id in some]
-        step = acknowledge_members_step([claim.lease_id for claim, _ in parts], ids)
-        return Settlement(step, partial(self._note_done, parts))
-
-    def _note_done(self, parts: list[tuple[Claim, list[int]]], rows: Rows) -> None:
+    def _note_done(self, parts: list[_Part], rows: Rows) -> None:
         wanted = sum(len(ids) for _, ids in parts)
         # Nearly always all are deleted; only otherwise is it worth asking which.
         deleted = None if len(rows) == wanted else set(column_of(rows))
@@ -186,9 +180,8 @@ class Settler:
 
     def _announce_done(self, claim: Claim, done: list[int]) -> None:
         if done and signals.acknowledged.has_listeners():
-            signals.announce(
-                signals.acknowledged, self._sender, envelopes=claim.members(done)
-            )  # fmt: skip
+            envelopes = claim.members(done)
+            signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
 
     def _of_failures(self, alike: list[_Failure]) -> Settlement:
         claim, envelope, error, verdict = alike[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -24,40 +25,52 @@ from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.engine.consumers import Consumer, Poll, PollResult
+from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.executor import Run
 from delayed_queue.worker.engine.refusals import WriteRefused, wait_after
+from delayed_queue.worker.engine.scanning import Poll, PollResult
 
-# How long a run goes on taking batches before the worker may give its thread to another consumer.
+# A run takes batches for N seconds before the worker may give its thread to another consumer.
 GO_ON_SECONDS: Final = 0.05
 
 
 class _BatchFailed(Exception):
-    """A member could not be handled: undo the batch, and take its messages one by one."""
+    """A message failed: undo the batch, and take its messages one by one."""
 
 
 class _SuspectsFound(Exception):
-    """Members may have killed a process: undo the batch, and take its messages alone."""
+    """Messages may have killed a process: undo the batch, and take its messages alone."""
 
 
 class _Conflict(BaseException):
-    """Raised when a handler's writes met another transaction; no Exception: nothing is counted."""
+    """A handler's write met another transaction. No Exception, so that nothing is counted."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
 
 
+@dataclass(slots=True)
+class _Scan:
+    """What a run has found: in its last batch, and up to which message."""
+
+    found: int = 0
+    # The due time and id of the last message taken.
+    last: tuple[int, int] | None = None
+    next_due_in: int | None = None
+    # Duration of the first statement that searched for messages.
+    seconds: float | None = None
+
+
 class TransactionalRun(Run):
-    """Some batches of a consumer, handled by one handler thread; then found among ``ended``.
+    """Some batches of a consumer, handled by one handler thread; at its end it is in ``ended``.
 
-    No lease is written and no savepoint set: a batch commits with all its effects or, if one
-    member fails, is undone and its messages are taken one by one, each in a transaction of its
-    own that counts its failure. What a handler does elsewhere than in the database may so
-    happen twice.
+    No lease is written and no savepoint set. A batch commits with all its effects. If one message
+    fails, the batch is undone and its messages are taken one by one, each in a transaction that
+    counts its failure. Effects outside the database may so happen twice.
 
-    A batch with suspects is undone, too, once they are to be alone: ``suspects`` says how many
-    messages to take one by one by a run that **is alone**.
+    If suspects are to be alone, a batch with suspects is undone, too: ``suspects`` messages are to
+    be taken one by one by a run that ``is_alone``.
     """
 
     def __init__(
@@ -73,24 +86,19 @@ class TransactionalRun(Run):
     ) -> None:
         self.consumer = consumer
         self.poll = poll
-        # Of the last batch, and of all of them.
-        self._found = self.total = self.suspects = 0
+        self._scan = _Scan()
+        self.total = self.suspects = 0
         self.is_alone = is_alone
-        # The due time and id of the last message taken.
-        self._last: tuple[int, int] | None = None
-        self._next_due_in: int | None = None
         self.done: list[Envelope] = []
         self.failures: list[tuple[Envelope, BaseException]] = []
-        # Messages of which the database refused a write, and the errors.
+        # Messages for which the database refused a write, and the errors.
         self.refused: list[tuple[Envelope, BaseException]] = []
         self.error: Exception | None = None
-        # Whether it gave way to other transactions again and again: then it has done nothing.
+        # Whether it met other transactions again and again: then it has done nothing.
         self.met_conflict = False
         self.seconds = 0.0
-        # When the run began, in milliseconds of the database's clock.
+        # The start of the run, in milliseconds of the database's clock.
         self._began_at = 0
-        # What the first of its statements took that search for messages.
-        self._poll_seconds: float | None = None
         self._ended = ended
         self._wake_channel = wake_channel
         self._board = board
@@ -103,7 +111,7 @@ class TransactionalRun(Run):
         self._board.mark(slot, is_suspect=self.is_alone, is_transactional=True)
         try:
             self._work()
-        # Whatever it is, the worker must hear that this run is over.
+        # Whatever it is, the worker must learn that this run is over.
         except Exception as error:
             self.met_conflict = is_conflict(error)
             self.error = None if self.met_conflict else error
@@ -117,34 +125,35 @@ class TransactionalRun(Run):
     @property
     def result(self) -> PollResult:
         """What its last batch found."""
-        latest, last_id = self._last or (None, 0)
-        return PollResult(
-            self._found, latest, self._next_due_in, self._poll_seconds, last_id=last_id
-        )
+        scan = self._scan
+        latest, last_id = scan.last or (None, 0)
+        return PollResult(scan.found, latest, scan.next_due_in, scan.seconds, last_id=last_id)
 
     def note_times(self) -> None:
-        """Count how late the messages were by the database's clock, and the run time of each."""
+        """Record the lateness of the messages, and the run time of each."""
         now, tally = self._began_at + int(self.seconds * 1000), self.consumer.tally
         tally.note_lateness([now - each.due_at_ms for each in self.done])
         if self.total:
             tally.note_runs([self.seconds / self.total] * self.total)
 
     def cancel(self) -> None:
-        """End it before a thread has begun it."""
+        """End before a thread has started it."""
         self._ended.append(self)
 
     def _work(self) -> None:
-        """Take batches while they are full, for a short while: the worker has others to serve."""
+        """Take batches while they are full, for a short time: other consumers wait."""
         queue = self.consumer.queue
         drop_if_lost(queue.using)
         self._began_at = to_milliseconds(database_now(queue.using))
         if self.poll.asks_ahead:
             horizon = queue.poll_interval // MILLISECOND
-            self._next_due_in = Message.objects.next_due([queue.kind], horizon, using=queue.using)
+            self._scan.next_due_in = Message.objects.next_due(
+                [queue.kind], horizon, using=queue.using
+            )
         ends_at = time.monotonic() + GO_ON_SECONDS
         while True:
             self._take()
-            is_full = self._found == self.poll.limit
+            is_full = self._scan.found == self.poll.limit
             goes_on = is_full and self._goes_on and not self.is_alone
             if not goes_on or time.monotonic() >= ends_at:
                 return
@@ -154,18 +163,18 @@ class TransactionalRun(Run):
         try:
             if self.is_alone:
                 self._take_one_by_one(self.poll.limit)
-                self._found = len(self.done) + len(self.failures)
+                self._scan.found = len(self.done) + len(self.failures)
             else:
-                through_conflicts(partial(self._take_batch, before, self._last))
+                through_conflicts(partial(self._take_batch, before, self._scan.last))
         except _SuspectsFound:
-            self.suspects, self._found = self._found, 0
+            self.suspects, self._scan.found = self._scan.found, 0
         except (_BatchFailed, Error) as error:
-            if is_unavailable(error) and not (self._found and is_conflict(error)):
+            if is_unavailable(error) and not (self._scan.found and is_conflict(error)):
                 raise
             del self.done[before:]
-            # Without a number, the statement that takes them is refused, because of one of them.
-            self._take_one_by_one(self._found or self.poll.limit)
-        self.total += self._found
+            # Without a number, the statement that takes them was refused because of one of them.
+            self._take_one_by_one(self._scan.found or self.poll.limit)
+        self.total += self._scan.found
 
     def _take_one_by_one(self, count: int) -> None:
         for _ in range(count):
@@ -173,34 +182,34 @@ class TransactionalRun(Run):
                 return
 
     def _take_batch(self, before: int, last: tuple[int, int] | None) -> None:
-        # What an earlier try took is there again, from where that began.
+        # What an earlier try took is available again, from its start.
         del self.done[before:]
-        self._found, self._last = 0, last
+        self._scan.found, self._scan.last = 0, last
         queue, poll, began_at = self.consumer.queue, self.poll, time.monotonic()
         try:
             with transaction.atomic(using=queue.using, durable=True):
                 rows = Message.objects.take(
                     queue.kind, poll.limit, floor=self._position, using=queue.using
                 )
-                self._found = len(rows)
-                if self._poll_seconds is None:
-                    self._poll_seconds = time.monotonic() - began_at
+                self._scan.found = len(rows)
+                if self._scan.seconds is None:
+                    self._scan.seconds = time.monotonic() - began_at
                 if rows:
                     self._check_suspects(rows)
-                    self._last = rows[-1].due_at, rows[-1].id
+                    self._scan.last = rows[-1].due_at, rows[-1].id
                     self._handle_all(rows)
         except _SuspectsFound:
             raise
-        # Also what the commit finds: a deferred constraint that one of them broke.
+        # Also an error of the commit: a deferred constraint, for example.
         except Exception as error:
-            if not self._found or is_conflict(error):
+            if not self._scan.found or is_conflict(error):
                 raise
             raise _BatchFailed from error
 
     @property
     def _position(self) -> tuple[int, int]:
-        """Begin where the poll does, and then at the last message of a batch."""
-        return self._last or (self.poll.position, self.poll.first_id)
+        """The start of the poll, or the last message of the batch before."""
+        return self._scan.last or (self.poll.position, self.poll.first_id)
 
     def _check_suspects(self, rows: list[ConsumedRow]) -> None:
         if self._board.alone_seconds and any(row.is_retaken for row in rows):
@@ -227,15 +236,15 @@ class TransactionalRun(Run):
             self.consumer.call(envelope)
         except Exception:
             raise
-        # A SystemExit ends no worker: it is a failure like any other.
+        # A SystemExit is a failure, too, and does not end the worker.
         except BaseException as error:
             raise RuntimeError(f"The handler raised {type(error).__name__}.") from error
 
     def _take_one(self) -> bool:
-        """Handle the earliest message in a transaction of its own, which counts a failure too.
+        """Handle the earliest message in a transaction that also counts its failure.
 
-        A conflict with other transactions is none, unless it comes again and again. Returns
-        whether there may be more.
+        A conflict with another transaction counts as a failure only after several tries. Returns
+        whether more may be available.
         """
         try:
             return through_conflicts(partial(self._try_one, counts_conflicts=False))
@@ -270,9 +279,9 @@ class TransactionalRun(Run):
         return True
 
     def _set_aside(self, error: Error, taken: list[Envelope]) -> bool:
-        """Lease the message of which a write was refused, and have it retried by the policy.
+        """Lease the message for which a write was refused, and retry it by the policy.
 
-        The earliest may be another by now. That goes back uncounted.
+        The earliest message may be another one by now: that is released uncounted.
         """
         queue = self.consumer.queue
         envelope = queue.try_poll()

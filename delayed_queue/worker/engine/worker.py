@@ -6,8 +6,7 @@ import logging
 import random
 import select
 import time
-from collections import Counter, defaultdict
-from functools import partial
+from collections import Counter
 from typing import Final
 
 from django.db import Error, connections
@@ -15,15 +14,13 @@ from django.db import Error, connections
 from delayed_queue.conf import get_settings
 from delayed_queue.cron.keeper import CronKeeper, CronThread
 from delayed_queue.db.own import using_own_connection
-from delayed_queue.db.resilience import write_by_halves
+from delayed_queue.db.resilience import repeat
 from delayed_queue.db.wakeups import Listener
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, registry
 from delayed_queue.logs import described, log
-from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 from delayed_queue.worker.board import Board
-from delayed_queue.worker.engine.claims import Claim
 from delayed_queue.worker.engine.consumers import Consumer, slowest_scan
 from delayed_queue.worker.engine.database import check_schema
 from delayed_queue.worker.engine.heartbeat import Heartbeat, Snapshot
@@ -222,11 +219,14 @@ class Worker:
         self.stop()
         try:
             self._loop.finish()
-            self._release_unstarted()
+            for claim, envelope in self.dispatcher.take_back():
+                claim.leave(envelope)
             if self._loop.has_work:
                 self._finish_in_flight()
             for claim in self._keeper.claims():
-                self._release(claim, list(claim.in_flight()))
+                for envelope in list(claim.in_flight()):
+                    claim.leave(envelope)
+            repeat(self.options.using, self._loop.settle)
         except (Error, ResourceUnavailable) as error:
             # Nothing is lost: the leases run out.
             log(logging.WARNING, "shutdown_incomplete", error=described(error))
@@ -237,13 +237,6 @@ class Worker:
             self._loop.close()
             self._count()
             connections[self.options.using].close()
-
-    def _release_unstarted(self) -> None:
-        by_claim: dict[Claim, list[Envelope]] = defaultdict(list)
-        for claim, envelope in self.dispatcher.take_back():
-            by_claim[claim].append(envelope)
-        for claim, envelopes in by_claim.items():
-            self._release(claim, envelopes)
 
     def _finish_in_flight(self) -> None:
         deadline = time.monotonic() + self.options.shutdown_timeout.total_seconds()
@@ -258,18 +251,3 @@ class Worker:
                     if not any(claim.has_unwritten for claim in self._keeper.claims()):
                         listener.wait(min(left, 1.0), self._loop.wake_channel)
                     self._loop.wake_channel.clear()
-
-    def _release(self, claim: Claim, envelopes: list[Envelope]) -> None:
-        """Release leases, uncounted, so that others take the messages at once."""
-        ids = [each.message_id for each in envelopes]
-        claim.remove(envelopes)
-        if claim.is_settled:
-            self._keeper.forget(claim)
-        release = partial(claim.consumer.queue._release_unacknowledged, claim.lease_id, refund=1)
-        if ids:
-            write_by_halves(ids, release, _keep_lease)
-
-
-def _keep_lease(message_id: int, error: Error) -> None:
-    """Leave a message that cannot be released to the end of its lease."""
-    log(logging.WARNING, "release_refused", id=message_id, error=described(error))

@@ -111,7 +111,7 @@ def give_back(report: CrashReport, using: str) -> GivenBack:
 def _give_back(report: CrashReport, error: str, using: str) -> None:
     messages, mark = Message.objects, str(uuid.uuid4())
     if report.holder:
-        Worker.objects.remove_holder(report.holder, using=using)
+        Worker.objects.using(using).filter(holder=report.holder).delete()
     if report.lease_ids:
         messages.give_back(
             report.lease_ids,

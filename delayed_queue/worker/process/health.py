@@ -154,11 +154,8 @@ class HealthServer(ThreadingHTTPServer):
         self.address_family, *_, address = found[0]
         self.report = report
         self.metrics = _metrics()
-        self._time_limit = time_limit
-        self._opened: dict[socket.socket, float] = {}
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=[min(0.5, time_limit)], name="health", daemon=True
-        )
+        self.time_limit = time_limit
+        self._thread = threading.Thread(target=self.serve_forever, name="health", daemon=True)
         super().__init__((str(address[0]), int(address[1])), _Request)
 
     @property
@@ -180,23 +177,6 @@ class HealthServer(ThreadingHTTPServer):
         # HTTPServer would resolve the host's name, which may block.
         socketserver.TCPServer.server_bind(self)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._opened[request] = time.monotonic()
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._opened.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Close expired connections; a timeout per read would not stop slow clients."""
-        latest = time.monotonic() - self._time_limit
-        for request, opened_at in list(self._opened.items()):
-            if opened_at < latest:
-                self._opened.pop(request, None)
-                with suppress(OSError):  # it has ended by itself
-                    request.shutdown(socket.SHUT_RDWR)
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Close without a reply; log errors that the client did not cause."""
         error = sys.exc_info()[1]
@@ -208,6 +188,21 @@ class _Request(BaseHTTPRequestHandler):
     """One request; the connection is closed after it."""
 
     server: HealthServer
+
+    def setup(self) -> None:
+        super().setup()
+        # A timeout per read would not stop slow clients.
+        self._deadline = threading.Timer(self.server.time_limit, self._cut_off)
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def finish(self) -> None:
+        self._deadline.cancel()
+        super().finish()
+
+    def _cut_off(self) -> None:
+        with suppress(OSError):  # it has ended by itself
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def parse_request(self) -> bool:
         if not super().parse_request():

@@ -18,9 +18,9 @@ Connection = psycopg.BaseConnection[Any]
 
 
 def open_connections() -> list[Connection]:
-    """Return the open connections that are not Django's; one warning names them.
+    """Return the open connections that are not Django's, and log one warning with them.
 
-    Before the garbage collector's objects are frozen, as it does not list them then.
+    Call it before the garbage collector's objects are frozen, as it does not list them then.
     """
     djangos = [each.connection for each in connections.all(initialized_only=True)]
     found = [
@@ -44,11 +44,11 @@ def _named(connection: Connection) -> str:
 def disown(inherited: Iterable[Connection]) -> None:
     """Close a child's copies, and leave the server sessions to the parent.
 
-    Processes that share a session read each other's answers.
+    Processes that share a session would read each other's replies.
     """
     with Path(os.devnull).open("r+b") as null:
         for each in inherited:
             if not each.closed:
-                # The farewell to the server goes to the null device.
+                # The closing message to the server goes to the null device.
                 os.dup2(null.fileno(), each.fileno())
                 each.pgconn.finish()

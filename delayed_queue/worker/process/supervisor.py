@@ -12,8 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -28,6 +27,7 @@ from delayed_queue.observe import signals
 from delayed_queue.worker.board import COUNTERS, Board, Watchdog
 from delayed_queue.worker.deadlines import EXIT_STUCK, in_daemon
 from delayed_queue.worker.engine.settling import Counts
+from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.process.crashes import CrashReport, cause_of_death, give_back, listed
 from delayed_queue.worker.process.health import (
     SCRAPING,
@@ -199,21 +199,6 @@ EXIT_UNAVAILABLE: Final = 69
 FINAL_EXITS: Final = frozenset({EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNAVAILABLE})
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorOptions:
-    """Options of a supervisor; ``slots`` is the size of each child's board.
-
-    If ``ends`` is set (burst, max_messages), a child that exits with 0 is not replaced.
-    """
-
-    processes: int
-    slots: int
-    using: str
-    shutdown_timeout: timedelta
-    ends: bool = False
-    worker_id: str = ""
-
-
 class Supervisor:
     """Keeps N processes alive; ``run()`` returns the exit code.
 
@@ -226,7 +211,7 @@ class Supervisor:
     processes finish the messages in flight and exit.
     """
 
-    def __init__(self, options: SupervisorOptions, work: Callable[[Child, int], int]) -> None:
+    def __init__(self, options: WorkerOptions, work: Callable[[Child, int], int]) -> None:
         self.options = options
         self.children = [Child(index, options.slots) for index in range(1, options.processes + 1)]
         self._work = work
@@ -355,7 +340,7 @@ class Supervisor:
         if crashed:
             self._isolate_suspects(child, report)
             self._note_crash(child, pid, code, report)
-        elif code == 0 and self.options.ends:
+        elif code == 0 and self.options.is_finite:
             child.is_finished = True
 
     def _note_crash(self, child: Child, pid: int, code: int, report: CrashReport) -> None:

@@ -25,11 +25,11 @@ from pytest_django import Settings
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message, Worker
 from delayed_queue.worker.board import START_SECONDS
+from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.process.supervisor import (
     EXIT_CONFIGURATION,
     Child,
     Supervisor,
-    SupervisorOptions,
 )
 from tests.support.ledger import offer
 from tests.support.processes import children_of, database_url, wait_until, worker
@@ -383,7 +383,8 @@ def waiting(child: Child, lifeline: int) -> int:
 
 
 def supervisor_of(work: Callable[[Child, int], int] = waiting) -> Supervisor:
-    return Supervisor(SupervisorOptions(1, 1, "default", timedelta(seconds=1)), work)
+    options = WorkerOptions(concurrency=1, shutdown_timeout=timedelta(seconds=1))
+    return Supervisor(options, work)
 
 
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:

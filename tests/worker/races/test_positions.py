@@ -42,7 +42,7 @@ def poll(consumer: Consumer) -> list[str]:
     rows = plan.finish(
         dict(zip(plan.steps, run("default", list(plan.steps.values())), strict=True))
     )
-    consumer.schedule.rewind_at = consumer.schedule.full_scan_at = math.inf
+    consumer.schedule.rewinds.at = consumer.schedule.full_scans.at = math.inf
     return [row.key for row in rows]
 
 
@@ -101,7 +101,7 @@ def test_it_is_found_by_the_next_rewind_or_when_polls_no_longer_fill(
     other.execute(end)
     assert poll(consumer) == ["k2", "k3"]
     if is_busy:
-        consumer.schedule.rewind_at = 0.0
+        consumer.schedule.rewinds.at = 0.0
         assert poll(consumer) == [EARLY, "k4"]
         assert poll(consumer) == ["k5"]
     else:
