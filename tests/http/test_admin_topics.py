@@ -101,6 +101,14 @@ def test_what_no_topic_can_be_is_refused_at_its_field(
     assert not Topic.objects.exists()
 
 
+def test_adding_a_topic_that_exists_is_refused_and_changes_nothing(admin_client: Client):
+    configure_topic("orders", shards=2)
+    made = {"name": "orders", "ladder": "5s", "jitter": "0", "hold": "", "shards": "3"}
+    answer = admin_client.post(f"{TOPICS}add/", made)
+    assert "already exists" in text(answer.content.decode())
+    assert (read_topic("orders").shards, read_topic("orders").ladder) == (2, "")
+
+
 def test_shards_that_hold_jobs_do_not_go(admin_client: Client):
     configure_topic("orders", shards=8)
     add("orders", 40)
