@@ -15,11 +15,11 @@ _ELSEWHERE: Final = "delayed_queue.notifications"
 
 
 # What statements are made of: fragments, and the kinds of a topic.
-_PIECES: Final = (".store.fragments", ".http.jobs.kinds")
+_PIECES: Final = (".store.fragments", ".http.store.kinds")
 
 
 def _is_store(module: str) -> bool:
-    return ".store" in module or module in ("delayed_queue.db.sql", "delayed_queue.http.jobs.kinds")
+    return ".store" in module or module == "delayed_queue.db.sql"
 
 
 def _find() -> dict[str, str]:
