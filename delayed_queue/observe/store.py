@@ -12,7 +12,8 @@ from delayed_queue.db.sql import CLOCK, row_of, rows_of
 # The oldest holder that keeps dead rows of this database: one of its sessions, any session
 # that writes (no later snapshot goes beyond it), a prepared transaction, a replication slot or a
 # standby with feedback. Among equals a writer comes first: the others only inherited its age.
-# A running VACUUM holds up nothing.
+# A running VACUUM holds up nothing. A running statement with a recent snapshot took it at its
+# start, since its transaction takes a new one for each statement.
 # Reads: the lists of sessions, prepared transactions and slots.
 OLDEST_SNAPSHOT: Final[LiteralString] = """
 WITH holders AS (
@@ -21,7 +22,11 @@ WITH holders AS (
         pid::text AS name, COALESCE(application_name, '') AS application,
         COALESCE(usename, '')::text AS owner, COALESCE(state, '') AS state,
         NULLIF(datname, current_database())::text AS elsewhere,
-        CASE WHEN backend_type <> 'walsender' THEN xact_start END AS since,
+        CASE WHEN backend_type = 'client backend' AND state = 'active'
+                AND backend_xid IS NULL AND age(backend_xmin) < 100
+            THEN query_start
+            ELSE xact_start
+        END AS since,
         age(backend_xid) AS own,
         CASE WHEN datname = current_database() OR backend_type = 'walsender'
             THEN age(backend_xmin)
@@ -30,11 +35,7 @@ WITH holders AS (
     WHERE backend_type <> 'parallel worker'
         AND (datname IS NOT NULL OR backend_type = 'walsender')
         AND pid <> pg_backend_pid()
-        AND NOT EXISTS (
-            SELECT 1
-            FROM pg_stat_progress_vacuum AS vacuum
-            WHERE vacuum.pid = pg_stat_activity.pid
-        )
+        AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
     UNION ALL
     SELECT
         'prepared transaction', gid, '', owner::text, '',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -195,6 +196,35 @@ def test_of_two_that_are_alike_the_writer_is_named_that_the_other_inherited_it_f
         reading.execute("DECLARE rows CURSOR FOR SELECT 1")
         [(holder, name, *_)] = ours.execute(OLDEST_SNAPSHOT).fetchall()
         assert (holder, name) == ("session", str(writing.info.backend_pid))
+
+
+def test_the_age_of_a_snapshot_of_one_statement_is_that_of_the_statement(
+    server: EmbeddedPostgres,
+) -> None:
+    """At READ COMMITTED a transaction takes a new snapshot for each statement."""
+    ages = (
+        "SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8, "
+        "extract(epoch FROM clock_timestamp() - query_start)::float8 "
+        "FROM pg_stat_activity WHERE pid = %s AND backend_xmin IS NOT NULL AND state = 'active'"
+    )
+    with connected(server) as reading, connected(server, autocommit=True) as ours:
+        pid = reading.info.backend_pid
+        reading.execute("SELECT 1")
+        began_at = time.monotonic()
+        wait_until(lambda: time.monotonic() - began_at > 0.5)
+        with ThreadPoolExecutor(1) as thread:
+            ended = thread.submit(reading.execute, "SELECT pg_sleep(60)")
+            try:
+                wait_until(lambda: ours.execute(ages, [pid]).fetchall())
+                [(_, name, *_, seconds, _)] = ours.execute(OLDEST_SNAPSHOT).fetchall()
+                [(of_transaction, of_statement)] = ours.execute(ages, [pid]).fetchall()
+            finally:
+                reading.cancel()
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                ended.result()
+    assert name == str(pid)
+    assert of_transaction > of_statement + 0.4
+    assert seconds <= of_statement
 
 
 def test_a_vacuum_holds_up_nobody(server: EmbeddedPostgres) -> None:
