@@ -1,4 +1,4 @@
-"""The app of the notification service, and its checks: providers, and what is forgotten."""
+"""The app of the notification service, and its checks."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def is_of_extra(error: ModuleNotFoundError) -> bool:
 
 
 def _can_be_used() -> bool:
-    """Return whether the settings can; a check of the core says what is wrong with them."""
+    """Return whether the settings are valid; a check of the core reports their errors."""
     return not find_problems(getattr(settings, SETTING, {}))
 
 
 @register
 def check_providers(**_: Any) -> list[CheckMessage]:
-    """Refuse providers, rates and secrets that cannot be used, before a message is tried."""
+    """Refuse providers, rates and secrets that cannot be used."""
     if not _can_be_used():
         return []
     try:
-        # Not above: few commands need what providers import.
+        # Imported late, because few commands need the providers.
         from delayed_queue.notifications.channels import check_dispatch, unserved_channels
 
         import_module("delayed_queue.notifications.recipients")
@@ -72,7 +72,7 @@ def check_providers(**_: Any) -> list[CheckMessage]:
 
 @register(deploy=True)
 def check_hash_key(**_: Any) -> list[CheckMessage]:
-    """Warn where opt-outs would be forgotten with the next ``SECRET_KEY``."""
+    """Warn if a new ``SECRET_KEY`` would invalidate suppressions."""
     if not _can_be_used() or get_settings().HASH_KEY:
         return []
     return [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import django.db.models.deletion
-import django.db.models.functions.datetime
+from typing import Any
+
 from django.db import migrations, models
+from django.db.models.functions import Now
 
-import delayed_queue.notifications.models
+from delayed_queue.notifications.models import new_id
 
+CHANNELS = [("email", "email"), ("sms", "SMS"), ("webhook", "webhook")]
 # Each notification leaves two dead versions: when it is begun, and at its end. Vacuum by
 # count rather than by share, as for the queue's own table.
 STORAGE = """
@@ -32,6 +34,13 @@ ALTER TABLE IF EXISTS delayed_queue_notification RESET (
 """
 
 
+def _id() -> tuple[str, models.Field[Any, Any]]:
+    field = models.BigAutoField(
+        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+    )
+    return "id", field
+
+
 class Migration(migrations.Migration):
     initial = True
 
@@ -42,12 +51,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="DedupeClaim",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("tenant", models.CharField(max_length=100)),
                 ("key", models.CharField(db_collation="C", max_length=250)),
                 ("notification_id", models.UUIDField()),
@@ -71,10 +75,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.UUIDField(
-                        default=delayed_queue.notifications.models.new_id,
-                        editable=False,
-                        primary_key=True,
-                        serialize=False,
+                        default=new_id, editable=False, primary_key=True, serialize=False
                     ),
                 ),
                 (
@@ -92,13 +93,7 @@ class Migration(migrations.Migration):
                         max_length=6,
                     ),
                 ),
-                (
-                    "channel",
-                    models.CharField(
-                        choices=[("email", "email"), ("sms", "SMS"), ("webhook", "webhook")],
-                        max_length=7,
-                    ),
-                ),
+                ("channel", models.CharField(choices=CHANNELS, max_length=7)),
                 (
                     "priority",
                     models.CharField(
@@ -148,10 +143,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("error_class", models.CharField(blank=True, default="", max_length=100)),
-                (
-                    "created_at",
-                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
-                ),
+                ("created_at", models.DateTimeField(db_default=Now())),
                 ("started_at", models.DateTimeField(blank=True, null=True)),
                 ("ended_at", models.DateTimeField(blank=True, null=True)),
             ],
@@ -231,12 +223,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ParkedRequest",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("digest", models.BinaryField(max_length=32)),
                 (
                     "origin",
@@ -266,10 +253,7 @@ class Migration(migrations.Migration):
                 ("reason", models.CharField(verbose_name="reason", max_length=200)),
                 ("errors", models.JSONField(default=list)),
                 ("times", models.IntegerField(verbose_name="times", default=1)),
-                (
-                    "parked_at",
-                    models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
-                ),
+                ("parked_at", models.DateTimeField(db_default=Now())),
             ],
             options={
                 "verbose_name": "parked request",
@@ -291,19 +275,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Suppression",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 (
                     "channel",
-                    models.CharField(
-                        verbose_name="channel",
-                        choices=[("email", "email"), ("sms", "SMS"), ("webhook", "webhook")],
-                        max_length=7,
-                    ),
+                    models.CharField(verbose_name="channel", choices=CHANNELS, max_length=7),
                 ),
                 ("recipient_hash", models.BinaryField(max_length=16)),
                 (
@@ -329,13 +304,7 @@ class Migration(migrations.Migration):
                         max_length=9,
                     ),
                 ),
-                (
-                    "created_at",
-                    models.DateTimeField(
-                        verbose_name="created at",
-                        db_default=django.db.models.functions.datetime.Now(),
-                    ),
-                ),
+                ("created_at", models.DateTimeField(verbose_name="created at", db_default=Now())),
             ],
             options={
                 "verbose_name": "suppression",
@@ -353,20 +322,11 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Template",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("name", models.SlugField(verbose_name="name", max_length=100)),
                 (
                     "channel",
-                    models.CharField(
-                        verbose_name="channel",
-                        choices=[("email", "email"), ("sms", "SMS"), ("webhook", "webhook")],
-                        max_length=7,
-                    ),
+                    models.CharField(verbose_name="channel", choices=CHANNELS, max_length=7),
                 ),
                 ("version", models.PositiveIntegerField(verbose_name="version", editable=False)),
                 (
@@ -399,13 +359,7 @@ class Migration(migrations.Migration):
                         verbose_name="category", blank=True, default="", max_length=50
                     ),
                 ),
-                (
-                    "created_at",
-                    models.DateTimeField(
-                        verbose_name="created at",
-                        db_default=django.db.models.functions.datetime.Now(),
-                    ),
-                ),
+                ("created_at", models.DateTimeField(verbose_name="created at", db_default=Now())),
             ],
             options={
                 "verbose_name": "template",
@@ -422,13 +376,8 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Delivery",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                _id(),
+                ("at", models.DateTimeField(db_default=Now())),
                 ("attempt", models.IntegerField()),
                 ("provider", models.CharField(blank=True, default="", max_length=100)),
                 ("provider_id", models.TextField(blank=True, default="")),
@@ -455,7 +404,7 @@ class Migration(migrations.Migration):
                     "notification",
                     models.ForeignKey(
                         db_constraint=False,
-                        on_delete=django.db.models.deletion.CASCADE,
+                        on_delete=models.CASCADE,
                         related_name="deliveries",
                         to="delayed_queue_notifications.notification",
                     ),

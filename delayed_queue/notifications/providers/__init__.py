@@ -1,4 +1,4 @@
-"""Providers hand a notification to a third party: their base, and the ways a call can end."""
+"""Providers send a notification through a third party: their base, and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CODE: Final = re.compile(r"[A-Za-z0-9_.:-]{1,50}")
 class Verdict(StrEnum):
     """The end of a call.
 
-    ACCEPTED: the provider has it. TRANSIENT: it has not, and another try, or another provider,
-    may do. PERMANENT: no other try will. AMBIGUOUS: it may have it. LATE: not sent, because its
-    time was over. POSTPONED: not sent, because there is no room for it now; no attempt.
+    ACCEPTED: the provider has it. TRANSIENT: it does not, but a retry or another provider may
+    succeed. PERMANENT: no retry can succeed. AMBIGUOUS: it may have it. LATE: not sent, because it
+    has expired. POSTPONED: not sent, because there is no capacity now; not an attempt.
     """
 
     ACCEPTED = "accepted"
@@ -39,8 +39,8 @@ class Verdict(StrEnum):
 class Outcome:
     """The result of one call.
 
-    ``code`` is the provider's own, or names the error. ``retry_after`` is what it asked for.
-    ``blames_provider`` tells a failure of the provider from one of this message.
+    ``code`` is the provider's own, or names the error. ``retry_after`` is the wait it requested.
+    ``blames_provider``: the failure concerns the provider, not this message.
     """
 
     verdict: Verdict
@@ -54,9 +54,8 @@ class Outcome:
 class Provider(Protocol):
     """One account with a third party, for one channel.
 
-    ``is_idempotent``: it sends once, however often it is asked under one key. Only then is a
-    message whose fate is unknown sent again; or where ``repeats_in_doubt`` says that twice is
-    better than never.
+    ``is_idempotent``: it sends once per key. Only then is a message in doubt sent again, or if
+    ``repeats_in_doubt`` is set, because twice is better than never.
     """
 
     name: str
@@ -64,10 +63,10 @@ class Provider(Protocol):
     repeats_in_doubt: bool
 
     async def send(self, begun: Begun) -> Outcome:
-        """Send; no failure of the other side is raised."""
+        """Send; raises no failure of the third party."""
 
     def close(self) -> None:
-        """Give up connections and threads; called when no loop uses it any more."""
+        """Close connections and threads, when no loop uses it any more."""
 
 
 def is_late(begun: Begun, delay: timedelta = timedelta(0)) -> bool:
@@ -78,23 +77,23 @@ def is_late(begun: Begun, delay: timedelta = timedelta(0)) -> bool:
 
 
 def failed(verdict: Verdict, error: BaseException | str, **more: Any) -> Outcome:
-    """Return the outcome of an error that is no answer: named, without its text."""
+    """Return the outcome of an error without an answer: its name, without its text."""
     code = error if isinstance(error, str) else type(error).__name__
     return Outcome(verdict, code, blames_provider=verdict is not Verdict.PERMANENT, **more)
 
 
 def shown_code(text: str) -> str:
-    """Return a provider's code, which is logged and listed; empty for what is more than a code."""
+    """Return a provider's code, which is logged and listed; empty for any other text."""
     return text if _CODE.fullmatch(text) and cleaned(text) == text else ""
 
 
 def cleaned(text: str) -> str:
-    """Return the start of an answer without the addresses and numbers that it may repeat."""
+    """Return the start of an answer, without addresses and numbers."""
     return _LONG_NUMBER.sub("(number)", _ADDRESS.sub("(address)", text))[:MAX_DETAIL]
 
 
 class ConsoleProvider:
-    """Writes a log line with the id, never the recipient or the text."""
+    """Writes a log line with the id, without recipient and text."""
 
     is_idempotent = True
     repeats_in_doubt = False

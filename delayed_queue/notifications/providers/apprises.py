@@ -1,4 +1,4 @@
-"""Any of the services that Apprise knows, as a provider."""
+"""All services of Apprise as a provider."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from delayed_queue.notifications.services import Begun
 class AppriseProvider:
     """Sends to the Apprise URL, in which ``{recipient}`` is filled in.
 
-    Apprise says yes or no and not why, and its no includes time-outs after the data was sent. So
-    every failure is ambiguous, and put to use with that in mind.
+    Apprise returns only success or failure, and a failure may be a timeout after the data was sent.
+    So every failure is ambiguous.
     """
 
     is_idempotent = False

@@ -1,4 +1,4 @@
-"""Email through Django's backends: a kept connection for each thread, one message per call."""
+"""Email through Django's backends: one connection per thread, one message per call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from delayed_queue.notifications.services import Begun
 
 
 class _Timely(io.RawIOBase):
-    """Reads from a socket until a deadline, however little comes at a time."""
+    """Reads from a socket until a deadline, even if single bytes arrive."""
 
     def __init__(self, sock: socket.socket, ends_at: float) -> None:
         self._sock = sock
@@ -43,9 +43,9 @@ class _Timely(io.RawIOBase):
 
 
 class Tracked(smtplib.SMTP):
-    """Notes when the body of a message goes out: from then on no answer may mean "accepted".
+    """Records when the body of a message was sent: then a lost answer may mean "accepted".
 
-    An answer must be complete within the timeout: one that drips would hold its thread for ever.
+    An answer must be complete within the timeout, so that a slow one holds no thread for ever.
     """
 
     has_sent_body = False
@@ -92,15 +92,15 @@ class TrackedBackend(EmailBackend):
         return bool(getattr(self.connection, "has_sent_body", False))
 
     def is_alive(self) -> bool:
-        """Return whether the server answers on the connection that is open."""
+        """Return whether the server answers on the open connection."""
         try:
             return self.connection is not None and self.connection.noop()[0] == 250
         except (smtplib.SMTPException, OSError):
             return False
 
     def abandon(self) -> None:
-        """Drop the connection without a word, which could block or fail."""
-        # Django keeps one that it could not set up, to take its leave of it at the next try.
+        """Close the connection without QUIT, which could block or fail."""
+        # Django keeps a connection that it could not set up, and would send QUIT later.
         for name in ("connection", "_partial_connection"):
             connection: smtplib.SMTP | None = getattr(self, name, None)
             if connection is not None:
@@ -109,11 +109,11 @@ class TrackedBackend(EmailBackend):
 
 
 TRACKED: Final = "delayed_queue.notifications.providers.email.TrackedBackend"
-# From 6.1 on Django takes a backend without a name for one of before its mailers, and warns.
+# From 6.1 on, Django warns about a backend without an alias.
 _NAMED: Final = {"alias": "notifications", "host": "localhost"} if django.VERSION >= (6, 1) else {}
-# After so long without a message a connection is asked whether it still stands.
+# A connection that was idle for N seconds is checked before its next use.
 IDLE_SECONDS: Final = 5.0
-# Refusals that are about our account and not about the message.
+# Refusals that concern our account, not the message.
 _ACCOUNT: Final = frozenset({421, 454, 530, 534, 535, 538})
 _TOO_LARGE: Final = 552
 
@@ -127,9 +127,9 @@ class _Kept:
 class EmailProvider:
     """Sends by SMTP, or by any other backend of Django's; its options go to the backend.
 
-    The Message-ID is that of the notification at every attempt, so that whoever gets it twice
-    can tell. SMTP has no idempotency key, so a message whose fate is unknown is not repeated,
-    unless ``repeats_in_doubt``. ``timeout`` bounds each answer of the server, in seconds.
+    The Message-ID is the same at every attempt, so that a second copy can be recognised. SMTP has
+    no idempotency key, so a message in doubt is not repeated, unless ``repeats_in_doubt``.
+    ``timeout`` limits each answer of the server, in seconds.
     """
 
     is_idempotent = False
@@ -170,14 +170,14 @@ class EmailProvider:
 
     def send_now(self, begun: Begun) -> Outcome:
         """Send on this thread's connection; blocks."""
-        # Here and not before: it may have waited for a thread.
+        # Checked here, because it may have waited for a thread.
         if is_late(begun):
             return Outcome(Verdict.LATE)
         kept = self._connected()
         is_new = kept.used_at == 0.0
         outcome, is_lost = self._try(kept, begun)
-        # A server may end a kept session at any moment: silently when idle, or by an answer, as
-        # after so many messages. Nothing was accepted then, so a new connection tries at once.
+        # A server may end a session at any time: silently when idle, or by an answer, for example
+        # after its maximum of messages. Nothing was accepted, so retry at once on a new connection.
         if is_lost and not is_new and outcome.verdict is Verdict.TRANSIENT:
             outcome, _ = self._try(kept, begun)
         kept.used_at = time.monotonic()
@@ -226,7 +226,7 @@ class EmailProvider:
 def _ends_session(error: Exception, outcome: Outcome) -> bool:
     """True for a lost connection, 421, and a temporary refusal of MAIL.
 
-    That one is how some servers limit the messages of a session.
+    Some servers limit the messages of a session by such a refusal.
     """
     if outcome.code == "421":
         return True
@@ -236,7 +236,7 @@ def _ends_session(error: Exception, outcome: Outcome) -> bool:
 
 
 def _check_sender(sender: str) -> str:
-    """Return the sender; raise ValueError unless it is one address, with a name or without."""
+    """Return the sender; raise ValueError unless it is one address, with or without a name."""
     if not isinstance(sender, str) or not _is_one_address(sender):
         raise ValueError(
             "The sender is not an address. Write 'shop@example.org' or, with a "
@@ -247,14 +247,14 @@ def _check_sender(sender: str) -> str:
 
 
 def _is_one_address(text: str) -> bool:
-    """Return whether a From header may have it: an address that a server would read as written."""
+    """Return whether it is one address for a From header."""
     if any(each in text for each in "\r\n") or text.rstrip().endswith(","):
         return False
     try:
         found = policy.default.header_factory("From", text)
     except IndexError:  # Python's parser fails so where a domain is missing
         return False
-    # A full stop in an unquoted name is obsolete, and every server takes it.
+    # A full stop in an unquoted name is obsolete, but all servers accept it.
     if any(not isinstance(each, ObsoleteHeaderDefect) for each in found.defects):
         return False
     is_single = len(found.addresses) == 1 and found.groups[0].display_name is None
@@ -266,7 +266,7 @@ def _is_alive(backend: Any) -> bool:
 
 
 def _may_have_sent(backend: Any) -> bool:
-    # Of another backend nobody knows.
+    # Unknown for another backend.
     return backend.may_have_sent if isinstance(backend, TrackedBackend) else True
 
 
@@ -276,9 +276,9 @@ def _abandon(backend: Any) -> None:
 
 
 def _unopened(error: Exception) -> Outcome:
-    """Return what it means that the server, or its login, refuses us: nothing about a message.
+    """Return the outcome of a refused connection or login, which concerns no message.
 
-    Whatever the code: 554 to all who connect and no STARTTLS today are no reason to give up mails.
+    It is transient for all codes, also 554 and a missing STARTTLS.
     """
     if isinstance(error, smtplib.SMTPResponseException):
         answered = _answered(Verdict.TRANSIENT, error.smtp_code, error.smtp_error)
@@ -287,12 +287,12 @@ def _unopened(error: Exception) -> Outcome:
 
 
 def _outcome_of(error: Exception, *, may_have_sent: bool) -> Outcome:
-    """Return what the server's refusal, or its silence, means."""
+    """Return the outcome of the server's refusal, or of no answer."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         [(code, text)] = error.recipients.values()
         return _refused(code, text)
     if isinstance(error, smtplib.SMTPSenderRefused) and error.smtp_code != _TOO_LARGE:
-        # Whom we send as is not the recipient's fault: another provider may take it.
+        # It concerns our sender, so another provider may accept it.
         return _answered(Verdict.TRANSIENT, error.smtp_code, error.smtp_error)
     if isinstance(error, smtplib.SMTPResponseException):
         return _refused(error.smtp_code, error.smtp_error)
@@ -311,5 +311,5 @@ def _refused(code: int, text: Any) -> Outcome:
 def _answered(verdict: Verdict, code: int, text: Any) -> Outcome:
     shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
     is_account = code in _ACCOUNT
-    # 450 is about one mailbox, and greylisting wants the same server again; neither is an outage.
+    # 450 concerns one mailbox, and greylisting one server; neither is an outage.
     return Outcome(verdict, str(code), detail=cleaned(shown), blames_provider=is_account)

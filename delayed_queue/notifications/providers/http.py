@@ -1,4 +1,4 @@
-"""Providers over HTTP: SMS by one POST and a table of answers, webhooks by the callback client."""
+"""Providers over HTTP: SMS by one POST, webhooks by the callback client."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from delayed_queue.rates import State
 MAX_ANSWER: Final = 64 * 1024
 FIELDS: Final = {"to": "{recipient}", "text": "{body}", "reference": "{id}"}
 
-# What a status means where the provider's table says nothing. Our account, our address and their
-# outage are no fault of the message: another provider may take it. 500, 502 and 504 leave open
-# whether the request was acted on, and so does 409, said of a key whose first request still runs.
+# The verdict on a status that ``codes`` does not contain. Failures of our account, our address and
+# outages do not concern the message: another provider may accept it. After 500, 502 and 504 the
+# request may have been processed, and 409 is the answer for a key whose first request still runs.
 STATUSES: Final[Mapping[int, Verdict]] = {
     **dict.fromkeys(range(200, 300), Verdict.ACCEPTED),
     **dict.fromkeys(range(300, 400), Verdict.TRANSIENT),
@@ -71,17 +71,17 @@ class _Wire:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the answer is no 2xx, whatever becomes of its body."""
+        """Return whether the status is not 2xx."""
         return self.status != 0 and not 200 <= self.status <= 299
 
 
 class HttpSmsProvider:
-    """POSTs ``fields``, whose ``{recipient}``, ``{body}`` and ``{id}`` are filled in.
+    """POSTs ``fields``, with ``{recipient}``, ``{body}`` and ``{id}`` replaced.
 
-    ``encoding`` is "json" or "form". ``idempotency_header`` carries the notification's id, for
-    providers that know one. ``codes`` says what the values of the answer's ``code_field`` mean,
-    and what a status does, written as text: {"201": "accepted", "blocked": "permanent"}.
-    ``id_field`` is where the provider's own id stands. Times are in seconds.
+    ``encoding`` is "json" or "form". ``idempotency_header`` contains the notification's id.
+    ``codes`` maps values of the answer's ``code_field``, and statuses as text, to verdicts:
+    {"201": "accepted", "blocked": "permanent"}. ``id_field`` contains the provider's own id. Times
+    are in seconds.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class HttpSmsProvider:
             trace_request_ctx=wire, **content,
         ) as response:  # fmt: skip
             wire.status, wire.headers = response.status, response.headers
-            # To its end: what has arrived first may be half of it, and lack the code.
+            # Read to the end, because the first part may lack the code.
             while len(wire.body) < MAX_ANSWER:
                 chunk = await response.content.read(MAX_ANSWER - len(wire.body))
                 if not chunk:
@@ -142,7 +142,7 @@ class HttpSmsProvider:
                 wire.body += chunk
 
     def _filled(self, begun: Begun) -> dict[str, str]:
-        # Not str.format: it would let a field reach into the objects.
+        # Not str.format, by which a field could read attributes of objects.
         values = {"{recipient}": begun.recipient, "{body}": begun.body, "{id}": str(begun.id)}
         return {name: values.get(field, field) for name, field in self._fields.items()}
 
@@ -180,7 +180,7 @@ class HttpSmsProvider:
             connector=TCPConnector(limit=0),
             cookie_jar=DummyCookieJar(),
             timeout=ClientTimeout(total=None, connect=self._connect_timeout, ceil_threshold=1e9),
-            # 64 KiB of it would be 64 MiB of what they stand for.
+            # 64 KiB may expand to 64 MiB.
             auto_decompress=False,
             headers={"Accept-Encoding": "identity"},
             trace_configs=[trace],
@@ -191,7 +191,7 @@ class HttpSmsProvider:
         await self._sessions.close()
 
     def close(self) -> None:
-        """Nothing: each loop closes its own connections as it ends."""
+        """Do nothing: each loop closes its own connections."""
 
 
 async def _note_sent(session: ClientSession, context: Any, params: Any) -> None:
@@ -211,12 +211,12 @@ OUTAGE_WAIT: Final = (1.0, 5.0)
 
 
 class WebhookProvider:
-    """Posts to whatever the recipient is, so its failures say nothing of others.
+    """Posts to the recipient's URL.
 
-    The ``webhook-id`` is that of the notification at every attempt, and its receivers are told to
-    act once for each: so a message whose fate is unknown is sent again. Hosts are those of the
-    callbacks: one that is slow has no more of the places than its share, and one that is down is
-    left alone by all workers, which counts as an attempt that failed.
+    The ``webhook-id`` is the notification's id at every attempt, and receivers must act once per
+    id, so a message in doubt is sent again. Hosts are those of the callbacks: a slow one gets only
+    its share of the slots. All workers pause calls to one that is down, which counts as a failed
+    attempt.
     """
 
     is_idempotent = True
@@ -250,7 +250,7 @@ class WebhookProvider:
                 return Outcome(Verdict.TRANSIENT, LEFT_ALONE)
             return Outcome(Verdict.POSTPONED, retry_after=error.delay)
         except (Error, ResourceUnavailable) as error:
-            # Before anything was sent: the database is away, or refuses this call's host.
+            # Nothing was sent: the database is unavailable, or refuses this call's host.
             if not is_unavailable(error):
                 return failed(Verdict.TRANSIENT, error)
             delay = random.uniform(*OUTAGE_WAIT)  # noqa: S311 - to spread a herd
@@ -258,7 +258,7 @@ class WebhookProvider:
         return _outcome_of(result, key)
 
     def close(self) -> None:
-        """Nothing: the client belongs to the loop, and ends with it."""
+        """Do nothing: the client belongs to the loop, and ends with it."""
 
 
 def _outcome_of(result: CallbackResult, key: str) -> Outcome:
