@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 
 from delayed_queue import RetryPolicy
 from delayed_queue.notifications.channels import Route
@@ -152,6 +152,6 @@ def test_n9_a_probe_that_was_not_sent_is_left_to_the_next(verdict: Verdict, stat
     begun = begin(envelope)
     assert begun is not None
     attempt = Attempt(envelope, begun, [Route(Unwilling(verdict), None, circuit)])
-    end = asyncio.run(attempt.run())
+    end = async_to_sync(attempt.run)()
     assert (end.status, end.calls) == (status, [])
     assert circuit.state is State.HALF_OPEN
