@@ -76,28 +76,19 @@ class OfferStage(models.Model):
 
 
 class ArchiveManifest(models.Model):
-    """A stretch of a table on its way to Parquet: what was decided, written, checked, deleted.
+    """Rows of a table on their way to Parquet: the directory, and the state of the archive.
 
-    Written by the pipeline, step by step, so that a crash at any of them is taken up from here.
+    Written by the pipeline after each step, so that the next run continues after a crash.
     """
 
     class State(models.TextChoices):
         PLANNED = "planned"
-        STAGED = "staged"
-        PUBLISHED = "published"
+        WRITTEN = "written"
         PRUNED = "pruned"
 
     source = models.TextField()
-    key_column = models.TextField(db_column="keyColumn")
-    age_column = models.TextField(db_column="ageColumn")
-    lower = models.TextField()
-    upper = models.TextField()
-    only = models.JSONField(db_default=Value({}, models.JSONField()))
-    cutoff = EpochMillisecondField()
-    expected = models.BigIntegerField()
-    destination = models.TextField()
+    path = models.TextField()
     state = models.TextField(choices=State, db_default=State.PLANNED)
-    staging = models.TextField(db_default="")
     rows = models.BigIntegerField(null=True)
     deleted = models.BigIntegerField(db_default=0)
     changed = models.BigIntegerField(db_default=0)
@@ -116,16 +107,16 @@ class ArchiveManifest(models.Model):
         default_permissions = ["view"]
 
     def __str__(self) -> str:
-        return f"{self.source} {self.lower} to {self.upper}"
+        return self.path
 
 
 class ArchiveFile(models.Model):
-    """A file of an archive: what was read back from it, and how far its rows are deleted.
+    """A file of an archive: what was read back from it, and how many of its rows are deleted.
 
-    Each counts for itself, so that tasks which delete at the same time wait for none.
+    Each file has its own counters, so that tasks which delete at the same time do not wait.
     """
 
-    # The manifest may be deleted by hand; what is left of it here is never read again.
+    # The manifest may be deleted by hand; its files here are never read again.
     archive = models.ForeignKey(
         ArchiveManifest, models.CASCADE, related_name="files", db_column="archiveId",
         db_constraint=False, db_index=False,

@@ -32,7 +32,6 @@ QUEUES: Final = [queue_name("bulk", channel) for channel in ("email", "sms")]
 SERVING: Final = (
     "--no-cron", *(each for name in (*QUEUES, vouchers.name) for each in ("--queue", name)),
 )  # fmt: skip
-NOTIFICATIONS: Final = "delayed_queue_notification"
 # The commands, as a data engineer types them, in a directory LAKE.
 IMPORT_CAMPAIGN: Final = (
     f"import LAKE/campaign.jsonl --queue {TENANT} --map id=key --target "
@@ -50,7 +49,7 @@ _TO: Final = "--older-than 1ms --to LAKE/archive"
 ARCHIVES: Final = (
     f"archive dead-letters --only 'pKind={vouchers.kind}' {_TO}",
     f"archive callback-attempts --only topic={ORDERS_TOPIC} {_TO}",
-    f"archive {NOTIFICATIONS} --age ended_at --only tenant={TENANT} {_TO}",
+    f"archive notifications --only tenant={TENANT} {_TO}",
     "report --archive LAKE/archive/delayed_queue_dead_letter --out LAKE/report",
 )
 STARTS: Final = "starts: Java and a session of it take about ten seconds"
@@ -76,7 +75,7 @@ class PipelineAct(Act):
         yield from leftovers_of(TENANT, [f"{queue}|json" for queue in QUEUES])
         yield from messages_of(vouchers.kind)
         yield ExpiredVoucher.objects.all()
-        yield ArchiveManifest.objects.filter(destination__contains=f"/{LAKE_PREFIX}")
+        yield ArchiveManifest.objects.filter(path__contains=f"/{LAKE_PREFIX}")
 
     def warm_up(self, stage: Stage) -> None:
         self._spark = self._spark or Spark(stage)
@@ -179,10 +178,10 @@ def check_archive(answer: dict[str, Any], expected: int, left: int, lake: Path) 
     import pyarrow.parquet as pq
 
     [table] = answer["tables"]
-    made = ArchiveManifest.objects.filter(source=table["source"], destination=str(lake))
+    made = ArchiveManifest.objects.filter(path__startswith=f"{lake}/{table['source']}/")
     wrong, rows = [], 0
     for manifest in made:
-        directory = lake / manifest.source / f"archive={manifest.pk:08d}"
+        directory = Path(manifest.path)
         said = set(manifest.files.values_list("name", "size", "rows"))
         found = {
             (each.name, each.stat().st_size, pq.read_metadata(each).num_rows)

@@ -152,14 +152,9 @@ def streams() -> list[Case]:
 def archives() -> list[Case]:
     held = {"id": 2600, "holder": "host:1:x", "now": NOW}
     plan = {
-        "source": "table-60", "key": "id", "age": "at", "lower": "1", "upper": "2",
-        "only": "{}", "cutoff": 0, "expected": 1, "destination": "lake", "holder": "me",
-        "lease": LEASE, "now": NOW,
+        "source": "table-60", "path": "lake", "holder": "me", "lease": LEASE, "now": NOW,
     }  # fmt: skip
-    step = {
-        "state": "published", "to": "pruned", "staging": None, "rows": None, "deleted": 1,
-        "changed": 0,
-    }  # fmt: skip
+    step = {"state": "written", "to": "pruned", "rows": None, "deleted": 1, "changed": 0}
     names = [f"new-{n}" for n in range(100)]
     files = {"id": 2600, "names": names, **dict.fromkeys(("sizes", "rows", "checksums"), [1] * 100)}
     batch = {"name": "part-7", "from": 0, "to": 500, "deleted": 500, "changed": 0}
@@ -168,7 +163,8 @@ def archives() -> list[Case]:
         Case("UNFINISHED_ARCHIVE", {"source": "table-20", "now": NOW}, {UNFINISHED}),
         Case("HOLD_ARCHIVE", {**held, "dead": "x", "lease": LEASE}, {ARCHIVES}, buffers=60),
         Case("ADVANCE_ARCHIVE", {**held, **step}, {ARCHIVES}, buffers=60),
-        Case("NOTE_FILES", files, {FILES}, n=100, rows=4, buffers=60),
+        Case("DROP_ARCHIVE", held, {ARCHIVES}, buffers=60),
+        Case("SAVE_FILES", files, set(), n=100, rows=4, buffers=60),
         Case("FILES_OF", {"id": 2600}, {FILES}, n=100, rows=4),
         Case("FILE_TO_PRUNE", {**held, "name": "part-7"}, {FILES, ARCHIVES}),
         Case("COUNT_BATCH", {**held, **batch}, {FILES, ARCHIVES}, buffers=60),

@@ -33,16 +33,13 @@ FROM generate_series(1, 1000) AS n
 
 # Archives that are done, and one of each table that is not; reports, far more than are kept.
 ARCHIVES: Final = """
-INSERT INTO delayed_queue_archive (
-    source, "keyColumn", "ageColumn", lower, upper, cutoff, expected, destination, state, holder,
-    "heldUntil", "createdAt"
-)
+INSERT INTO delayed_queue_archive (source, path, state, holder, "heldUntil", "createdAt")
 SELECT
-    'table-' || n / 100, 'id', 'at', '1', '2', 0, 1, 'lake',
-    CASE WHEN n %% 100 = 0 THEN 'published' ELSE 'pruned' END, 'host:1:x', 0, 0
+    'table-' || n / 100, 'lake',
+    CASE WHEN n %% 100 = 0 THEN 'written' ELSE 'pruned' END, 'host:1:x', 0, 0
 FROM generate_series(1, 5000) AS n
 """
-# Of those that are published a hundred files each, as of those that are done.
+# Of those that are written a hundred files each, as of those that are done.
 FILES: Final = """
 INSERT INTO delayed_queue_archive_file ("archiveId", name, size, rows, checksum)
 SELECT 2000 + n / 100 * 100, 'part-' || n %% 100, 1, 1000, n

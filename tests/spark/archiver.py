@@ -12,20 +12,18 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from delayed_queue.spark.pipeline import archives, files, manifests
+from delayed_queue.spark.pipeline import archives, manifests
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.tables import KNOWN
 
 # Each is a method, and of repeated calls the n-th, after which it happens.
 STEPS = {
     "planned": (manifests.Manifests, "plan", 1),
-    "about to read": (manifests.Manifests, "advance", 1),
-    "written": (archives.Archive, "_write", 1),
-    "staged": (archives.Archive, "stage", 1),
-    "renamed": (files.Files, "rename", 1),
-    "published": (archives.Archive, "publish", 1),
+    "in files": (archives.Archive, "_write_files", 1),
+    "read back": (archives.Archive, "read_back", 1),
+    "written": (archives.Archive, "write", 1),
     # The manifest does not say so yet.
-    "deleted": (archives.Archive, "_delete_all", 1),
+    "deleted": (archives.Archive, "_delete_rows", 1),
 }
 
 

@@ -1,13 +1,13 @@
-"""The manifest of an archive, and the deletion of what its files are known to hold."""
+"""The manifest of an archive, and the deletion of the rows that its files hold."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -15,19 +15,20 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayed_queue.spark.database import Connection, fetch, outlasting, steady
+from delayed_queue.spark.database import Connection, Row, fetch, outlasting, steady
 from delayed_queue.spark.pipeline.files import Sums
-from delayed_queue.spark.pipeline.tables import Layout, Table
+from delayed_queue.spark.pipeline.tables import Layout
 from delayed_queue.spark.store.archiving import (
     ADVANCE_ARCHIVE,
     COUNT_BATCH,
     COUNT_KEPT,
     DELETE_ARCHIVED,
+    DROP_ARCHIVE,
     FILE_TO_PRUNE,
     FILES_OF,
     HOLD_ARCHIVE,
-    NOTE_FILES,
     PLAN_ARCHIVE,
+    SAVE_FILES,
     UNFINISHED_ARCHIVE,
 )
 
@@ -36,7 +37,7 @@ LEASE_MS: Final = 120_000
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """What a file is known by: its name, its size, and what was read back from it."""
+    """The name and size of a file, and the sums of the rows that were read back from it."""
 
     name: str
     size: int
@@ -53,37 +54,21 @@ class Manifest:
 
     id: int
     source: str
-    key: str
-    age: str
-    lower: str
-    upper: str
-    only: str
-    cutoff: int
-    expected: int
-    destination: str
+    # The directory of the files.
+    path: str
     state: str
-    staging: str
     rows: int | None
     holder: str
     held_for_ms: int
 
-    @property
-    def table(self) -> Table:
-        return Table(self.source, self.key, self.age, json.loads(self.only))
-
-    @property
-    def path(self) -> str:
-        """Return where the files end up."""
-        return f"{self.destination}/{self.source}/archive={self.id:08d}"
-
 
 def new_holder() -> str:
-    """Return a name for this process that no other has, and that tells who it is."""
+    """Return a unique name for this process, with its host and its number."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
 
 
 def is_dead(holder: str) -> bool:
-    """Return whether the holder was a process of this machine that is gone."""
+    """True if the holder was a process of this machine that has ended."""
     host, _, rest = holder.partition(":")
     pid = rest.partition(":")[0]
     if host != socket.gethostname() or not pid.isdecimal():
@@ -105,28 +90,24 @@ class Manifests:
         self.holder = new_holder()
         self._lease_ms = lease_ms
 
-    @property
-    def token(self) -> str:
-        return self.holder.rpartition(":")[2]
-
     def unfinished(self, source: str) -> Manifest | None:
         rows = fetch(self.connection, UNFINISHED_ARCHIVE, {"source": source, "now": None})
         return Manifest(*rows[0]) if rows else None
 
-    def plan(
-        self, table: Table, bounds: tuple[str, str], cutoff: int, expected: int, destination: str
-    ) -> Manifest:
-        """Write the decision down; another unfinished archive of the table refuses it."""
+    def plan(self, source: str, destination: str) -> Manifest:
+        """Save a new archive with a directory of its own.
+
+        Raises ArchiveLost if the table has another unfinished archive.
+        """
+        path = f"{destination}/{source}/archive={datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
         params = {
-            "source": table.source, "key": table.key, "age": table.age, "lower": bounds[0],
-            "upper": bounds[1], "only": table.only_json, "cutoff": cutoff, "expected": expected,
-            "destination": destination, "holder": self.holder, "lease": self._lease_ms,
+            "source": source, "path": path, "holder": self.holder, "lease": self._lease_ms,
             "now": None,
         }  # fmt: skip
         rows = fetch(self.connection, PLAN_ARCHIVE, params)
-        found = self.unfinished(table.source) if rows else None
+        found = self.unfinished(source) if rows else None
         if found is None:
-            raise ArchiveLost(f"Another process is archiving {table.source} at this moment.")
+            raise ArchiveLost(f"Another process is archiving {source} at this moment.")
         return found
 
     def hold(self, manifest: Manifest) -> bool:
@@ -141,29 +122,13 @@ class Manifests:
         manifest.holder = self.holder
         return True
 
-    def advance(
-        self,
-        manifest: Manifest,
-        to: str,
-        *,
-        staging: str | None = None,
-        rows: int | None = None,
-        deleted: int | None = None,
-        changed: int | None = None,
-    ) -> None:
-        """Write the next state down, or raise ArchiveLost."""
-        params: dict[str, Any] = {
-            "id": manifest.id, "holder": self.holder, "state": manifest.state, "to": to,
-            "staging": staging, "rows": rows, "deleted": deleted, "changed": changed, "now": None,
-        }  # fmt: skip
-        if not fetch(self.connection, ADVANCE_ARCHIVE, params):
-            raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
-        manifest.state = to
-        manifest.staging = manifest.staging if staging is None else staging
-        manifest.rows = manifest.rows if rows is None else rows
+    def drop(self, manifest: Manifest) -> None:
+        """Delete the manifest of an archive that is only planned, or raise ArchiveLost."""
+        params = {"id": manifest.id, "holder": self.holder}
+        self._changed(manifest, fetch(self.connection, DROP_ARCHIVE, params))
 
-    def staged(self, manifest: Manifest, files: Sequence[ArchivedFile]) -> None:
-        """Write down that the files are written, and what was read back from each."""
+    def save_files(self, manifest: Manifest, files: Sequence[ArchivedFile]) -> None:
+        """Save the files and what was read back from each: the archive is written."""
         params = {
             "id": manifest.id,
             "names": [each.name for each in files],
@@ -172,8 +137,27 @@ class Manifests:
             "checksums": [each.sums.checksum for each in files],
         }
         with self.connection.transaction():
-            self.advance(manifest, "staged", rows=sum(rows))
-            self.connection.execute(NOTE_FILES, params)
+            self._advance(manifest, "written", rows=sum(rows))
+            self.connection.execute(SAVE_FILES, params)
+
+    def finish(self, manifest: Manifest, *, deleted: int, changed: int) -> None:
+        """Save that all rows of the files are deleted, or have changed."""
+        self._advance(manifest, "pruned", deleted=deleted, changed=changed)
+
+    def _advance(self, manifest: Manifest, to: str, **counts: int) -> None:
+        """Save the next state, or raise ArchiveLost."""
+        params: dict[str, Any] = {
+            "id": manifest.id, "holder": self.holder, "state": manifest.state, "to": to,
+            **dict.fromkeys(("rows", "deleted", "changed")), **counts, "now": None,
+        }  # fmt: skip
+        self._changed(manifest, fetch(self.connection, ADVANCE_ARCHIVE, params))
+        manifest.state = to
+        manifest.rows = counts.get("rows", manifest.rows)
+
+    @staticmethod
+    def _changed(manifest: Manifest, rows: list[Row]) -> None:
+        if not rows:
+            raise ArchiveLost(f"The archive {manifest.id} was taken over by another process.")
 
     def files(self, manifest: Manifest) -> list[FileRow]:
         """Return the files of the archive, in order of their names."""
@@ -182,7 +166,7 @@ class Manifests:
 
 
 class FileRow(NamedTuple):
-    """A file, how many of its rows are yet to be deleted, and what became of the others."""
+    """A file, the number of its rows that are left to delete, and the outcome of the others."""
 
     name: str
     size: int
@@ -191,7 +175,7 @@ class FileRow(NamedTuple):
     changed: int
 
 
-# What a task finds wrong with a file.
+# The problems that a task finds with a file.
 LOST: Final = "lost"
 ALTERED: Final = "altered"
 _FOUND: Final = pa.schema([("file", pa.string()), ("problem", pa.string())])
@@ -199,9 +183,9 @@ _FOUND: Final = pa.schema([("file", pa.string()), ("problem", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Deletes the rows of files, in the executors: of a file that is what the manifest says.
+    """Deletes the rows of files, in the executors, if a file matches the manifest.
 
-    Of twins that have one file, each batch is counted by one; the other finds it done.
+    If two tasks have the same file, one counts each batch; the other finds it done.
     """
 
     layout: Layout
@@ -215,15 +199,15 @@ class Pruning:
             yield pa.RecordBatch.from_arrays([[name], [problem]], schema=_FOUND)
 
     def prune(self, name: str, rows: pa.Table) -> str:
-        """Delete the rows, from where it was left; return what is wrong, or nothing."""
+        """Delete the rows that are left; return the problem, or an empty text."""
         read = Sums(rows.num_rows, int(rows["checksum"].to_numpy().sum()))
         which = {"id": self.archive, "name": name, "holder": self.holder}
         with closing(steady()) as connection:
             while True:
-                noted = fetch(connection, FILE_TO_PRUNE, which)
-                if not noted or Sums(*noted[0][:2]) != read:
+                found = fetch(connection, FILE_TO_PRUNE, which)
+                if not found or Sums(*found[0][:2]) != read:
                     return ALTERED
-                position, is_held = noted[0][2:]
+                position, is_held = found[0][2:]
                 if position == read.rows:
                     return ""
                 if not is_held:
@@ -233,16 +217,16 @@ class Pruning:
     def _delete(
         self, connection: Connection, which: dict[str, Any], rows: pa.Table, position: int
     ) -> None:
-        """Delete batches until the file's end, or until one is not this task's to count."""
+        """Delete batches up to the file's end, or until another task has counted one."""
         for begin in range(position, rows.num_rows, self.batch_size):
             batch = rows.slice(begin, self.batch_size)
-            turn = {**which, "from": begin, "to": begin + batch.num_rows}
-            if not self._delete_batch(connection, turn, batch):
+            place = {**which, "from": begin, "to": begin + batch.num_rows}
+            if not self._delete_batch(connection, place, batch):
                 return
 
-    def _delete_batch(self, connection: Connection, turn: dict[str, Any], batch: pa.Table) -> bool:
-        """Delete a batch and count it in one transaction; return False if nothing was changed."""
-        keys = [_text_of(each) for each in batch["key"].to_pylist()]
+    def _delete_batch(self, connection: Connection, place: dict[str, Any], batch: pa.Table) -> bool:
+        """Delete a batch and count it in one transaction; return False if it was rolled back."""
+        keys = [str(each) for each in batch["key"].to_pylist()]
         params = {"keys": keys, "digests": batch["digest"].to_pylist()}
         kept = 0
         with connection.transaction() as transaction:
@@ -250,18 +234,14 @@ class Pruning:
             deleted = connection.execute(delete, params).rowcount
             if deleted < len(keys):
                 kept = fetch(connection, self.layout.statement(COUNT_KEPT), params)[0][0]
-            counted = fetch(connection, COUNT_BATCH, {**turn, "deleted": deleted, "changed": kept})
+            counted = fetch(connection, COUNT_BATCH, {**place, "deleted": deleted, "changed": kept})
             if not counted:
                 raise psycopg.Rollback(transaction)
         return bool(counted)
 
 
-def _text_of(key: Any) -> str:
-    return f"\\x{key.hex()}" if isinstance(key, bytes) else str(key)
-
-
 def files_read(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each file's rows, in their order: one is read to its end before the next begins."""
+    """Yield the rows of each file; a file is read to its end before the next one starts."""
     last, kept = "", list[pa.RecordBatch]()
     for batch in batches:
         for name in batch.column("file").unique().to_pylist():

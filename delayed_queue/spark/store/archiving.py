@@ -1,4 +1,4 @@
-"""Manifests of archives, reports, and what is read and deleted of the archived tables."""
+"""Statements of archives: manifests, rows that are read and deleted; and of reports."""
 
 from __future__ import annotations
 
@@ -7,41 +7,34 @@ from typing import Final, LiteralString
 
 from delayed_queue.db.sql import CLOCK
 
-# Begin an archive of the next stretch of a table. One that is unfinished blocks it: no row is
-# ever archived by two at once. No row is returned then.
+# Plan an archive. An unfinished one of the same table blocks it, so no two archive one row. No row
+# is returned then.
 # Reads: archive_unfinished.
 PLAN_ARCHIVE: Final[LiteralString] = (
     CLOCK
     + """
-INSERT INTO delayed_queue_archive (
-    source, "keyColumn", "ageColumn", lower, upper, "only", cutoff, expected, destination,
-    "createdAt", holder, "heldUntil"
-)
-SELECT
-    %(source)s, %(key)s, %(age)s, %(lower)s, %(upper)s, %(only)s::jsonb, %(cutoff)s::bigint,
-    %(expected)s::bigint, %(destination)s, now, %(holder)s, now + %(lease)s::bigint
+INSERT INTO delayed_queue_archive (source, path, "createdAt", holder, "heldUntil")
+SELECT %(source)s, %(path)s, now, %(holder)s, now + %(lease)s::bigint
 FROM clock
 ON CONFLICT (source) WHERE state <> 'pruned' DO NOTHING
 RETURNING id
 """
 )
 
-# The archive of a table that is not finished, and for how long its holder may still be at work.
+# The unfinished archive of a table, and the remaining time of its holder's lease.
 # Reads: archive_unfinished.
 UNFINISHED_ARCHIVE: Final[LiteralString] = (
     CLOCK
     + """
-SELECT
-    id, source, "keyColumn", "ageColumn", lower, upper, "only"::text, cutoff, expected, destination,
-    state, staging, rows, holder, "heldUntil" - (SELECT now FROM clock)
+SELECT id, source, path, state, rows, holder, "heldUntil" - (SELECT now FROM clock)
 FROM delayed_queue_archive
 WHERE source = %(source)s
     AND state <> 'pruned'
 """
 )
 
-# Take an archive over from a holder that is dead or silent, or stay its holder. The lock is one
-# that COUNT_BATCH waits for: what is deleted in another's name is committed before, or not at all.
+# Take an archive over from a holder that is dead or silent, or stay its holder. COUNT_BATCH waits
+# for the lock: a deletion in another's name is committed before, or rolled back.
 # Reads: the primary key.
 HOLD_ARCHIVE: Final[LiteralString] = (
     CLOCK
@@ -61,14 +54,13 @@ RETURNING id
 """
 )
 
-# One step on, or back, by the holder alone: who lost the archive meanwhile changes nothing.
+# The next state, written by the holder alone: a process that lost the archive changes nothing.
 # Reads: the primary key.
 ADVANCE_ARCHIVE: Final[LiteralString] = (
     CLOCK
     + """
 UPDATE delayed_queue_archive
 SET state = %(to)s,
-    staging = COALESCE(%(staging)s::text, staging),
     rows = COALESCE(%(rows)s::bigint, rows),
     deleted = COALESCE(%(deleted)s::bigint, deleted),
     changed = COALESCE(%(changed)s::bigint, changed),
@@ -80,24 +72,26 @@ RETURNING id
 """
 )
 
-# What was read back from the files, instead of what is known of those of an earlier try; in the
-# transaction of the step to "staged".
-# Reads: archive_file_name.
-NOTE_FILES: Final[LiteralString] = """
-WITH outdated AS (
-    DELETE FROM delayed_queue_archive_file
-    WHERE "archiveId" = %(id)s
-        AND NOT name = ANY (%(names)s::text[])
-)
+# Drop an archive whose files were not all written and checked; its rows are all in the table.
+# Reads: the primary key.
+DROP_ARCHIVE: Final[LiteralString] = """
+DELETE FROM delayed_queue_archive
+WHERE id = %(id)s
+    AND holder = %(holder)s
+    AND state = 'planned'
+RETURNING id
+"""
+
+# The files and what was read back from each; in the transaction of the step to "written".
+SAVE_FILES: Final[LiteralString] = """
 INSERT INTO delayed_queue_archive_file ("archiveId", name, size, rows, checksum)
 SELECT %(id)s, name, size, rows, checksum
 FROM unnest(
     %(names)s::text[], %(sizes)s::bigint[], %(rows)s::bigint[], %(checksums)s::bigint[]
 ) AS file (name, size, rows, checksum)
-ON CONFLICT ("archiveId", name) DO NOTHING
 """
 
-# The files of an archive, and what became of their rows.
+# The files of an archive, and the outcome of their rows.
 # Reads: archive_file_name.
 FILES_OF: Final[LiteralString] = """
 SELECT name, size, rows - position, deleted, changed
@@ -105,21 +99,21 @@ FROM delayed_queue_archive_file
 WHERE "archiveId" = %(id)s
 """
 
-# What a file must be, how many of its rows are done, and whether the archive is the holder's.
+# What a file must hold, the number of its rows that are done, and whether the archive is held.
 # Reads: archive_file_name, the primary key.
 FILE_TO_PRUNE: Final[LiteralString] = """
 SELECT
     file.rows, file.checksum, file.position,
-    archive.holder = %(holder)s AND archive.state = 'published'
+    archive.holder = %(holder)s AND archive.state = 'written'
 FROM delayed_queue_archive_file AS file
 JOIN delayed_queue_archive AS archive ON archive.id = file."archiveId"
 WHERE file."archiveId" = %(id)s
     AND file.name = %(name)s
 """
 
-# Count a batch, last in the transaction that deletes it; no row means that the archive was lost,
-# or that a twin of the task has counted it, and the deletion must be rolled back. Batches share
-# the lock of the manifest with each other, but not with HOLD_ARCHIVE.
+# Count a batch, last in the transaction that deletes it. No row means that the archive was lost, or
+# that a twin of the task has counted the batch; then the deletion is rolled back. Batches share the
+# manifest's lock with each other, but not with HOLD_ARCHIVE.
 # Reads: archive_file_name, the primary key.
 COUNT_BATCH: Final[LiteralString] = """
 WITH held AS (
@@ -127,7 +121,7 @@ WITH held AS (
     FROM delayed_queue_archive
     WHERE id = %(id)s
         AND holder = %(holder)s
-        AND state = 'published'
+        AND state = 'written'
     FOR KEY SHARE
 )
 UPDATE delayed_queue_archive_file AS file
@@ -144,153 +138,78 @@ RETURNING file.position
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A statement over a table of the operator's choice; its names are filled in, quoted."""
+    """A statement over one of several tables; its names are filled in, quoted."""
 
     text: LiteralString
 
 
-# Keys that part the rows that are old enough into parts of about as many, found in a sample of so
-# many pages, and how many rows those stand for. Of a table in partitions, which has no pages
-# itself, all rows are looked at.
+# The number of rows that are old enough.
+COUNT_OLD: Final = Template("""
+SELECT count(*)
+FROM {table}
+WHERE {age} < {cutoff}
+    AND {only}
+""")
+
+# Keys that cut the rows that are old enough into ranges with about as many rows each, found in a
+# sample of pages. A partitioned table has no pages itself, so all its rows are sampled.
 SAMPLED_KEYS: Final = Template("""
-SELECT key::text, rows
+SELECT id::text
 FROM (
     SELECT
-        {key} AS key,
-        row_number() OVER (ORDER BY {key}) AS place,
-        count(*) OVER () AS total,
-        (count(*) OVER () * GREATEST(
-            1, pg_relation_size(to_regclass(quote_ident(%(table)s))) / 8192.0 / %(pages)s::bigint
-        ))::bigint AS rows
+        id,
+        row_number() OVER (ORDER BY id) AS place,
+        count(*) OVER () AS total
     FROM {table}
     TABLESAMPLE SYSTEM (LEAST(100, 100.0 * 8192 * %(pages)s::bigint / GREATEST(
         pg_relation_size(to_regclass(quote_ident(%(table)s))), 1
     )))
-    WHERE {within}
-        AND {age} < {cutoff}
+    WHERE {age} < {cutoff}
         AND {only}
 ) AS sampled
 WHERE place < total
-    AND place * %(parts)s::bigint / total > (place - 1) * %(parts)s::bigint / total
+    AND place * %(ranges)s::bigint / total > (place - 1) * %(ranges)s::bigint / total
 ORDER BY place
 """)
 
-# Where to cut rows that are old enough into pieces, by key: the first key, the key a piece of rows
-# after it, and so on, and the last of all, whose place is how many there are. The primary key is
-# walked along, from piece to piece, which keeps no row and numbers none but those of the last
-# piece; behind that it is read to its end.
-BOUNDS: Final = Template("""
-WITH RECURSIVE cuts (key, place) AS (
-    (
-        SELECT {key}, 1::bigint
-        FROM {table}
-        WHERE {within}
-            AND {age} < {cutoff}
-            AND {only}
-        ORDER BY {key}
-        LIMIT 1
-    )
-    UNION ALL
-    SELECT following.key, cuts.place + %(piece)s::bigint
-    FROM cuts
-    CROSS JOIN LATERAL (
-        SELECT {key} AS key
-        FROM {table}
-        WHERE {key} > cuts.key AND {within} AND {age} < {cutoff} AND {only}
-        ORDER BY {key}
-        OFFSET %(piece)s::bigint - 1
-        LIMIT 1
-    ) AS following
-),
-remaining AS (
-    SELECT following.key, cuts.place + row_number() OVER (ORDER BY following.key) AS place
-    FROM (SELECT key, place FROM cuts ORDER BY place DESC LIMIT 1) AS cuts
-    CROSS JOIN LATERAL (
-        SELECT {key} AS key
-        FROM {table}
-        WHERE {key} > cuts.key AND {within} AND {age} < {cutoff} AND {only}
-        ORDER BY {key}
-        LIMIT %(piece)s::bigint - 1
-    ) AS following
-)
-SELECT key::text, place
-FROM (
-    SELECT key, place FROM cuts
-    UNION ALL
-    (SELECT key, place FROM remaining ORDER BY place DESC LIMIT 1)
-) AS bounds
-ORDER BY place
-""")
-
-# A piece of them, each row with a digest of all that it holds.
-READ_PIECE: Final = Template("""
+# A range of them, each row with a digest of all its columns.
+READ_OLD: Final = Template("""
 SELECT {columns}, md5(archived_row::text)
 FROM {table} AS archived_row
 WHERE {within}
     AND {age} < {cutoff}
     AND {only}
-ORDER BY {key}
+ORDER BY id
 """)
 
-# The first of a range that has an infinite timestamp or date, of which Parquet has none.
-FIRST_INFINITE: Final = Template("""
-SELECT {key}::text
-FROM {table}
-WHERE {within}
-    AND {age} < {cutoff}
-    AND {only}
-    AND NOT ({finite})
-ORDER BY {key}
-LIMIT 1
-""")
-
-# How many rows a range has.
-COUNT_RANGE: Final = Template("""
-SELECT count(*)
-FROM {table}
-WHERE {within}
-    AND {age} < {cutoff}
-    AND {only}
-""")
-
-# Delete archived rows that are still as they were archived; one that was changed since stays, and
-# is archived the next time. By key, so nothing is deleted that is not in the file: a range could
-# hold a row that was committed after it was read.
+# Delete archived rows that are still as they were archived. A row that was changed since stays, and
+# is archived again. Only keys of the files are deleted, because a range could hold a row that was
+# committed after the read.
 DELETE_ARCHIVED: Final = Template("""
 DELETE FROM {table} AS archived_row
 USING unnest(%(keys)s::text[], %(digests)s::text[]) AS archived (key, digest)
-WHERE archived_row.{key} = archived.key::{type}
+WHERE archived_row.id = archived.key::{type}
     AND md5(archived_row::text) = archived.digest
 """)
 
-# How many of them are still there.
+# The number of them that are still in the table.
 COUNT_KEPT: Final = Template("""
 SELECT count(*)
 FROM {table}
-WHERE {key} = ANY (%(keys)s::text[]::{type}[])
+WHERE id = ANY (%(keys)s::text[]::{type}[])
 """)
 
-# The columns of a table, in its order, and whether one is the primary key.
+# The columns of a table, in its order, with their types.
 COLUMNS: Final = Template("""
-SELECT
-    attribute.attname,
-    format_type(attribute.atttypid, NULL),
-    EXISTS (
-        SELECT 1
-        FROM pg_catalog.pg_index AS index
-        WHERE index.indrelid = attribute.attrelid
-            AND index.indisprimary
-            AND index.indnkeyatts = 1
-            AND attribute.attnum = index.indkey[0]
-    )
-FROM pg_catalog.pg_attribute AS attribute
-WHERE attribute.attrelid = to_regclass(quote_ident(%(table)s))
-    AND attribute.attnum > 0
-    AND NOT attribute.attisdropped
-ORDER BY attribute.attnum
+SELECT attname, format_type(atttypid, NULL)
+FROM pg_catalog.pg_attribute
+WHERE attrelid = to_regclass(quote_ident(%(table)s))
+    AND attnum > 0
+    AND NOT attisdropped
+ORDER BY attnum
 """)
 
-# That the text of a row, and so its digest, depends on nothing that a session may set.
+# Make the text of a row, and so its digest, independent of the settings of the session.
 STEADY_TEXT: Final[Template] = Template("""
 SELECT
     set_config('TimeZone', 'UTC', false),
@@ -300,7 +219,7 @@ SELECT
     set_config('extra_float_digits', '1', false)
 """)
 
-# How many messages there are, of a kind or of all: by this a snapshot's files are checked.
+# The number of messages, of a kind or of all; a snapshot's files are checked against it.
 COUNT_MESSAGES: Final[Template] = Template("""
 SELECT count(*)
 FROM delayed_queue
@@ -308,7 +227,7 @@ WHERE %(kind)s::text IS NULL
     OR "pKind" = %(kind)s
 """)
 
-# Which of the tables that the pipeline needs are there.
+# The tables that the pipeline needs, and whether each exists.
 PRESENT: Final[Template] = Template("""
 SELECT name, to_regclass(name) IS NOT NULL
 FROM unnest(ARRAY[
@@ -317,11 +236,11 @@ FROM unnest(ARRAY[
 ]) AS needed (name)
 """)
 
-# The name of this transaction's snapshot, by which others see what it sees while it lasts.
+# The name of this transaction's snapshot, for other connections while it lasts.
 EXPORT_SNAPSHOT: Final[Template] = Template("SELECT pg_export_snapshot()")
 
 
-# Keep a report and its plots, and drop all but the newest few before it, a hundred at most.
+# Save a report and its plots, and drop all but the newest ``keep``, at most 100.
 # Reads: the primary key.
 SAVE_REPORT: Final[LiteralString] = (
     CLOCK

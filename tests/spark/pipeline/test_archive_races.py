@@ -25,17 +25,15 @@ from delayed_queue.spark.pipeline.manifests import (
     Manifests,
     Pruning,
 )
-from delayed_queue.spark.pipeline.tables import KNOWN, Layout, Table
+from delayed_queue.spark.pipeline.tables import KNOWN, Layout
 from delayed_queue.spark.store.archiving import COUNT_BATCH
 from tests.spark.pipelines import letters
 from tests.support.concurrency import calling, raw_connection, wait_until_blocked
 from tests.support.processes import wait_until
 
-NOTES = Table("notes", age="at")
-
 
 def plan(manifests: Manifests) -> Manifest:
-    return manifests.plan(NOTES, ("1", "9"), 0, 9, "lake")
+    return manifests.plan("notes", "lake")
 
 
 @pytest.fixture
@@ -103,17 +101,16 @@ HOLD_LETTER = """SELECT FROM delayed_queue_dead_letter WHERE "pKey" = %s FOR UPD
 
 @pytest.fixture
 def task(first: Manifests) -> Task:
-    """A task of an archive that is published: ten letters, in batches of four."""
+    """A task of an archive that is written: ten letters, in batches of four."""
     letters(10)
     table = KNOWN["dead-letters"]
     layout = Layout.of(first.connection, table)
-    manifest = first.plan(table, ("1", "9"), 0, 10, "lake")
+    manifest = first.plan(table.source, "lake")
     with steady() as connection:
         keys, digests, hashes = zip(*connection.execute(LETTERS).fetchall(), strict=True)
     rows = pa.table({"key": keys, "digest": digests, "checksum": hashes})
     total = sum((Sums(1, each) for each in hashes), Sums(0, 0))
-    first.staged(manifest, [ArchivedFile("a", 1, total)])
-    first.advance(manifest, "published")
+    first.save_files(manifest, [ArchivedFile("a", 1, total)])
     return Task(Pruning(layout, manifest.id, first.holder, 4), rows)
 
 
@@ -242,7 +239,12 @@ def test_what_changed_is_counted_once_however_often_it_is_begun(task: Task) -> N
 
 def test_each_step_comes_from_the_one_before(first: Manifests) -> None:
     planned = plan(first)
-    planned.state = "staged"
+    planned.state = "written"
     with pytest.raises(ArchiveLost):
-        first.advance(planned, "published")
+        first.finish(planned, deleted=0, changed=0)
     assert ArchiveManifest.objects.get().state == "planned"
+    planned.state = "planned"
+    first.save_files(planned, [])
+    with pytest.raises(ArchiveLost):
+        first.drop(planned)
+    assert ArchiveManifest.objects.get().state == "written"

@@ -68,7 +68,7 @@ def command(*arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
 class TestArchive:
     """P8: a crash at any step repeats from the manifest."""
 
-    @pytest.mark.parametrize("step", sample(STEPS, "staged"))
+    @pytest.mark.parametrize("step", sample(STEPS, "read back"))
     def test_killed_at(
         self, step: str, queue: DelayedQueue, spark: Any, lake: str, other: Any
     ) -> None:
@@ -166,13 +166,13 @@ class TestArchive:
     ) -> None:
         """A holder that is alive keeps its archive until its lease ends; then it has lost it."""
         letters(5)
-        stage = archives.Archive.stage
+        write = archives.Archive.write
 
-        def lose(self: Any, manifest: Any, pieces: Any) -> None:
-            stage(self, manifest, pieces)
+        def lose(self: Any, manifest: Any, ranges: Any) -> None:
+            write(self, manifest, ranges)
             ArchiveManifest.objects.update(holder="elsewhere:1:x")
 
-        monkeypatch.setattr(archives.Archive, "stage", lose)
+        monkeypatch.setattr(archives.Archive, "write", lose)
         with pytest.raises(Exception, match="taken over by another process"):
             archive(spark, lake, lease_ms=600_000)
         assert DeadLetter.objects.count() == 5

@@ -1,4 +1,4 @@
-"""The pieces, checksums and holders of archives: without a JVM and without a database."""
+"""The files, checksums and holders of archives: without a JVM and without a database."""
 
 from __future__ import annotations
 
@@ -13,55 +13,10 @@ from hypothesis import strategies as st
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.pipeline.files import Sums
 from delayed_queue.spark.pipeline.manifests import files_read, is_dead, new_holder
-from delayed_queue.spark.pipeline.tables import (
-    Piece,
-    joined,
-    named,
-    parse_only,
-    ranges_of,
-    stretches,
-)
-
-KEYS = st.lists(st.integers(0, 1000), unique=True).map(sorted)
-
-
-def bounds_of(keys: list[int], piece: int) -> list[tuple[str, int]]:
-    """What PostgreSQL answers: the first, one each so many, and the last."""
-    places = sorted({*range(1, len(keys) + 1, piece), len(keys)} - {0})
-    return [(str(keys[place - 1]), place) for place in places]
-
-
-def within(piece: Piece, keys: list[int]) -> list[int]:
-    lower, upper = int(piece.lower or 0), int(piece.upper or 0)
-    return [each for each in keys if lower < each <= upper or (piece.is_first and each == lower)]
+from delayed_queue.spark.pipeline.tables import parse_only
 
 
 class TestArchives:
-    @given(KEYS, KEYS, st.integers(1, 10), st.integers(1, 5), st.integers(1, 8))
-    def test_files_hold_every_key_once(
-        self, some: list[int], more: list[int], piece: int, most: int, least: int
-    ) -> None:
-        """Of two parts that were walked along apart, and joined to files."""
-        parts = [some, [1001 + each for each in more]]
-        pieces = [one for keys in parts for one in ranges_of(bounds_of(keys, piece))]
-        keys = [each for part in parts for each in part]
-        if not pieces:
-            assert keys == []
-            return
-        files = joined(pieces, most, least)
-        found = [within(each, keys) for each in files]
-        assert [each for some in found for each in some] == keys
-        assert [len(each) for each in found] == [each.rows for each in files]
-        assert min(least, len(pieces)) <= len(files) <= max(-(-len(pieces) // most), least)
-
-    @given(st.lists(st.integers(1, 9)), st.integers(1, 20))
-    def test_archives_are_of_so_many_rows_at_most(self, rows: list[int], most: int) -> None:
-        pieces = [Piece(str(n), str(n), True, each) for n, each in enumerate(rows)]
-        found = list(stretches(pieces, most))
-        assert [one for some in found for one in some] == pieces
-        for some in found:
-            assert len(some) == 1 or sum(each.rows for each in some) <= most
-
     @given(st.lists(st.integers(0, 4)), st.integers(1, 3))
     def test_each_file_is_read_to_its_end(self, lengths: list[int], size: int) -> None:
         files = [f"f{n}" for n, length in enumerate(lengths) for _ in range(length)]
@@ -94,12 +49,6 @@ class TestArchives:
         assert not is_dead(f"{host}:1:x")
         assert is_dead(f"{host}:{2**22 + 1}:x")
         assert not is_dead("")
-
-    def test_tables_by_name(self) -> None:
-        assert named("dead-letters", None, None, {}).age == "diedAt"
-        assert named("notes", "uuid", "ended_at", {}).key == "uuid"
-        with pytest.raises(InvalidConfiguration, match="--age"):
-            named("notes", None, None, {})
 
     def test_only(self) -> None:
         assert parse_only(["status=sent,failed"]) == {"status": ["sent", "failed"]}
