@@ -146,7 +146,8 @@ def samples() -> list[Case]:
         Case("SAVE_DEPTHS", {"kinds": counted["kinds"], "minute": minute, **measured},
              {SAMPLES_TABLE}, n=100, buffers=20),
         Case("ADD_COUNTS", counted, {SAMPLES_TABLE}, n=100, rows=8, buffers=20),
-        Case("HISTORY", {"kinds": ["kind-7"], **day}, {SAMPLES}, **cost),
+        # A bitmap and a sort: each row is read twice, and both ends of the day count.
+        Case("HISTORY", {"kinds": ["kind-7"], **day}, {SAMPLES}, **cost | {"n": 1441}),
         Case("HISTORY", {"kinds": ["kind-1", "kind-7"], **hour}, {SAMPLES}, n=120, rows=3,
              buffers=1),
         # Two buckets a minute.
