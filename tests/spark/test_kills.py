@@ -82,6 +82,7 @@ def drained(directory: Path) -> None:
     rows = [
         {
             "kind": "orders|json", "key": key, "payload": "1", "attempts": 1, "created_at": begin,
+            "headers": None, "group": None,
             "scheduled_at_initially": begin, "drained_at": begin + timedelta(seconds=1),
         }
         for key in KEYS
