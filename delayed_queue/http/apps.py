@@ -64,7 +64,7 @@ def _load_client() -> None:
 
 
 def _callbacks(using: str) -> Iterable[Handler]:
-    # Only where a worker asks: web processes need no client.
+    # Imported in workers only: web processes need no client.
     delivery = import_module("delayed_queue.http.callbacks.delivery")
     found: Iterable[Handler] = delivery.handlers_of_topics(using)
     return found

@@ -41,7 +41,7 @@ ALTER TABLE IF EXISTS delayed_queue RESET (
 """
 
 
-# What a service of another language that shares the table may have created it with.
+# The columns with which a service in another language may have created the table.
 SEED_COLUMNS = (
     "id",
     "pKey",

@@ -114,7 +114,7 @@ class CreateTableOfDays(CreateModelOnce):
 
 
 def _exists(schema_editor: Any, table: str) -> bool:
-    if schema_editor.collect_sql:  # sqlmigrate shows the statements whatever the database has
+    if schema_editor.collect_sql:  # sqlmigrate shows all statements
         return False
     with schema_editor.connection.cursor() as cursor:
         cursor.execute(

@@ -23,7 +23,7 @@ class NotificationsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
 
-# What the extra [notifications] installs, as modules.
+# The modules that the extra [notifications] installs.
 EXTRA: Final = {
     "aiodns", "aiohttp", "apprise", "cryptography", "kombu", "msgspec", "phonenumbers", "yarl",
 }  # fmt: skip

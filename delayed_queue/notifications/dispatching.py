@@ -44,7 +44,7 @@ _ENDINGS: Final = {Status.EXPIRED: "expired", Status.CANCELLED: "suppressed"}
 
 
 class Start(NamedTuple):
-    """A message whose notification is to be begun, and the provider to be called first."""
+    """A message whose notification begins, and the provider to call first."""
 
     envelope: Envelope
     provider: str
@@ -65,10 +65,10 @@ async def dispatch(envelope: Envelope) -> Settlement | None:
 
 
 class Attempt:
-    """One attempt: the providers in their order, until one has taken it or none may be asked.
+    """One attempt: the providers in their order, until one accepts it or none can be called.
 
-    A call that may have been accepted ends it. Another provider is never asked then, and the same
-    one only if it sends once for each key.
+    A call that may have been accepted ends it. Then no other provider is called, and the same one
+    only if it sends once per key.
     """
 
     def __init__(self, envelope: Envelope, begun: Begun, routes: Sequence[Route]) -> None:

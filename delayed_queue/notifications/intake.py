@@ -198,7 +198,7 @@ class _Candidate:
 
 
 class _Batch:
-    """The valid requests of one call. Of those with one key the first is stored."""
+    """The valid requests of one call. The first of several with one key is stored."""
 
     def __init__(self, tenant: str, source: Source, candidates: Sequence[_Candidate]) -> None:
         self._tenant = tenant
@@ -346,7 +346,7 @@ import_rows.check = check  # type: ignore[attr-defined]
 
 
 def request_of(row: dict[str, Any]) -> Any:
-    """Return the request that the row stands for; what says nothing itself takes it from there."""
+    """Return the request of the row; missing fields of the payload come from the row."""
     request = row["payload"]
     if not isinstance(request, dict):
         return request

@@ -199,7 +199,7 @@ def lift(channel: str, recipient: str, category: str = "") -> bool:
 
 
 def change_suppression(raw: Any, *, is_lifted: bool) -> list[FieldError]:
-    """Suppress or lift as a request says; return its errors instead, if there are any."""
+    """Apply a request to suppress or lift; return its errors instead, if there are any."""
     if not isinstance(raw, dict):
         return [FieldError("", "must be a JSON object")]
     errors: Errors = []

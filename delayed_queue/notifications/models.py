@@ -189,7 +189,7 @@ class Notification(models.Model):
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether it may have been sent, though it did not end as sent."""
+        """True if it may have been sent, although it did not end as sent."""
         return self.outcome.endswith("in doubt")
 
     @property

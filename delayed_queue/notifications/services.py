@@ -49,7 +49,7 @@ interrupted AS (
 # Begin notifications under the leases of their messages. Returns each that is still open, now
 # PROCESSING under its lease, with a verdict: to be sent, or expired or suppressed. If another lease
 # left it PROCESSING, it is taken over, and a delivery records that. Twice under one lease changes
-# nothing, so that a lost answer can be asked for again.
+# nothing, so that the statement can be repeated after a lost answer.
 # "provider" is about to be called. If an earlier call may have been accepted ("in doubt"), the
 # provider of that call is kept and returned instead.
 # Only the current holder of a message can begin: a dispatcher that was stopped for longer than its
@@ -131,7 +131,7 @@ RETURNING id
 class Begun:
     """A notification in flight: what a dispatcher needs to send it, and its lease.
 
-    ``provider`` is to be called now; when ``in_doubt`` it was called before, and may have sent it.
+    ``provider`` is called next; if ``in_doubt``, it was called before and may have sent it.
     ``verdict`` is PROCESSING for one to be sent, or how it ends without a call.
     """
 

@@ -42,8 +42,7 @@ SELECT id FROM ended
 
 # Find, among the next open notifications in one state, those without a message: an operator dropped
 # it, or moved it to the dead letters. It locks nothing, so FAIL checks again. Returns a row for
-# each notification, to continue from the last. Whether there is a message is read per row, as in
-# FAIL.
+# each notification, to continue from the last. The message is looked up per row, as in FAIL.
 # Reads: notification_status_id, delayed_queue__PKeyPlusKindUniqueIndex.
 WITHOUT_MESSAGE: Final[LiteralString] = """
 SELECT
@@ -110,7 +109,7 @@ def fail_lost_of(ids: list[uuid.UUID]) -> int:
 BATCH: Final = 1000
 
 # Delete a bounded number of notifications that ended before a moment and were made before it, with
-# their deliveries; in the order of their ids, so that a prune of a year goes on where it was.
+# their deliveries; in the order of their ids, so that a prune of a year can continue.
 # Open ones are passed over, however old. Reads: the primary key, the index of deliveries by
 # notification.
 PRUNE: Final[LiteralString] = """

@@ -268,7 +268,7 @@ class _Reader:
         return ""
 
     def _checked(self, channel: str, rendered: Rendered) -> Rendered:
-        """Refuse texts that the channel cannot carry, whoever wrote them."""
+        """Refuse texts that the channel cannot carry, from requests and templates."""
         most = MAX_SMS if channel == Channel.SMS else MAX_TEXT
         if len(rendered.body) > most:
             self._refuse("body", f"has more than {most} characters")

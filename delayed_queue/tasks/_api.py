@@ -95,7 +95,7 @@ def have_listeners() -> bool:
 
 
 class _Log:
-    """Whether a log handler takes what Django's receivers log at INFO.
+    """Finds out whether a log handler accepts records of Django's receivers at INFO.
 
     By default Django's logger is at that level, and its only handler ignores it unless DEBUG. To
     format two lines per task for that takes several times as long as the rest of a run.

@@ -1,4 +1,4 @@
-"""Ids of tasks: UUIDs of version 7, whose time says when their results are dropped."""
+"""Ids of tasks: UUIDs of version 7, whose time decides when their results are dropped."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class QueueTaskContext(TaskContext):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the task should stop, by raising ``Cancelled``."""
+        """True if the task should stop, by raising ``Cancelled``."""
         return self.envelope.is_cancelled
 
     def progress(self, fraction: float, message: str = "") -> None:

@@ -44,7 +44,7 @@ class Runnable:
 
     @property
     def is_kept(self) -> bool:
-        """Whether results are recorded."""
+        """True if results are recorded."""
         return self.options.results is not None
 
 

@@ -72,7 +72,7 @@ class Run(Attempt):
 
     @property
     def is_over(self) -> bool:
-        """Whether no attempt follows: it was successful, cancelled, or is to be a dead letter."""
+        """True if no attempt follows: it succeeded, was cancelled, or becomes a dead letter."""
         return self.ended is not None
 
     @property
@@ -172,7 +172,7 @@ class Run(Attempt):
             object.__setattr__(self.result, name, value)
         return self.result
 
-    # What is stored
+    # Storage
 
     def report(self, fraction: float, message: str) -> None:
         """Keep the progress for the keeper, which stores it."""

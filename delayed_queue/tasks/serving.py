@@ -30,7 +30,7 @@ from delayed_queue.tasks.running import acall, acknowledgement, announce_end, ca
 from delayed_queue.tasks.runs import Run, worker
 from delayed_queue.tasks.store import recording
 
-# Of the handler. Each task has its own policy, which is stricter.
+# The handler's policy. Each task has its own, which is stricter.
 UNLIMITED: Final = RetryPolicy((timedelta(seconds=5),), MAX_ATTEMPTS)
 servings: Final[dict[str, Serving]] = {}
 
@@ -45,7 +45,7 @@ def serve_declared() -> None:
 
 
 def stop_serving() -> None:
-    """Remove the handlers and all that is known of the settings."""
+    """Remove the handlers and the cached settings."""
     for queue in servings:
         if queue in registry and is_served(queue):
             registry.remove(queue)

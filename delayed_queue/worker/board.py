@@ -55,7 +55,7 @@ class InFlight:
 
 
 class Board:
-    """What a process holds: N ``slots`` for messages in flight, leases and counters.
+    """The memory of a process: N ``slots`` for messages in flight, leases and counters.
 
     Every word has one writing thread. The other process reads it after the writer died, or where a
     stale value does no harm.
@@ -139,7 +139,7 @@ class Board:
 
     @property
     def holder(self) -> str:
-        """What ``set_holder`` recorded; empty before."""
+        """The id from ``set_holder``; empty before."""
         holder = self._words[_HOLDER]
         return f"{holder:08x}" if holder else ""
 

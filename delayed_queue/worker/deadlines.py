@@ -16,7 +16,7 @@ from delayed_queue.logs import log
 
 T = TypeVar("T")
 
-# A stopped process ends at most N seconds after its shutdown timeout. The contract says 5.
+# A stopped process ends at most N seconds after its shutdown timeout; 5 are promised.
 # Processes end a little earlier than their supervisor, which waits for them.
 LAST_EXIT_SECONDS: Final = 4.0
 SUPERVISOR_EXIT_SECONDS: Final = 4.7
@@ -63,7 +63,7 @@ def in_daemon(call: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             found = call()
-        # Whatever it is, the caller of the future gets it.
+        # The caller of the future gets every exception.
         except BaseException as error:
             future.set_exception(error)
         else:

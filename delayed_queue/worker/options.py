@@ -98,7 +98,7 @@ class WorkerOptions:
 
     @property
     def is_finite(self) -> bool:
-        """Whether a process ends by itself."""
+        """True if a process ends by itself."""
         return self.burst or self.max_messages is not None
 
     @property
@@ -108,7 +108,7 @@ class WorkerOptions:
 
     @property
     def asks_sources(self) -> bool:
-        """Whether sources are queried for queues."""
+        """True if sources are queried for queues."""
         return bool(self.sourced) if self.sourced is not None else not self.queues
 
 

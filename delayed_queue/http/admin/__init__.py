@@ -13,7 +13,7 @@ __all__ = ["ApiTokenAdmin", "CallbackAttemptAdmin", "TopicAdmin"]
 
 hooks.panels.append(attempts_of_job)
 
-# What only callbacks fill is shown where they can be made: with the extra of that name.
+# Tables of callbacks are shown only with the extra that callbacks need.
 if find_spec("aiohttp") and find_spec("cryptography"):
     from delayed_queue.http.admin.endpoints import EndpointAdmin, HostAdmin
 

@@ -41,7 +41,7 @@ _STATES: Final = {
 
 
 class TopicForm(StoringForm):
-    """The settings of a topic. Whether shards can go is known only under the lock of adding."""
+    """The settings of a topic. Only under the lock of adding is it known that shards can go."""
 
     error_field = "shards"
 

@@ -42,7 +42,7 @@ class GuardedApplication:
     ``application = GuardedApplication(get_asgi_application(), prefix="/queue/")``
 
     Django collects a body in full, on disk if need be, before any view can refuse it. Below the
-    prefix a body larger than any call takes is cut off here, whatever length was announced.
+    prefix a body above the limit of all calls is cut off here, with any announced length.
 
     At SIGTERM and SIGINT waiting pops are answered 204, so that the server can finish its requests.
     A process that has not ended within the setting SHUTDOWN_TIMEOUT and four seconds exits (W20).

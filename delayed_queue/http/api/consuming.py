@@ -78,7 +78,7 @@ def finish(request: ApiRequest, topic: TopicName, job_id: JobId, body: Lease) ->
 def release(request: ApiRequest, topic: TopicName, job_id: JobId, body: Release) -> None:
     """Count the attempt as failed: the job is due after ``delay``, or else by its ladder.
 
-    With the ladder used up it becomes a dead job, whatever the delay.
+    After the last step of its ladder it becomes a dead job, with any delay.
     """
     delay = None if body.delay is None else timedelta(seconds=body.delay)
     using = api_settings().DATABASE

@@ -67,7 +67,7 @@ KEY_HEADER: Final = {
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY, "pattern": "^[ -+\\--~]+$"},
     "description": "A repeated request with the same key gets the first answer.",
 }
-# Of the endpoints that add one job or task.
+# Options of the endpoints that add one job or task.
 ADDS: Final[dict[str, Any]] = {"status": 202, "errors": [409, 422], "headers": [KEY_HEADER]}
 NewJobBody = Annotated[JobRequest, NOT_BOTH]
 MANY_JOBS: Final = Meta(extra_json_schema={"maxItems": "API.BULK_ITEMS"})
@@ -119,7 +119,7 @@ async def add(request: ApiRequest, query: AddQuery) -> HttpResponse:
 
 
 async def _read_beside(request: ApiRequest) -> tuple[dict[str, Any], NewJob]:
-    """Return what the body says; read in a thread if that would hold up other requests."""
+    """Return the fields and the job of the body; large bodies are read in a thread."""
     if len(request.body) > MAX_BYTES:
         return await in_thread(_read, request)
     return _read(request)

@@ -46,7 +46,7 @@ def _get(view: Probe) -> Probe:
             return not_allowed(("GET", "HEAD")).as_response()
         try:
             response = view(request)
-        # A probe gets an answer whatever fails; errors of the server are logged.
+        # A probe gets an answer for every error; errors of the server are logged.
         except Exception as error:
             response = respond(request, error)
         response.headers["Cache-Control"] = "no-store"

@@ -74,7 +74,7 @@ class WaitingPops:
         self._thread: threading.Thread | None = None
         self._lines: dict[Key, Line] = {}
         self._listeners: dict[str, AsyncListener] = {}
-        # Of the pops that wait for their turn or for jobs, so that drain() can end them.
+        # The timeouts of waiting pops, so that drain() can end them.
         self._limits: set[asyncio.Timeout] = set()
 
     @property

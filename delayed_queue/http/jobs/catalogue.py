@@ -37,8 +37,8 @@ from delayed_queue.observe.overview import depths
 from delayed_queue.queue.groups import declaration
 from delayed_queue.retries import Groups
 
-# How long a process trusts what it read of a topic. Statements that depend on the number of shards
-# compare or read it themselves.
+# A process trusts a topic that it has read for N seconds. Statements that depend on the number of
+# shards compare or read it themselves.
 FRESH_SECONDS: Final = 5.0
 MAX_LISTED: Final = 10_000
 _KEEP: Final[Any] = object()

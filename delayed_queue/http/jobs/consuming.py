@@ -65,9 +65,9 @@ _TURN_WAIT_MS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Pop:
-    """What a consumer asks for: up to ``count`` due jobs of a topic that have no url.
+    """A request for up to ``count`` due jobs of a topic that have no url.
 
-    Each is leased for ``ttr``, or else as long as the job, the topic or the settings say. Shards
+    Each is leased for ``ttr``, or else for the time of the job, the topic or the settings. Shards
     take turns unless one is named; within one, earlier jobs come first.
     """
 

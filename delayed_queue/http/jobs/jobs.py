@@ -1,4 +1,4 @@
-"""Jobs as values: what is added, what can be known of one, and how long a failed one waits."""
+"""Jobs as values: new jobs, their states, and their retry delays."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def policy_named(ladder: str, jitter: float) -> RetryPolicy:
 def policy_of_job(headers: Mapping[str, Any], ladder: str = "", jitter: float = 0.0) -> RetryPolicy:
     """Return the policy of a job by its headers, where they say nothing that of its topic.
 
-    Headers are anybody's, for a message may be offered without the HTTP side; what is none is
-    as if it were not there.
+    Messages may be offered without the HTTP API, so headers may have any value. Invalid ones count
+    as missing.
     """
     own, own_jitter = headers.get("ladder"), headers.get("jitter")
     if _is_number(own_jitter) and 0 <= own_jitter <= 1:
@@ -89,7 +89,7 @@ def delay_after_failure(
 
 
 def ttr_of_job(headers: Mapping[str, Any]) -> timedelta | None:
-    """Return how long a consumer may hold the job, if it says."""
+    """Return how long a consumer may hold the job, if a header has it."""
     ttr = headers.get("ttr")
     if not _is_number(ttr) or ttr != ttr:
         return None

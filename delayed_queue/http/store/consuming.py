@@ -38,7 +38,7 @@ POP_JOBS: Final[LiteralString] = CLOCK + lease_due(
     returning=f"""{LEASED_COLUMNS}, false, "group\"""",
 )
 
-# Have members of a lease held for as long as each says, from now on: longer or shorter.
+# Change how long the messages of a lease are held, from now on; each has its own time.
 # Reads: the primary key.
 HOLD_FOR: Final[LiteralString] = (
     CLOCK
@@ -83,7 +83,7 @@ SELECT
 )
 
 # The next messages of a kind that are due within the horizon, a page at a time, each with its url
-# if it was deferred: due later than its offer said, though no delivery of it has failed. Jobs that
+# if it was deferred: due later than offered, although no delivery of it has failed. Jobs that
 # wait by their ladder are left out, and so are jobs that were offered for later.
 # Reads: delayed_queue__KindPlusScheduledAtIndex in order, at most the limit.
 DEFERRED_JOBS: Final[LiteralString] = (
@@ -112,8 +112,8 @@ LIMIT %(limit)s::integer
 """
 )
 
-# Let those of them that still wait be due after the wait, at random within the spread, and none
-# later than it was. What was leased, updated or is held by others meanwhile is left alone.
+# Make those that still wait due after the wait, at random within the spread, and none later than
+# before. Messages that were leased, updated or locked meanwhile stay as they are.
 # Reads: the primary key.
 RECALL_JOBS: Final[LiteralString] = (
     CLOCK
@@ -174,7 +174,7 @@ class ConsumeStore:
     def hold_for(
         self, lease_id: str, ttrs: Mapping[int, int], *, using: str = DEFAULT_DB_ALIAS
     ) -> dict[int, int]:
-        """Hold members of the lease for so many milliseconds each; return until when, by id."""
+        """Hold messages of the lease for their own times in ms; return until when, by id."""
         params = {
             "lease_id": lease_id, "ids": list(ttrs), "ttrs": list(ttrs.values()), "now": None,
         }  # fmt: skip

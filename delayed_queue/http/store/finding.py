@@ -263,7 +263,7 @@ class JobRow(NamedTuple):
 
 
 class DroppedRow(NamedTuple):
-    """Whether a job was found, and whether one that vanished may have been put back."""
+    """Two flags: a job was found; one that vanished may have been put back."""
 
     was_there: bool
     is_doubtful: bool

@@ -95,7 +95,7 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
         ],
         "last_error": figures.last_error,
         "name": figures.name or _("dispatcher lost"),
-        # What a lost dispatcher leaves in doubt is no provider's failure.
+        # A doubt after a lost dispatcher is no provider's failure.
         "share": percent(figures.share_failing) if figures.name else "—",
         "percent": round(figures.share_failing * 100) if figures.name else 0,
         "is_failing": bool(figures.name) and figures.share_failing > ALARMING_SHARE,

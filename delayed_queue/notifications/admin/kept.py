@@ -122,7 +122,7 @@ class SuppressionForm(forms.ModelForm):  # type: ignore[type-arg] # not subscrip
 
 @admin.register(Suppression)
 class SuppressionAdmin(ShownOnly):
-    """Newest first; nobody can read back whom they are about."""
+    """Newest first; the recipients are stored as hashes."""
 
     form = SuppressionForm
     list_heading = _("Suppressions")

@@ -255,7 +255,7 @@ class NotificationAdmin(ShownOnly):
             return str(_("All notifications"))
         return str(_("Notifications: %(state)s") % {"state": Status(status).label})
 
-    # An id begins with its time; the end tells the ids of a minute apart.
+    # An id begins with its time; its end differs within a minute.
     id_column = column(
         _("id"),
         lambda row: format_html('<code title="{}">…{}</code>', row.id, str(row.id)[-12:]),
@@ -281,7 +281,7 @@ class NotificationAdmin(ShownOnly):
         if not words:
             return formats.NOTHING
         first, *rest = words
-        # An outcome is ours; what the provider said is on the page of the delivery.
+        # The outcome is our own word; the page of the delivery has the provider's answer.
         return format_html('{} <span class="dq-quiet">{}</span>', first, " · ".join(rest))
 
     # The page of one

@@ -41,11 +41,11 @@ class Claim:
     leased_at: float
     # An earlier delivery ended without a result, so the message may have killed its worker.
     is_suspect: bool = False
-    # Whether other claims have members of the same lease, as those of suspects.
+    # True if other claims have messages of the same lease, as with suspects.
     shares_lease: bool = field(init=False)
-    # Whether an exchange under way writes about it.
+    # True while an exchange under way settles it.
     is_being_written: bool = field(init=False, default=False)
-    # Whether an exchange without a reply wrote about it: missing messages may be settled.
+    # True after an exchange without a reply: missing messages may be settled.
     is_in_doubt: bool = field(init=False, default=False)
     # It is not settled before this monotonic time, as its message is locked.
     deferred_until: float = field(init=False, default=0.0)
@@ -83,7 +83,7 @@ class Claim:
         self.failures.append((envelope, error))
 
     def by_manner(self) -> list[Claim]:
-        """Return a claim for each manner in which its messages are to be handled."""
+        """Return one claim for each manner of handling its messages."""
         treatment = self.consumer.handler.treatment
         if treatment is None:
             return [self]
@@ -126,7 +126,7 @@ class Claim:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether something is to be settled now."""
+        """True if handled messages can be settled now."""
         if self.is_being_written:
             return False
         is_handled = len(self.done) > self.acknowledged or len(self.failures) > self.judged

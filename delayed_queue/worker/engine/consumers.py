@@ -41,7 +41,7 @@ class SlowestScan(NamedTuple):
 
 @dataclass(slots=True)
 class FairShare:
-    """What keeps one consumer from taking the turns and the slots of others.
+    """The turns and slots of one consumer, limited so that others get theirs.
 
     ``had_turn``: in this round. ``overdue_since``: the due time of its next message, in
     milliseconds of the epoch; if unknown, it is polled first. ``running``: its messages that the
@@ -105,7 +105,7 @@ class Consumer:
     # these is a rate, whose permits are for messages that start now.
     walk: GroupWalk | None = field(init=False, default=None)
     is_rated: bool = field(init=False, default=True)
-    # Whether the limits that the handler declares are written; nothing is claimed before.
+    # Nothing is claimed before the limits that the handler declares are written.
     is_declared: bool = field(init=False)
 
     def __post_init__(self) -> None:

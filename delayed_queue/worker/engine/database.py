@@ -34,10 +34,10 @@ _COMPATIBILITY: Final = re.compile(r"_compat([0-9]+)$")
 
 
 class Outage:
-    """How long the database has been unavailable to a worker.
+    """The duration of an outage of the database, for a worker.
 
-    A worker that has never reached the database ends when it is refused: at once if the SQLSTATE
-    says so. Refused connections have no SQLSTATE, so then the server must respond, and the refusal
+    A worker that has never reached the database ends when it is refused, at once if there is an
+    SQLSTATE. Refused connections have no SQLSTATE, so then the server must respond, and the refusal
     must last as long as calls are repeated. With ``is_finite`` (burst), an outage ends the worker
     after this time, too.
     """
@@ -125,12 +125,12 @@ def check_schema(using: str) -> dict[str, str]:
 
 
 def is_needed(migration: Migration) -> bool:
-    """Whether workers of this version need it; an index, for example, they do not."""
+    """Return whether workers of this version need it; an index, for example, is not needed."""
     return getattr(migration, "workers_need_it", True)
 
 
 def _is_met(unknown: tuple[str, str], ours: Iterable[tuple[str, str]]) -> bool:
-    """Whether code with these migrations can work on tables with the unknown one."""
+    """Return whether code with these migrations works on tables with the unknown one."""
     number = compatibility(unknown[1])
     own = (compatibility(name) or 1 for app, name in ours if app == unknown[0])
     return number is not None and number <= max(own, default=0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # less would leave the pool waiting for claims.
 AHEAD_SECONDS: Final = 0.1
 BATCHES_AHEAD: Final = 4
-# Estimate for a message, in seconds, before one has ended: so long that a few slots lease nothing
+# Estimate for a message, in seconds, before one has ended: long, so that a few slots lease nothing
 # ahead.
 FIRST_SECONDS: Final = 1.0
 # Results gather for N seconds before a sleeping worker is woken to acknowledge them.

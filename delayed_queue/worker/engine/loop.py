@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ClaimLoop:
-    """What a worker does again and again: ``tick()`` is one iteration.
+    """The claim loop of a worker: ``tick()`` is one iteration.
 
     With one exchange at a time, the process and its database session take turns: one computes
     while the other waits. While batches fill, there are two: one is under way while the replies to
@@ -89,7 +89,7 @@ class ClaimLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether something is in flight, under way, or to be released."""
+        """True while messages are in flight, or exchanges or releases are outstanding."""
         return bool(
             self.keeper.claims() or self.dispatcher.has_runs or self._under_way or self._unanswered
         )
@@ -167,7 +167,7 @@ class ClaimLoop:
         return self._are_batches_full and self._options.most_claims > 1
 
     def _send(self) -> None:
-        """Send what there is to do, as far as an exchange may be sent."""
+        """Send exchanges while there is work and a free connection."""
         while self._free if self._is_double else not self._sent:
             exchange = self._next_exchange()
             if exchange is None:

@@ -22,7 +22,7 @@ from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.observe import signals
 from delayed_queue.queue.models import Message
 
-# How long a refusal is shown by the worker's row, and so by queuehealth.
+# The worker's row, and so queuehealth, shows a refusal for N seconds.
 SHOWN_SECONDS: Final = 600.0
 # Refusals kept in memory: at most the latest N.
 _MOST_KEPT: Final = 1_000

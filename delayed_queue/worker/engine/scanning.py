@@ -56,7 +56,7 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What a poll found: the number, the latest due time and its id.
+    """The result of a poll: the number of messages, the latest due time and its id.
 
     ``next_due_in`` is the time until the next message is due, in milliseconds. ``seconds`` is the
     duration of the poll, None if it ended just now.
@@ -82,7 +82,7 @@ class DeepPolls:
     at: float = 0.0
     seconds: float = 0.0
     began_at: float = -math.inf
-    # Whether there was one since a poll found as much as its limit.
+    # True if one was made since a poll reached its limit.
     is_done: bool = False
 
     def estimate(self, seconds: float) -> None:
@@ -221,7 +221,7 @@ class ScanSchedule:
         self._reset()
 
     def rest(self, seconds: float) -> None:
-        """Poll nothing for N seconds, whatever is offered meanwhile; then a few at a time."""
+        """Poll nothing for N seconds, in spite of new offers; then a few at a time."""
         self._rest.is_trying = True
         self._rest.until = max(self._rest.until, time.monotonic() + seconds)
         self.next_at = max(self.next_at, self._rest.until)

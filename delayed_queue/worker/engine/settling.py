@@ -39,7 +39,7 @@ LOCK_WAIT_MS: Final = 250
 PAUSE_SECONDS: Final = 1.0
 
 Rows = list[Row]
-# A claim, and the ids of its handled messages that are to be acknowledged.
+# A claim, and the ids of its messages to acknowledge.
 _Part = tuple[Claim, list[int]]
 
 
@@ -162,7 +162,7 @@ class Settler:
         wanted = sum(len(ids) for _, ids in parts)
         # Nearly always all are deleted; only otherwise is it worth asking which.
         deleted = None if len(rows) == wanted else set(column_of(rows))
-        # Of a message that came back meanwhile, the later claim is the one that held it.
+        # If a message was claimed twice, the later claim owns it.
         holders = {each: claim for claim, ids in parts for each in ids} if deleted else {}
         for claim, ids in parts:
             claim.acknowledged += len(ids)
@@ -294,10 +294,10 @@ class Counts:
 
 
 class LockDeferral:
-    """Sets messages apart that somebody holds, so that all others go on without waiting.
+    """Defers messages that other sessions have locked, so that the others do not wait.
 
-    Whoever updates or drops a message that is being handled locks it until their commit; with
-    everything of a worker in one transaction, all of it would wait for one long transaction.
+    An update or drop of a message in flight locks it until its commit. Without this, one long
+    transaction would hold up everything that a worker settles.
     """
 
     def __init__(self, using: str, keeper: LeaseKeeper) -> None:
@@ -326,7 +326,7 @@ class LockDeferral:
             claim.deferred_until = now + PAUSE_SECONDS if is_held else 0.0
 
     def nap(self) -> float:
-        """Return the seconds until something is to be tried again."""
+        """Return the seconds until the next try of a deferred message."""
         times = [claim.deferred_until for claim in self._keeper.claims() if claim.deferred_until]
         return min(times) - time.monotonic() if times else math.inf
 

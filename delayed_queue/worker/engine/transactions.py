@@ -52,7 +52,7 @@ class _Conflict(BaseException):
 
 @dataclass(slots=True)
 class _Scan:
-    """What a run has found: in its last batch, and up to which message."""
+    """The progress of a run: its last batch, and the last message of it."""
 
     found: int = 0
     # The due time and id of the last message taken.
@@ -69,8 +69,8 @@ class TransactionalRun(Run):
     fails, the batch is undone and its messages are taken one by one, each in a transaction that
     counts its failure. Effects outside the database may so happen twice.
 
-    If suspects are to be alone, a batch with suspects is undone, too: ``suspects`` messages are to
-    be taken one by one by a run that ``is_alone``.
+    While suspects must run alone, a batch with suspects is undone too; a run that ``is_alone`` then
+    takes ``suspects`` messages one by one.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TransactionalRun(Run):
         # Messages for which the database refused a write, and the errors.
         self.refused: list[tuple[Envelope, BaseException]] = []
         self.error: Exception | None = None
-        # Whether it met other transactions again and again: then it has done nothing.
+        # True if every try met other transactions: then it has done nothing.
         self.met_conflict = False
         self.seconds = 0.0
         # The start of the run, in milliseconds of the database's clock.
@@ -111,7 +111,7 @@ class TransactionalRun(Run):
         self._board.mark(slot, is_suspect=self.is_alone, is_transactional=True)
         try:
             self._work()
-        # Whatever it is, the worker must learn that this run is over.
+        # The worker must learn of every error that ends this run.
         except Exception as error:
             self.met_conflict = is_conflict(error)
             self.error = None if self.met_conflict else error
@@ -124,7 +124,7 @@ class TransactionalRun(Run):
 
     @property
     def result(self) -> PollResult:
-        """What its last batch found."""
+        """The result of its last batch."""
         scan = self._scan
         latest, last_id = scan.last or (None, 0)
         return PollResult(scan.found, latest, scan.next_due_in, scan.seconds, last_id=last_id)
@@ -182,7 +182,7 @@ class TransactionalRun(Run):
                 return
 
     def _take_batch(self, before: int, last: tuple[int, int] | None) -> None:
-        # What an earlier try took is available again, from its start.
+        # Messages of an earlier try are available again.
         del self.done[before:]
         self._scan.found, self._scan.last = 0, last
         queue, poll, began_at = self.consumer.queue, self.poll, time.monotonic()

@@ -73,12 +73,12 @@ class Worker:
 
     @property
     def serves(self) -> list[str]:
-        """What it will serve, before the sources were asked."""
+        """The queues and sources it will serve, before the sources are queried."""
         return [*self.queues, *(f"the {name}" for name in self.dynamic.names)]
 
     @property
     def is_used_up(self) -> bool:
-        """Whether as many threads are stuck in handlers as the process may have."""
+        """True if all handler threads of the process are stuck."""
         return self._stuck >= self.options.concurrency
 
     @property

@@ -179,7 +179,7 @@ SECOND_LOOK_SECONDS: Final = 1.0
 # A child is killed N seconds after its shutdown timeout; it should have ended itself before.
 GRACE_SECONDS: Final = 4.3
 # The supervisor waits at most N seconds for the recovery of what a dead process held; the
-# recovery then goes on in its thread.
+# recovery then continues in its thread.
 RECOVERY_SECONDS: Final = 1.0
 # Held during a recovery, so that the supervisor does not fork meanwhile, as with TELLING.
 RECOVERING: Final = threading.Lock()
@@ -294,7 +294,7 @@ class Supervisor:
 
     @property
     def _is_killing(self) -> bool:
-        """Whether the processes exceeded their shutdown timeout."""
+        """True if the processes exceeded their shutdown timeout."""
         return self._kill_at is not None and time.monotonic() > self._kill_at
 
     def look_after(self, child: Child) -> None:
