@@ -14,12 +14,19 @@ from delayed_queue.http.api.auth import charge, demand_scope
 from delayed_queue.http.api.bodies import JSON, NDJSON, lines_of, parse, reply
 from delayed_queue.http.api.parameters import Time, shown
 from delayed_queue.http.api.problems import invalid
-from delayed_queue.http.reading import CONTROLS
+from delayed_queue.http.reading import CONTROLS, Errors, read
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import DEPTH, Accepted, Refused, read_json
-from delayed_queue.notifications.managing import change_suppression
-from delayed_queue.notifications.models import Channel, Notification, Priority, Source, Status
+from delayed_queue.notifications.models import (
+    Channel,
+    Notification,
+    Priority,
+    Source,
+    Status,
+    Suppression,
+)
+from delayed_queue.notifications.recipients import problem_with
 from delayed_queue.notifications.requests import NotificationRequest, SuppressionRequest
 from delayed_queue.notifications.validation import FieldError
 
@@ -234,6 +241,24 @@ def _change_suppression(request: ApiRequest, *, is_lifted: bool) -> None:
     demand_scope(request, "manage", TOPIC)
     if errors := change_suppression(parse(request.body, DEPTH), is_lifted=is_lifted):
         raise _invalid(errors)
+
+
+def change_suppression(raw: Any, *, is_lifted: bool) -> list[FieldError]:
+    """Apply a request to suppress or lift; return its errors instead, if there are any."""
+    if not isinstance(raw, dict):
+        return [FieldError("", "must be a JSON object")]
+    errors: Errors = []
+    found = read(SuppressionRequest, raw, errors)
+    if found is None:
+        return [FieldError(path, message) for path, message in errors]
+    if problem := problem_with(found.channel, found.to):
+        return [FieldError("to", problem)]
+    values = (found.channel, found.to, found.category or "")
+    if is_lifted:
+        managing.lift(*values)
+    else:
+        managing.suppress(*values, found.reason or Suppression.Reason.OPT_OUT)
+    return []
 
 
 def tenant_of(request: ApiRequest) -> str:

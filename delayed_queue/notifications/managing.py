@@ -11,13 +11,10 @@ from django.db import transaction
 
 from delayed_queue.db.resilience import never, repeat
 from delayed_queue.db.sql import Page, column_of, page_of
-from delayed_queue.http.reading import Errors, read
 from delayed_queue.notifications.models import Notification, Status, Suppression
-from delayed_queue.notifications.recipients import problem_with, recipient_hash
-from delayed_queue.notifications.requests import SuppressionRequest
+from delayed_queue.notifications.recipients import recipient_hash
 from delayed_queue.notifications.services import USING, fetch, queue_of
 from delayed_queue.notifications.settling import CALLBACKS
-from delayed_queue.notifications.validation import FieldError
 from delayed_queue.queue.base import nothing
 
 # Cancel a waiting notification; one that is PROCESSING may have reached the provider. A doubt about
@@ -196,21 +193,3 @@ def lift(channel: str, recipient: str, category: str = "") -> bool:
         channel=channel, recipient_hash=recipient_hash(channel, recipient), category=category
     )
     return bool(repeat(USING, lambda: found.delete()[0], doubt=nothing))
-
-
-def change_suppression(raw: Any, *, is_lifted: bool) -> list[FieldError]:
-    """Apply a request to suppress or lift; return its errors instead, if there are any."""
-    if not isinstance(raw, dict):
-        return [FieldError("", "must be a JSON object")]
-    errors: Errors = []
-    found = read(SuppressionRequest, raw, errors)
-    if found is None:
-        return [FieldError(path, message) for path, message in errors]
-    if problem := problem_with(found.channel, found.to):
-        return [FieldError("to", problem)]
-    values = (found.channel, found.to, found.category or "")
-    if is_lifted:
-        lift(*values)
-    else:
-        suppress(*values, found.reason or Suppression.Reason.OPT_OUT)
-    return []

@@ -19,6 +19,8 @@ from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Channel
 
 MAX_EMAIL: Final = 254
+MAX_CATEGORY: Final = 50
+CATEGORY: Final = r"^([a-z0-9][a-z0-9_.-]*)?\Z"
 _E164: Final = re.compile(r"\+[1-9][0-9]{6,14}")
 # Without localhost, which would be the relay.
 _check_email: Final = EmailValidator(allowlist=[])
@@ -30,6 +32,13 @@ def problem_with(channel: str, recipient: str) -> str:
     The text never repeats the recipient.
     """
     return _PROBLEMS[channel](recipient)
+
+
+def check_category(category: str) -> str:
+    """Return what is wrong with a category; empty when nothing is."""
+    if len(category) > MAX_CATEGORY:
+        return f"has more than {MAX_CATEGORY} characters"
+    return "" if re.match(CATEGORY, category) else "must consist of a-z, 0-9, '.', '_' and '-'"
 
 
 def _problem_with_email(address: str) -> str:

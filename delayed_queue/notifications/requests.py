@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
@@ -11,13 +10,12 @@ from delayed_queue.http.callbacks.guard import MAX_URL
 from delayed_queue.http.jobs.requests import URL_PATTERN
 from delayed_queue.http.reading import CONTROLS, matching
 from delayed_queue.notifications.models import Channel, Priority
+from delayed_queue.notifications.recipients import CATEGORY, MAX_CATEGORY
 
 MAX_SUBJECT: Final = 255
 MAX_KEY: Final = 200
-MAX_CATEGORY: Final = 50
 _LINE: Final = rf"^[^{CONTROLS}\u2028\u2029]*\Z"
 _LINE_RULE: Final = "It must be one line without control characters."
-_CATEGORY: Final = r"^([a-z0-9][a-z0-9_.-]*)?\Z"
 _CATEGORY_RULE: Final = "It must consist of a-z, 0-9, '.', '_' and '-'."
 
 _Recipient = Annotated[
@@ -28,7 +26,7 @@ _Recipient = Annotated[
         description="An email address, a number in E.164 form, or an http(s) URL.",
     ),
 ]
-_Category = Annotated[str, matching(_CATEGORY, _CATEGORY_RULE, MAX_CATEGORY, least=0)]
+_Category = Annotated[str, matching(CATEGORY, _CATEGORY_RULE, MAX_CATEGORY, least=0)]
 _Template = Annotated[
     str,
     matching(
@@ -80,10 +78,3 @@ class SuppressionRequest(Struct, forbid_unknown_fields=True):
     to: _Recipient
     category: Annotated[_Category, Meta(description="Default: all of them.")] | None = None
     reason: Literal["opt-out", "bounce", "complaint"] | None = None
-
-
-def check_category(category: str) -> str:
-    """Return what is wrong with a category; empty when nothing is."""
-    if len(category) > MAX_CATEGORY:
-        return f"has more than {MAX_CATEGORY} characters"
-    return "" if re.match(_CATEGORY, category) else "must consist of a-z, 0-9, '.', '_' and '-'"

@@ -216,7 +216,7 @@ def test_queues_page_reads_no_further_than_its_caps(operator: Client):  # Q32
     found = statements(operator, QUEUES)
     small, kinds, letter_kinds = found[:3]
     (overview,) = (each for each in found if "held AS MATERIALIZED" in each)
-    (throughput,) = (each for each in found if "jsonb_array_elements_text" in each)
+    workers = [each for each in found if '"delayed_queue_worker"' in each]
     (estimates,) = (each for each in found if "TABLESAMPLE" in each)
 
     assert explained(small).rows_read() <= 51
@@ -232,7 +232,9 @@ def test_queues_page_reads_no_further_than_its_caps(operator: Client):  # Q32
     # Six with messages, fifty that are only paused, and those with a handler.
     queues, cap = 6, EXACT
     assert plan.rows_read() <= queues * 3 * cap + LEASE_CAP + queues, plan
-    assert explained(throughput).rows_read() <= 100, throughput
+    assert workers
+    for each in workers:  # a hundred, read and sorted
+        assert explained(each).rows_read() <= 200, each
 
 
 def test_workers_pages_read_the_workers_and_their_leases(operator: Client):

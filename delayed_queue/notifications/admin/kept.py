@@ -21,10 +21,8 @@ from delayed_queue.notifications.admin.base import CountedOperation, ShownOnly, 
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.managing import suppress
 from delayed_queue.notifications.models import ParkedRequest, Suppression, Template
-from delayed_queue.notifications.parking import retry_parked
-from delayed_queue.notifications.recipients import problem_with
+from delayed_queue.notifications.recipients import check_category, problem_with
 from delayed_queue.notifications.rendering import compiled
-from delayed_queue.notifications.requests import check_category
 
 WRITTEN: Final = ["name", "channel", "subject", "body", "html", "category"]
 TEXTS: Final = ("body", "html")
@@ -162,6 +160,9 @@ class RetryParked(CountedOperation):
     skipped_text = _("Still refused: %(number)s.")
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
+        # Imported on first use: most pages need no types of requests.
+        from delayed_queue.notifications.parking import retry_parked
+
         return retry_parked(row.pk)
 
     def audit(self, row: Any, call: Call) -> str:

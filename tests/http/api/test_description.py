@@ -18,8 +18,7 @@ from delayed_queue.http.api.openapi import schema_of
 from delayed_queue.http.api.tasks import NewTaskBody
 from delayed_queue.http.callbacks.guard import check_url
 from delayed_queue.http.jobs.requests import call_from, job_from
-from delayed_queue.notifications.api import NotificationBody
-from delayed_queue.notifications.managing import change_suppression
+from delayed_queue.notifications.api import NotificationBody, change_suppression
 from delayed_queue.notifications.requests import SuppressionRequest
 from delayed_queue.notifications.validation import validate
 

@@ -58,8 +58,7 @@ INTERNAL: Final = {
     "Pop": {"give_back", "outlook"},
     "consuming": {"limited_topic"},
     "dead": {"is_topic"},
-    "managing": {"change_suppression"},
-    "intake": {"check", "import_rows", "request_of"},
+    "intake": {"check", "import_rows", "read_json", "request_of"},
 }  # fmt: skip
 CLASSES: Final = (
     DelayedQueue, GroupService, CronService, DelayedQueueBackend, BulkPlan, consuming.Pop,

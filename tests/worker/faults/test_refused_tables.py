@@ -18,8 +18,7 @@ from delayed_queue.http.callbacks.delivery import handlers_of_topics
 from delayed_queue.http.jobs.kinds import WAKE_CHANNEL
 from delayed_queue.http.models import Endpoint
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.notifications.dispatching import dispatch
-from delayed_queue.notifications.handlers import QUEUES
+from delayed_queue.notifications.handlers import QUEUES, dispatcher_of
 from delayed_queue.tasks.priorities import kind_of_priority
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
@@ -98,7 +97,7 @@ def failing_callbacks(settings: Settings, stack: ExitStack) -> Iterator[Source]:
 def notifications(settings: Settings, stack: ExitStack) -> Iterator[Handler]:
     enqueue()
     for name in QUEUES:
-        yield handler_of(name, dispatch, retry=LATER)
+        yield dispatcher_of(name, retry=LATER)
 
 
 def ticks(settings: Settings, stack: ExitStack) -> Iterator[Handler]:
