@@ -1,7 +1,7 @@
-"""Blocking pops: the pops of a topic wait in line, and the first one looks for all of them.
+"""Blocking pops: the pops of a topic wait in line, and only the first one queries the database.
 
-All pops of a process wait on one event loop in a thread of its own. So requests of WSGI threads and
-of any event loop share the lines, and one connection that listens for new jobs.
+All pops of a process wait on one event loop in a thread of its own. So WSGI threads and all event
+loops share the lines, and one connection that listens for new jobs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,10 +35,9 @@ Jobs = list["PoppedJob"]
 # A line's database, topic and shard.
 Key = tuple[str, str, int | None]
 
-# A line without pops is kept, and its channels listened on, for this long: most consumers pop again
-# at once.
+# A line without pops is kept for this long, with its channels: most consumers pop again at once.
 LINGER_SECONDS: Final = 60.0
-# The longest wait for a client whose connection cannot be seen: it may be gone all that time.
+# Longest wait for a client whose connection the server does not show: it may be gone.
 BLIND_SECONDS: Final = 5.0
 
 
@@ -46,15 +45,15 @@ BLIND_SECONDS: Final = 5.0
 class Line:
     """The pops that wait for one topic, or one shard of it; used on the loop only.
 
-    ``turn``: held by the first of them, which looks; the others wait for it in order.
-    ``look_at``: when to look again, by the loop's clock.
-    ``error``: ended the line; each pop in it raises this.
+    ``turn``: a lock of the first pop, which claims; the others wait for it in order.
+    ``next_at``: the time of the next claim, by the loop's clock.
+    ``error``: raised by each pop of the line, which has ended.
     """
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
-    look_at: float = 0.0
+    next_at: float = 0.0
     channels: frozenset[str] = frozenset()
     error: Exception | None = None
     expiry: asyncio.TimerHandle | None = None
@@ -67,7 +66,7 @@ class WaitingPops:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, as a child process must: it has no other thread of its parent."""
+        """Forget everything, as a child process must: it has only one thread of its parent."""
         self.is_draining = False
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,10 +82,10 @@ class WaitingPops:
         return sum(each.waiting for each in list(self._lines.values()))
 
     async def wait_for(self, request: HttpRequest, pop: Pop, timeout: float) -> Jobs:
-        """Return the jobs of the pop as soon as there are some; none after the timeout.
+        """Return the jobs of the pop as soon as some are due; none after the timeout.
 
-        Jobs that were claimed for a client that has gone are given back, uncounted. A client that
-        the server does not show under WSGI waits for BLIND_SECONDS at most.
+        Jobs that were claimed for a client that has disconnected are given back, uncounted. Under a
+        WSGI server that does not show its connections, the wait ends after BLIND_SECONDS.
         """
         if isinstance(request, WSGIRequest) and socket_of(request) is None:
             timeout = min(timeout, BLIND_SECONDS)
@@ -99,7 +98,7 @@ class WaitingPops:
     async def _wait(self, pop: Pop, timeout: float) -> Jobs:
         line = self._lines.get(_key(pop))
         if line is None or not line.waiting:
-            # No other pop comes first: claim at once, beside others that do.
+            # No pop is waiting: claim at once, in parallel with other requests.
             found = await _received(pop, submit(pop.claim))
             if found:
                 return found
@@ -113,16 +112,17 @@ class WaitingPops:
         return await _received(pop, coming)
 
     def drain(self) -> None:
-        """End every wait with what its claim brings, now and from now on: the process is to stop.
+        """End every wait, now and from now on, because the process stops.
 
-        A signal handler may call this, so it takes no lock.
+        A running claim is awaited, and its jobs are returned. A signal handler may call this, so it
+        takes no lock.
         """
         self.is_draining = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end_waits)
 
     def close(self) -> None:
-        """End every wait, the thread and its connections; a later pop starts anew."""
+        """End every wait, the thread and its connections; a later pop starts a new thread."""
         self.drain()
         if self._loop is not None and self._thread is not None:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -168,8 +168,8 @@ class WaitingPops:
         finally:
             self._leave(line, pop)
 
-    async def _is_in_time(self, event: Coroutine[Any, Any, object], deadline: float) -> bool:
-        """Wait for the event until the deadline or the drain; return whether it came."""
+    async def _is_in_time(self, event: Awaitable[object], deadline: float) -> bool:
+        """Wait for the event until the deadline or drain(); return whether it happened."""
         try:
             async with asyncio.timeout_at(deadline) as limit:
                 self._limits.add(limit)
@@ -186,32 +186,35 @@ class WaitingPops:
         while loop.time() < deadline and not self.is_draining:
             if line.error is not None:
                 raise line.error
-            if line.woken.is_set() or line.look_at <= loop.time():
-                found = await self._look(line, pop)
+            if line.woken.is_set() or line.next_at <= loop.time():
+                found = await self._claim(line, pop, deadline)
                 if found:
                     return found
-            await self._is_in_time(line.woken.wait(), min(deadline, line.look_at))
+            await self._is_in_time(line.woken.wait(), min(deadline, line.next_at))
         return []
 
-    async def _look(self, line: Line, pop: Pop) -> Jobs:
-        """Claim what is due; if nothing is, set the time of the next look."""
-        line.look_at = 0.0
+    async def _claim(self, line: Line, pop: Pop, deadline: float) -> Jobs:
+        """Claim what is due; if nothing is, set the time of the next claim."""
+        line.next_at = 0.0
         try:
             found = await _received(pop, submit(pop.claim))
             if found:
                 return found
             kinds, seconds = await asyncio.wrap_future(submit(pop.outlook))
-            await self._listen(line, pop, kinds)
+            # Shielded: the other pops need the connection even if this one's client disconnects.
+            listening = asyncio.shield(_in_background(self._listen(line, pop, kinds)))
+            if not await self._is_in_time(listening, deadline):
+                return []
             line.woken.clear()
-            # Again: a job may have come due before the outlook was read, or before the LISTEN.
+            # Claim again: a job may have become due before the outlook, or before the LISTEN.
             found = await _received(pop, submit(pop.claim))
-        # The database stayed away, or the claim is wrong: every pop in the line gets the error.
+        # The database is down, or the claim is invalid: every pop in the line gets the error.
         except Exception as error:
             line.error = error
             self._drop(line, pop)
             raise
         if not found:
-            line.look_at = asyncio.get_running_loop().time() + seconds
+            line.next_at = asyncio.get_running_loop().time() + seconds
         return found
 
     async def _listen(self, line: Line, pop: Pop, kinds: list[str]) -> None:
@@ -223,6 +226,8 @@ class WaitingPops:
         listener = self._listener_of(pop.using)
         await listener.add(channels - old)
         await listener.remove(old - channels)
+        # For a pop that did not wait for this.
+        line.woken.set()
 
     def _listener_of(self, using: str) -> AsyncListener:
         if using not in self._listeners:
@@ -236,7 +241,8 @@ class WaitingPops:
 
     def _end_waits(self) -> None:
         for each in self._limits:
-            each.reschedule(0)
+            if not each.expired():
+                each.reschedule(0)
 
     def _joined(self, pop: Pop) -> Line:
         line = self._lines.setdefault(_key(pop), Line())
@@ -273,7 +279,7 @@ def _key(pop: Pop) -> Key:
 
 
 async def _received(pop: Pop, coming: Future[Jobs]) -> Jobs:
-    """Return the jobs that are coming; if the caller is cancelled, give them back."""
+    """Return the jobs of a claim; if the caller is cancelled, give them back."""
     try:
         return await asyncio.wrap_future(coming)
     except asyncio.CancelledError:
@@ -284,7 +290,7 @@ async def _received(pop: Pop, coming: Future[Jobs]) -> Jobs:
 
 
 def _hand_over(pop: Pop, coming: Future[Jobs], task: asyncio.Task[Jobs]) -> None:
-    """Pass the result of a task on; jobs that no client waits for any more are given back."""
+    """Pass the result of a task on; jobs for a client that has gone are given back."""
     if task.cancelled():
         coming.cancel()
     elif not coming.set_running_or_notify_cancel():
@@ -303,10 +309,11 @@ def _give_back(pop: Pop, done: Future[Jobs] | asyncio.Task[Jobs]) -> None:
 _tasks: Final[set[asyncio.Task[None]]] = set()
 
 
-def _in_background(coroutine: Coroutine[Any, Any, None]) -> None:
+def _in_background(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     task = asyncio.ensure_future(coroutine)
     _tasks.add(task)  # the loop itself holds tasks weakly
     task.add_done_callback(_tasks.discard)
+    return task
 
 
 def _log_loss(error: Exception) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from time import sleep
 from typing import Any
 
 import psycopg
@@ -77,6 +78,18 @@ def test_who_waits_for_a_claim_gets_what_it_brings(
 def test_who_comes_after_a_drain_does_not_wait(waiting_pops: WaitingPops):
     waiting_pops.drain()
     assert asyncio.run(wait(waiting_pops, Pop("a"))) == []
+
+
+def test_draining_again_and_again_ends_all_waits(
+    waiting_pops: WaitingPops, caplog: pytest.LogCaptureFixture
+):
+    """As by a second signal: some waits are about to end by then."""
+    with waiting(waiting_pops, *(Pop(f"topic-{n}") for n in range(10))) as waits:
+        while not all(each.done() for each in waits):
+            waiting_pops.drain()
+            sleep(0)
+        assert [each.result(20) for each in waits] == [[]] * 10
+    assert caplog.text == ""
 
 
 def test_closing_twice_is_harmless_and_a_later_wait_begins_anew(waiting_pops: WaitingPops):

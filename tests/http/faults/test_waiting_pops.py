@@ -8,6 +8,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.http.tokens import VERBS, create_token
 from tests.http.api.servers import uvicorn
 from tests.http.api.test_waiting import Popper, until_all_wait
+from tests.support.aiming import Stage
 from tests.support.processes import wait_until
 from tests.support.proxies import proxied
 
@@ -34,3 +35,21 @@ def test_who_waits_hears_of_an_outage_and_pops_work_after_it():
         assert again.answer()[0] == 200
         again.vanish()
         wait_until(lambda: "api_request_failed" not in server.log())
+
+
+def test_who_leaves_before_it_listens_does_not_leave_the_others_deaf():
+    """Its client has gone while the connection that is to wake all of them is made."""
+    token = create_token("consumer", verbs=VERBS, topics=["*"])
+    with proxied() as proxy, uvicorn(url=proxy.url, POLL_INTERVAL=60) as server:
+        aim = proxy.aim_at("^LISTEN", Stage.UNSENT)
+        first = Popper(server, token)
+        aim.wait()
+        first.vanish()
+        until_all_wait(server, 0)
+        proxy.let_go()
+
+        second = Popper(server, token)
+        until_all_wait(server, 1)
+        DelayedQueue("pops").offer_or_update("a", 1)
+        assert second.answer()[0] == 200
+        second.vanish()
