@@ -306,8 +306,8 @@ class LockDeferral:
 
     def defer(self) -> None:
         """Set apart what is locked now."""
-        claims = self._keeper.claims()
-        held = self._held(claims)
+        claims = [claim for claim in self._keeper.claims() if claim.has_unwritten]
+        held = self._held(claims) or self._treated(claims)
         log(logging.INFO, "messages_held", count=len(held))
         for claim in claims:
             for apart in claim.set_apart(held):
@@ -329,6 +329,11 @@ class LockDeferral:
         """Return the seconds until the next try of a deferred message."""
         times = [claim.deferred_until for claim in self._keeper.claims() if claim.deferred_until]
         return min(times) - time.monotonic() if times else math.inf
+
+    def _treated(self, claims: list[Claim]) -> set[int]:
+        """Return the messages of apps, if it is rows of an app that are locked."""
+        treated = (each for each in claims if each.consumer.handler.treatment is not None)
+        return {message_id for claim in treated for message_id in claim.unwritten_ids()}
 
     def _held(self, claims: list[Claim]) -> set[int]:
         ids = [message_id for claim in claims for message_id in claim.unwritten_ids()]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import transaction
 
-from delayed_queue.notifications.models import Notification, Priority
+from delayed_queue import DelayedQueue
+from delayed_queue.notifications.handlers import QUEUES, dispatcher_of
+from delayed_queue.notifications.models import Notification, Priority, Status
 from delayed_queue.worker.engine.worker import Worker
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, ended, statuses
 from tests.notifications.factories import enqueue
 from tests.notifications.fakes import FakeSms
 from tests.support.processes import wait_until
-from tests.support.running import running
+from tests.support.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -55,6 +58,26 @@ def test_n5_two_dispatchers_with_batch_two_process_three_events_in_parallel(
         sms.release()
         wait_until(lambda: statuses() == {SENT: sent + 3})
     assert all(sms.seen[str(event.id)] == 1 for event in events)
+
+
+def test_n7_a_locked_notification_holds_up_no_other_queue(
+    dispatch: dict[str, Any], sms: FakeSms, other: psycopg.Connection[Any]
+):
+    notification = enqueue_sms("[wait]")
+    handlers = [dispatcher_of(name) for name in QUEUES]
+    worker = worker_with(*handlers, handler_of("orders", lambda envelope: None))
+    with running(worker):
+        wait_until(lambda: sms.hanging == 1)
+        other.execute("BEGIN")
+        other.execute("SELECT 1 FROM delayed_queue_notification FOR UPDATE")
+        sms.release()
+        wait_until(lambda: sms.accepted[str(notification.id)] == 1)
+        for done in (1, 2):
+            DelayedQueue("orders").offer_or_update("order", None)
+            wait_until(lambda: worker.counts.done == done)  # noqa: B023 # within the iteration
+        assert statuses() == {Status.PROCESSING: 1}
+        other.execute("ROLLBACK")
+        wait_until(lambda: statuses() == {SENT: 1})
 
 
 def test_n9_an_urgent_one_overtakes_a_campaign(dispatch: dict[str, Any], sms: FakeSms):
