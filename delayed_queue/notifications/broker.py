@@ -14,11 +14,12 @@ from hashlib import sha256
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import Error, connections
 from kombu import Connection, Queue, compression
 from kombu.exceptions import KombuError
 
 from delayed_queue.db.resilience import is_unavailable, tend
+from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.logs import log
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH
@@ -105,8 +106,8 @@ class Consumer:
         while not self._stop.is_set():
             try:
                 self._session()
-            except Exception as error:
-                if not (isinstance(error, _LOST) or is_unavailable(error)):
+            except (OSError, KombuError, Error, ResourceUnavailable) as error:
+                if isinstance(error, Error) and not is_unavailable(error):
                     raise
                 self._messages = []
                 # Without the text, which may contain the password of a URL.
@@ -181,9 +182,6 @@ def _check(tenant: str, batch: int) -> None:
         raise ImproperlyConfigured(f"A tenant has at most {MAX_NAME_LENGTH} characters.")
     if batch < 1:
         raise ImproperlyConfigured(f"A batch has 1 message or more, not {batch}.")
-
-
-_LOST: Final = (OSError, KombuError)
 
 
 @contextmanager

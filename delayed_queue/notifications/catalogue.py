@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, LiteralString
 
 from django.db import connections, transaction
 from django.db.models import Max
 from django.db.models.signals import post_delete, post_save
+from django.db.transaction import TransactionManagementError
 from django.dispatch import receiver
 from django.template import TemplateSyntaxError
 
@@ -45,21 +48,28 @@ def find_template(channel: str, name: str, version: int | None) -> Compiled | No
     """Return that version, by default the latest; None if it does not exist."""
     key = (channel, name, version)
     until, found = _cache.get(key, (0.0, None))
-    if time.monotonic() < until:
+    read_at = time.monotonic()
+    if read_at < until:
         return found
     params = {"channel": channel, "name": name, "version": version}
     rows = repeat(USING, partial(fetch, FIND_TEMPLATE, params))
     found = _compiled(Template(**dict(zip(_FIELDS, rows[0], strict=True)))) if rows else None
-    # After the commit: a version that the open transaction added may be rolled back.
-    transaction.on_commit(partial(_keep, key, found), using=USING)
+    # A version that the open transaction added may be rolled back.
+    _after_commit(partial(_keep, key, read_at, found))
     return found
 
 
-def _keep(key: tuple[str, str, int | None], found: Compiled | None) -> None:
+def _keep(key: tuple[str, str, int | None], read_at: float, found: Compiled | None) -> None:
     if len(_cache) >= MAX_CACHED:
         _cache.clear()
     seconds = MISSING_SECONDS if found is None else CACHE_SECONDS
-    _cache[key] = time.monotonic() + seconds, found
+    _cache[key] = read_at + seconds, found
+
+
+def _after_commit(call: Callable[[], None]) -> None:
+    # Django cannot call it for a caller that commits by hand.
+    with suppress(TransactionManagementError):
+        transaction.on_commit(call, using=USING)
 
 
 def _compiled(template: Template) -> Compiled | None:
@@ -76,7 +86,7 @@ def _compiled(template: Template) -> Compiled | None:
 def forget_templates(**_: Any) -> None:
     """Empty this process's cache, now and at the commit."""
     _cache.clear()
-    transaction.on_commit(_cache.clear, using=USING)
+    _after_commit(_cache.clear)
 
 
 @transaction.atomic(using=USING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -49,6 +50,29 @@ def test_n9_a_version_of_another_process_applies_once_the_cache_has_expired(
     assert sent() == "two"
     other.execute(ADD, [3, "three"])
     assert (sent(), sent(templateVersion=3)) == ("two", "three")
+
+
+def test_n9_a_long_transaction_caches_no_template_longer(monkeypatch: pytest.MonkeyPatch):
+    """The time of the cache is counted from the query, not from the commit."""
+    clock = [1.0]
+    monkeypatch.setattr(catalogue, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    add_version(template(body="one"))
+    with transaction.atomic():
+        assert sent() == "one"
+        Template.objects.filter(version=1).update(body="two")
+        clock[0] += catalogue.CACHE_SECONDS
+    assert sent() == "two"
+
+
+def test_n9_a_caller_that_commits_by_hand_can_use_templates():
+    add_version(template(body="one"))
+    transaction.set_autocommit(False)
+    try:
+        assert sent() == "one"
+        transaction.commit()
+    finally:
+        transaction.set_autocommit(True)
+    assert sent() == "one"
 
 
 def test_n9_a_missing_template_is_looked_up_again(
