@@ -87,8 +87,8 @@ class Attempt:
         try:
             return await self._run()
         except (Error, ResourceUnavailable) as error:
-            # From a rate, or before a call of the next provider.
-            if not is_unavailable(error):
+            # During a call it is the provider's own database, and the message may have been sent.
+            if self._envelope.state is not None or not is_unavailable(error):
                 raise
             self._pauses.append(_POSTPONED)
             return self._postponed()
@@ -119,16 +119,14 @@ class Attempt:
         if permit.wait:
             self._pauses.append(permit.wait)
             return None
-        end = await self._held_back()
+        end = await self._held_back(route)
         if end is not None:
             _spare(route, permit)
             return end
-        if route.name != self._provider and not await self._turn_to(route):
-            return self._end(Status.ENQUEUED, None)
         outcome = await self._call(route)
         return self._judged(outcome, route)
 
-    async def _held_back(self) -> Settlement | None:
+    async def _held_back(self, route: Route) -> Settlement | None:
         """Return how the attempt ends before a call that could be made; None if it may be made.
 
         The recipient's permit is taken after the provider's: an unused permit of a provider can be
@@ -136,14 +134,15 @@ class Attempt:
         """
         if is_late(self._begun):
             return self._end_unsent(Status.EXPIRED)
-        if self._throttle is None:
+        if self._throttle is not None:
+            if pause := await self._throttle.atake():
+                return self._end(Status.ENQUEUED, None, pause)
+            # One for the attempt, however many providers are called.
+            self._throttle = None
+        if route.name == self._provider or await self._turn_to(route):
             return None
-        pause = await self._throttle.atake()
-        if pause:
-            return self._end(Status.ENQUEUED, None, pause)
-        # One for the attempt, however many providers are called.
-        self._throttle = None
-        return None
+        # The lease is lost.
+        return self._end(Status.ENQUEUED, None)
 
     async def _turn_to(self, route: Route) -> bool:
         self._provider = route.name

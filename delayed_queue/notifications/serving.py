@@ -73,7 +73,7 @@ class Dispatching:
             elif envelope.state is None or isinstance(envelope.state, Settlement):
                 deferred.append((envelope, envelope.state or Settlement(Status.ENQUEUED)))
         steps = [deferring(deferred)] if deferred else []
-        return [*steps, failing(*zip(*dead, strict=True))] if dead else steps
+        return [*steps, failing(dead)] if dead else steps
 
     def refusal(self, payload: Any) -> str:
         return ""

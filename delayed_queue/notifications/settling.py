@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -221,9 +222,16 @@ def deferring(settled: Settled) -> Step:
     return DEFER, _settlement_params(settled) | _call_params(settled)
 
 
-def failing(ids: Sequence[Any], leases: Sequence[str], reasons: Sequence[str]) -> Step:
-    """Return the statement that fails notifications; an empty lease is that of no message."""
-    return FAIL, {"ids": ids, "leases": leases, "reasons": list(map(storable, reasons))}
+def failing(failed: Sequence[tuple[uuid.UUID | str, str, str]]) -> Step:
+    """Return the statement that fails notifications, each by id, lease and reason.
+
+    An empty lease stands for a notification without a message.
+    """
+    return FAIL, {
+        "ids": [id_ for id_, _, _ in failed],
+        "leases": [lease_id for _, lease_id, _ in failed],
+        "reasons": [storable(reason) for _, _, reason in failed],
+    }
 
 
 # Some of the texts come from third parties. One that the database cannot store would prevent

@@ -102,8 +102,7 @@ def _without_message(status: Status, limit: int) -> Iterator[list[uuid.UUID]]:
 
 def fail_lost_of(ids: list[uuid.UUID]) -> int:
     """Fail those of them that still have no message; return how many."""
-    step = failing(ids, [""] * len(ids), ["its message is gone"] * len(ids))
-    return len(fetch(*step))
+    return len(fetch(*failing([(each, "", "its message is gone") for each in ids])))
 
 
 BATCH: Final = 1000

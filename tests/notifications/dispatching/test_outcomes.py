@@ -7,10 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from pytest_django import Settings
 
+from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications.models import Notification, Status
+from delayed_queue.notifications.providers import Outcome
+from delayed_queue.notifications.services import Begun
 from tests.notifications.dispatchers import (
     SENT,
     dispatch_all,
@@ -19,7 +22,7 @@ from tests.notifications.dispatchers import (
     sms_entry,
     statuses,
 )
-from tests.notifications.factories import enqueue
+from tests.notifications.factories import begin, enqueue, lease, lose_lease
 from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
 from tests.support.running import running
@@ -292,6 +295,54 @@ def test_n8_a_provider_that_fails_again_and_again_is_left_alone(
     assert dispatch_all(60, async_concurrency=1) == {SENT: 60}
     assert sum(sms.seen.values()) == 3
     assert len(two.accepted) == 60
+
+
+@pytest.mark.parametrize(
+    ("is_begun", "outcome", "calls"),
+    [(True, ", in doubt", [("", "unfinished", "")]), (False, "", [])],
+    ids=["in a call", "before it"],
+)
+def test_n3_a_dead_letter_fails_its_notification(
+    dispatch: dict[str, Any], sms: FakeSms, is_begun: bool, outcome: str, calls: list[Any]
+):
+    """Each attempt has killed its dispatcher."""
+    notification = enqueue_sms(callback_url="https://shop.example/ended")
+    envelope = lease(notification)
+    if is_begun:
+        begin(envelope)
+    Message.objects.update(attempts=dispatch["RETRY"].max_attempts)
+    lose_lease(envelope)
+    dispatch_all(1)
+    reason = DeadLetter.objects.get().reason
+    assert end_of(notification) == (Status.FAILED, f"given up: {reason}{outcome}")
+    assert calls_of(notification) == calls
+    assert Message.objects.get().key == f"{notification.id}:{Status.FAILED}"
+    assert sms.seen == {}
+
+
+class WithDatabase:
+    """A provider that has sent the message when its own database is lost."""
+
+    is_idempotent, repeats_in_doubt, sent = False, False, 0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def send(self, begun: Begun) -> Outcome:
+        WithDatabase.sent += 1
+        raise OperationalError("the connection is lost")
+
+    def close(self) -> None:
+        pass
+
+
+def test_n8_a_database_error_of_a_provider_is_ambiguous(dispatch: dict[str, Any]):
+    path = f"{WithDatabase.__module__}.{WithDatabase.__qualname__}"
+    dispatch["PROVIDERS"]["sms"] = [{"kind": path, "name": "texts"}]
+    notification = enqueue_sms()
+    dispatch_all(1)
+    assert end_of(notification) == DOUBT
+    assert WithDatabase.sent == 1
 
 
 # N7
