@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -66,30 +67,29 @@ def count(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(
-    least: timedelta = timedelta(0), most: timedelta = MAX_LEASE
-) -> Callable[[str], timedelta]:
-    """Return a type for numbers of seconds in that range, with fractions."""
-    bounds = " to ".join(f"{each.total_seconds():,.10g}" for each in (least, most))
+def number(name: str, help: Any, least: int, most: int, **options: Any) -> Argument:  # noqa: A002
+    return arg(name, help, type=count(least, most), metavar="N", **options)
+
+
+def duration(
+    name: str,
+    help: Any,  # noqa: A002
+    least: timedelta = timedelta(0),
+    most: timedelta = MAX_LEASE,
+    **options: Any,
+) -> Argument:
+    """Return an option for a duration such as ``30m``, ``2d``, or a number of seconds."""
+    bounds = " to ".join(f"{each.total_seconds():,.10g} s" for each in (least, most))
 
     def parse(text: str) -> timedelta:
-        try:
-            found = timedelta(seconds=float(text))
-        except (ValueError, OverflowError):
-            found = timedelta.max
-        if not least <= found <= most:
-            raise ArgumentTypeError(f"{text!r} is not a number of seconds from {bounds}")
-        return found
+        is_plain = text.replace(".", "", 1).isdecimal()
+        with suppress(DelayedQueueError):
+            found = parse_duration(f"{text}s" if is_plain else text)
+            if least <= found <= most:
+                return found
+        raise ArgumentTypeError(f"{text!r} is not a duration from {bounds}, such as 90, 30m or 2d")
 
-    return parse
-
-
-def duration(text: str) -> timedelta:
-    """Parse a duration such as ``30m`` or ``2d``."""
-    try:
-        return parse_duration(text)
-    except DelayedQueueError as error:
-        raise ArgumentTypeError(str(error)) from error
+    return arg(name, help, type=parse, metavar="DURATION", **options)
 
 
 def address(text: str) -> tuple[str, int]:
@@ -108,8 +108,7 @@ def one_of(*choices: str) -> Argument:
 
 def at_most(default: int, most: int) -> Argument:
     """Return the maximum number of rows."""
-    words = _("rows (default: %s)") % default
-    return arg("--limit", words, type=count(1, most), default=default, metavar="N")
+    return number("--limit", _("rows (default: %s)") % default, 1, most, default=default)
 
 
 QUEUE: Final = arg("queue", _("a queue, or a kind as name|codec"))

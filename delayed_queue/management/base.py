@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, Error, connections
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext
 
 from delayed_queue.db.resilience import advice_on
 from delayed_queue.exceptions import (
@@ -20,7 +21,7 @@ from delayed_queue.exceptions import (
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import Argument, add_all, add_database
 from delayed_queue.management.tables import show, tell
-from delayed_queue.messages import check_text
+from delayed_queue.messages import check_text, from_milliseconds
 from delayed_queue.observe.overview import find_kinds, is_known, measure, name_of
 
 WRONG_CONFIGURATION: Final = 1
@@ -42,7 +43,11 @@ class Outcome(NamedTuple):
 Result = Outcome | list[Row] | Iterator[str]
 
 
-def wrong_usage(text: Any) -> CommandError:
+def optional_time(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else from_milliseconds(milliseconds)
+
+
+def wrong_usage(text: str) -> CommandError:
     return CommandError(text, returncode=WRONG_USAGE)
 
 
@@ -52,7 +57,7 @@ class QueueCommand(BaseCommand):
     arguments: tuple[Argument | tuple[Argument, ...], ...] = ()
 
     def create_parser(self, *args: Any, **kwargs: Any) -> CommandParser:
-        self.help = _(self.help)
+        self.help = gettext(self.help)
         return super().create_parser(*args, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -124,11 +129,11 @@ def queue_of(options: Mapping[str, Any]) -> DelayedQueue:
     """Return the queue that the options name, by its name or kind."""
     name, using = options["queue"], options["database"]
     if not is_known(name, using):
-        raise wrong_usage(_("There is no queue %r.") % name + similar_queue(name, using))
+        raise wrong_usage(f"There is no queue {name!r}.{similar_queue(name, using)}")
     kinds = [each.kind for each in measure([name], cap=1, using=using)[0]]
     if len(kinds) > 1:
-        text = _("%(name)r matches several queues. Name one of: %(kinds)s.")
-        raise wrong_usage(text % {"name": name, "kinds": ", ".join(kinds)})
+        text = f"{name!r} matches several queues. Name one of: {', '.join(kinds)}."
+        raise wrong_usage(text)
     return DelayedQueue(name_of(kinds[0]).queue, kind=kinds[0], using=using)
 
 
@@ -141,13 +146,12 @@ def check_alias(using: str) -> None:
     """Raise CommandError unless the alias is a PostgreSQL database of the settings."""
     aliases = sorted(connections)
     if using not in aliases:
-        text = _("There is no database alias %(alias)r. Known aliases: %(aliases)s.")
-        facts = {"alias": using, "aliases": ", ".join(aliases)}
-        raise wrong_usage(text % facts + did_you_mean(using, aliases))
+        text = f"There is no database alias {using!r}. Known aliases: {', '.join(aliases)}."
+        raise wrong_usage(text + did_you_mean(using, aliases))
     vendor = connections[using].vendor
     if vendor != "postgresql":
-        text = _("The database %(alias)r is %(vendor)s; delayed_queue needs PostgreSQL.")
-        raise CommandError(text % {"alias": using, "vendor": vendor})
+        text = f"The database {using!r} is {vendor}; delayed_queue needs PostgreSQL."
+        raise CommandError(text)
 
 
 def _refuse_bytes(error: UnicodeEncodeError) -> None:
@@ -165,5 +169,4 @@ def _database_error(error: Error, using: str) -> CommandError:
     words = " ".join(str(error).split())
     if advice := advice_on(error, using):
         return CommandError(f"{advice} ({words})", returncode=WRONG_SCHEMA)
-    text = _("The database %(alias)r cannot be queried: %(error)s")
-    return CommandError(text % {"alias": using, "error": words})
+    return CommandError(f"The database {using!r} cannot be queried: {words}")

@@ -10,7 +10,6 @@ from shutil import get_terminal_size
 from typing import Any, Final
 
 from django.core.management.base import OutputWrapper
-from django.utils.translation import gettext as _
 
 _GAP: Final = "  "
 # Columns are never cut below this width.
@@ -29,11 +28,12 @@ def show(
     none: str = "",
     columns: Sequence[str] = (),
 ) -> None:
-    """Write the rows as JSON, or some columns as a table that fits the terminal."""
+    """Write the rows as JSON, or some columns as a table; a terminal's table fits its width."""
     if style == "json":
         out.write(json.dumps(rows, default=str))
     else:
-        out.write("\n".join(lines(rows, columns)) if rows else none or _("Nothing."))
+        table = lines(rows, columns, is_fitted=out.isatty())
+        out.write("\n".join(table) if rows else none or "Nothing.")
 
 
 def tell(out: OutputWrapper, text: str, style: str, **facts: Any) -> None:
@@ -59,13 +59,15 @@ def _text(value: Any) -> str:
     return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else str(value)
 
 
-def lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> list[str]:
+def lines(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), *, is_fitted: bool = False
+) -> list[str]:
     """Return a heading and a line for each row, numbers to the right."""
-    names = columns or list(rows[0])
+    names = columns or list(rows[0] if rows else ())
     cells = [[each.replace("_", " ") for each in names]]
     cells += [[_cell(name, row[name]) for name in names] for row in rows]
     by_column = list(zip(*cells, strict=True))
-    can_cut = [not all(map(_WHOLE, column[1:])) for column in by_column]
+    can_cut = [is_fitted and not all(map(_WHOLE, column[1:])) for column in by_column]
     widths = _fitted([max(map(len, column)) for column in by_column], can_cut)
     right = [all(map(_FIGURE, column[1:])) for column in by_column]
     return [_line(line, widths, right) for line in cells]

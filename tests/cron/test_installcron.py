@@ -155,7 +155,7 @@ def test_once_installs_what_code_declares_and_operators_made(made: Schedule):
     found = {each["schedule"]: each for each in answers("--once")}
 
     assert found["ledger|json/hourly"]["outcome"] == "installed"
-    assert found["ledger|json/hourly"]["report"]["created"] == 4
+    assert found["ledger|json/hourly"]["created"] == 4
     assert len(ticks()) == 4
     assert bytes(ticks()[0].payload) == b'{"n":1}'
     assert bytes(ticks("made")[0].payload) == b'"by hand"'
@@ -166,19 +166,19 @@ def test_once_installs_what_code_declares_and_operators_made(made: Schedule):
 @pytest.mark.django_db
 def test_a_second_run_updates_nothing(made: Schedule):
     run("--once")
-    assert {each["report"]["kept"] for each in answers("--once")} == {4, len(ticks("made"))}
+    assert {each["kept"] for each in answers("--once")} == {4, len(ticks("made"))}
 
 
 @pytest.mark.django_db
 def test_a_dry_run_tells_the_difference_and_changes_nothing(settings: Any):
     (first,) = answers("--dry-run")
-    assert (first["outcome"], first["report"]["created"]) == ("installed", 4)
+    assert (first["outcome"], first["created"]) == ("installed", 4)
     assert not Message.objects.exists()
     assert not Schedule.objects.exists()
     run("--once")
     settings.DELAYED_QUEUE = {"CRON": [OTHERWISE]}
     (changed,) = answers("--dry-run")
-    assert (changed["report"]["created"], changed["report"]["removed"]) == (4, 4)
+    assert (changed["created"], changed["removed"]) == (4, 4)
     assert {each.scheduled_at.minute for each in ticks()} == {0}
 
 
@@ -197,7 +197,7 @@ def test_list_shows_schedules_and_their_next_times(made: Schedule):
     after = {each["schedule"]: each for each in answers("--list")}
     assert after["ledger|json/hourly"]["active_hash"] == before["ledger|json/hourly"]["config_hash"]
     assert after["ledger|json/made"]["declared_in"] == "admin"
-    assert len(after["ledger|json/made"]["next"]) == 3
+    assert datetime.fromisoformat(after["ledger|json/made"]["next"]).minute in (0, 30)
     assert "ledger|json/made" in run("--list")
     assert "02:00, 14:30" in run("--list")
 

@@ -196,5 +196,5 @@ def test_every_option_is_documented(name: str) -> None:
 
 def test_spans_are_seconds() -> None:
     MessageFactory.create(scheduled_at=from_now(seconds=-5))
-    assert reasons("--max-age", "3600.5") == []
+    assert reasons("--max-age", "3600.5") == reasons("--max-age", "1h") == []
     assert len(reasons("--max-age", "0.5")) == 1

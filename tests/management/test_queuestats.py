@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from io import StringIO
 from typing import Any
 
@@ -15,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from delayed_queue.handlers import registry
 from delayed_queue.observe.overview import MAX_KINDS
 from tests.support.factories import DeadLetterFactory, MessageFactory
-from tests.support.processes import manage, managed, wait_until
+from tests.support.processes import manage
 
 pytestmark = pytest.mark.django_db
 
@@ -118,30 +117,16 @@ class TestBounds:
 
     @pytest.mark.parametrize(
         ("option", "value"),
-        [("--cap", "0"), ("--cap", "x"), ("--watch", "-1"), ("--watch", "0")],
+        [("--cap", "0"), ("--cap", "x")],
     )
     def test_wrong_arguments_are_said(self, option: str, value: str) -> None:
         with pytest.raises(CommandError, match=f"{option}: '{value}' is not a number"):
             run(option, value)
 
 
-def due_in(line: str) -> int:
-    return int(json.loads(line)["queues"][0]["due"])
-
-
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 class TestProcess:
-    def test_watch_shows_changes_until_it_is_stopped(self) -> None:
-        arguments = ("--queue", "orders", "--format", "json", "--watch", "0.05")
-        with managed("queuestats", *arguments) as process:
-            wait_until(process.lines)
-            MessageFactory.create()
-            wait_until(lambda: due_in(process.lines()[-1]) == 1)
-            process.send_signal(signal.SIGINT)
-            assert process.ended()[0] == 0
-        assert due_in(process.lines()[0]) == 0
-
     def test_a_database_that_is_away_is_exit_code_1(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(connection.settings_dict, "PORT", "1")
         code, output = manage("queuestats").ended()

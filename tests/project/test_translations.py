@@ -6,14 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 from gettext import GNUTranslations
-from io import StringIO
 from pathlib import Path
 from typing import Final
 from urllib.parse import urljoin
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.core.management import call_command, load_command_class
+from django.core.management import load_command_class
 from django.test import Client
 from django.utils.translation import override
 from pytest_django import Settings
@@ -166,7 +165,7 @@ _SHOWN = {
 # What takes a text that an operator reads, and the place it has among the arguments.
 _TELLING: Final = {
     "message_user": 1, "leave": 0, "_note": -1, "notes.append": 0, "Report": 0, "add_error": 1,
-    "CommandError": 0, "stdout.write": 0, "stderr.write": 0, "ValidationError": 0, "tell": 1,
+    "ValidationError": 0,
 }  # fmt: skip
 _SPOKEN = re.compile(r"[A-Za-z]{3,}")
 _MARKUP = re.compile(
@@ -253,16 +252,6 @@ def test_an_operation_answers_in_the_language_of_its_operator_and_is_recorded_in
     assert {each.partition(".")[0] for each in recorded} == {"Made due"}
 
 
-@pytest.mark.parametrize(("language", "said"), [("de", "ist pausiert"), ("en", "is paused")])
-@pytest.mark.django_db
-def test_a_command_answers_in_the_language_of_the_project(language: str, said: str):
-    MessageFactory.create(key="a", scheduled=True)
-    out = StringIO()
-    with override(language):
-        call_command("queuepause", "orders", stdout=out)
-    assert said in out.getvalue()
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -271,7 +260,6 @@ def test_a_command_answers_in_the_language_of_the_project(language: str, said: s
         'self.message_user(request, f"{name} is gone")',
         'report.notes.append(f"Left: {count}")',
         'class Close:\n    name, past = "close", "Closed"',
-        'raise CommandError(f"Nothing of {name}.")',
     ],
 )
 def test_a_text_of_a_report_that_nothing_translates_is_found(text: str):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import gettext_noop, ngettext
+from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.clock import ago
@@ -22,12 +22,12 @@ from delayed_queue.management.arguments import (
     FORMAT,
     OF_QUEUE,
     QUEUE,
-    Argument,
     arg,
     at_most,
     count,
     duration,
     flag,
+    number,
     text,
 )
 from delayed_queue.management.base import Outcome, Row, Verb, VerbCommand, queue_of, wrong_usage
@@ -76,23 +76,22 @@ def _list(options: dict[str, Any]) -> list[Row]:
     kind, group = _kind(options), options["group"]
     rows = DeadLetter.objects.using(options["database"]).defer("payload", "headers")
     if group is not None and kind is None:
-        raise wrong_usage(_("A failure belongs to a queue: add --queue."))
-    if kind is not None:
-        rows = rows.filter(kind=kind).order_by("-died_at", "-id")
-    else:
+        raise wrong_usage("A failure belongs to a queue: add --queue.")
+    if kind is None:
         rows = rows.order_by("-id")
-    if group is not None:
-        rows = rows.filter(fingerprint=group)
+    else:
+        one_group = {} if group is None else {"fingerprint": group}
+        rows = rows.filter(kind=kind, **one_group).order_by("-died_at", "-id")
     return [_row(letter) for letter in rows[: options["limit"]]]
 
 
 def _show(options: dict[str, Any]) -> Outcome | list[Row]:
     letter = DeadLetter.objects.using(options["database"]).filter(pk=options["id"]).first()
     if letter is None:
-        raise CommandError(_("There is no dead letter %s.") % options["id"])
+        raise CommandError(f"There is no dead letter {options['id']}.")
     if options["format"] == "json":
         return [_row(letter) | _errors(letter)]
-    error = printable(letter.last_error or str(_("No error was stored.")))
+    error = printable(letter.last_error or "No error was stored.")
     return Outcome(f"{described(_row(letter))}\n\n{error}", {})
 
 
@@ -104,13 +103,9 @@ def _start(options: dict[str, Any]) -> Outcome:
     if options["dry_run"]:
         return Outcome(_trial(found.meant, more), {"run": None, **facts})
     run_id = plan.start(by=getpass.getuser(), why=options["why"], using=using)
-    words = ngettext(
-        'Run %(run)s has started: %(meant)s dead letter. "queuedead runs" shows its progress.',
-        'Run %(run)s has started: %(meant)s dead letters. "queuedead runs" shows its progress.',
-        found.meant,
-    )
-    said = words % {"run": run_id, "meant": f"{found.meant:,}{more}"}
-    return Outcome(said, {"run": run_id, **facts})
+    letters = _letters(found.meant, more)
+    text = f'Run {run_id} has started: {letters}. "queuedead runs" shows its progress.'
+    return Outcome(text, {"run": run_id, **facts})
 
 
 def _export(options: dict[str, Any]) -> Iterator[str]:
@@ -122,14 +117,8 @@ def _export(options: dict[str, Any]) -> Iterator[str]:
         with Path(name).open("x", encoding="utf-8") as file:
             written = sum(file.write(f"{_exported(each)}\n") > 0 for each in letters)
     except OSError as error:
-        said = _("%(file)s cannot be written: %(error)s.")
-        raise CommandError(said % {"file": name, "error": error.strerror}) from error
-    words = ngettext(
-        "%(number)s dead letter was written to %(file)s.",
-        "%(number)s dead letters were written to %(file)s.",
-        written,
-    )
-    options["stderr"].write(words % {"number": f"{written:,}", "file": name})
+        raise CommandError(f"{name} cannot be written: {error.strerror}.") from error
+    options["stderr"].write(f"Written to {name}: {_letters(written)}.")
     return iter(())
 
 
@@ -142,8 +131,7 @@ def _prune(options: dict[str, Any]) -> Outcome:
         meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
         return Outcome(_trial(meant), {"meant": meant})
     pruned = sum(_pruned(each, age, using) for each in kinds)
-    words = ngettext("%s dead letter was deleted.", "%s dead letters were deleted.", pruned)
-    return Outcome(words % f"{pruned:,}", {"deleted": pruned})
+    return Outcome(f"Deleted: {_letters(pruned)}.", {"deleted": pruned})
 
 
 def _pruned(kind: str, age: timedelta, using: str) -> int:
@@ -157,9 +145,8 @@ def _pruned(kind: str, age: timedelta, using: str) -> int:
 def _age(options: dict[str, Any]) -> timedelta:
     age: timedelta | None = options["older_than"] or get_settings().DEAD_LETTER_RETENTION
     if age is None:
-        raise wrong_usage(
-            _("Dead letters are kept for good (DEAD_LETTER_RETENTION): add --older-than.")
-        )
+        text = "Dead letters are kept for good (DEAD_LETTER_RETENTION): add --older-than."
+        raise wrong_usage(text)
     return age
 
 
@@ -176,23 +163,19 @@ def _runs(options: dict[str, Any]) -> list[Row]:
 
 
 def _switch(options: dict[str, Any]) -> Outcome:
-    facts = {"run": options["id"], "command": options["command"]}
-    if not switch_run(options["id"], options["command"], using=options["database"]):
-        said = _(
-            'There is no run %(run)s that "%(command)s" applies to. "queuedead '
-            'runs" lists the runs.'
-        )
-        raise CommandError(said % facts)
-    return Outcome(_("Run %(run)s: %(command)s done.") % facts, {"run": options["id"]})
+    run, verb = options["id"], options["command"]
+    if not switch_run(run, verb, using=options["database"]):
+        text = f'There is no run {run} that "{verb}" applies to. "queuedead runs" lists the runs.'
+        raise CommandError(text)
+    return Outcome(f"Run {run}: {verb} done.", {"run": run})
 
 
 def _trial(number: int, more: str = "") -> str:
-    words = ngettext(
-        "%s dead letter would be taken; nothing was changed.",
-        "%s dead letters would be taken; nothing was changed.",
-        number,
-    )
-    return words % f"{number:,}{more}"
+    return f"{_letters(number, more)} would be taken; nothing was changed."
+
+
+def _letters(number: int, more: str = "") -> str:
+    return f"{number:,}{more} dead letter{'' if number == 1 else 's'}"
 
 
 def _plan(options: dict[str, Any]) -> BulkPlan:
@@ -229,10 +212,6 @@ def _exported(letter: DeadLetter) -> str:
     return json.dumps(_row(letter) | more | _errors(letter), default=str)
 
 
-def _age_of(name: str, help: Any) -> Argument:  # noqa: A002
-    return arg(name, help, type=duration, metavar="DURATION")
-
-
 _ID: Final = arg("id", type=count(1, MAX_LETTERS))
 _LIMIT: Final = at_most(25, MAX_ROWS)
 _FILTER: Final = (
@@ -241,22 +220,21 @@ _FILTER: Final = (
     text("--reason", "TEXT", _("only reasons that start with this text")),
     text("--key-from", "KEY", _("only this key and later ones")),
     text("--key-before", "KEY", _("only keys before this one")),
-    _age_of("--newer-than", _("only dead letters younger than this, for example 30m or 2d")),
-    _age_of("--older-than", _("only dead letters older than this, for example 30m or 2d")),
-    arg("--limit", _("at most this many"), type=count(1, MAX_LETTERS), metavar="N"),
+    duration("--newer-than", _("only dead letters younger than this, for example 30m or 2d")),
+    duration("--older-than", _("only dead letters older than this, for example 30m or 2d")),
+    number("--limit", _("at most this many"), 1, MAX_LETTERS),
 )  # fmt: skip
 _TRIAL: Final = (flag("--dry-run", _("only show how many would be taken")), FORMAT)
 _RUN: Final = (
     *_FILTER,
-    arg("--pace", _("dead letters per second (default: no limit)"),
-        type=count(1, MAX_PACE), metavar="N"),
-    _age_of("--over", _("spread over this time, for example 2h")),
-    arg("--canary", _(
+    number("--pace", _("dead letters per second (default: no limit)"), 1, MAX_PACE),
+    duration("--over", _("spread over this time, for example 2h")),
+    number("--canary", _(
         "redrive this many first; continue only if they do not die of the same failure"),
-        type=count(1, MAX_CANARY), default=0, metavar="N"),
-    arg("--canary-deaths", _(
+        1, MAX_CANARY, default=0),
+    number("--canary-deaths", _(
         "stop the run if this many of the canary die again (default: 1)"),
-        type=count(1, MAX_CANARY), default=1, metavar="N"),
+        1, MAX_CANARY, default=1),
     arg("--why", _("stored with the run"), default="", metavar="TEXT"),
     *_TRIAL,
 )  # fmt: skip
@@ -285,7 +263,7 @@ class Command(VerbCommand):
         ),
         "prune": Verb(
             _("delete old dead letters now"), _prune,
-            (OF_QUEUE, _age_of("--older-than", _(
+            (OF_QUEUE, duration("--older-than", _(
                 "age, for example 30d (default: DEAD_LETTER_RETENTION)")), *_TRIAL),
         ),
         "runs": Verb(

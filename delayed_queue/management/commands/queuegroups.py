@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -21,11 +20,18 @@ from delayed_queue.management.arguments import (
     Argument,
     arg,
     at_most,
-    count,
     flag,
+    number,
 )
-from delayed_queue.management.base import Outcome, Row, Verb, VerbCommand, queue_of, wrong_usage
-from delayed_queue.messages import from_milliseconds
+from delayed_queue.management.base import (
+    Outcome,
+    Row,
+    Verb,
+    VerbCommand,
+    optional_time,
+    queue_of,
+    wrong_usage,
+)
 from delayed_queue.models import Limit
 from delayed_queue.queue.groups import GroupService, named, why_not_limited
 from delayed_queue.retries import MOST, ON_DEAD, ORDERS, Groups
@@ -37,8 +43,8 @@ _OWN: Final = ("concurrency", "weight", "rate", "burst")
 def _list(options: dict[str, Any]) -> list[Row]:
     return [
         {
-            "group": held.name, "held": held.reason or None, "until": _instant(held.until),
-            "due_since": _instant(held.due_since), "leased": held.leased,
+            "group": held.name, "held": held.reason or None, "until": optional_time(held.until),
+            "due_since": optional_time(held.due_since), "leased": held.leased,
             "at_most": held.concurrency,
         }
         for held in queue_of(options).groups.held(options["limit"])
@@ -59,25 +65,21 @@ def _list_limits(options: dict[str, Any]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _instant(milliseconds: int | None) -> datetime | None:
-    return None if milliseconds is None else from_milliseconds(milliseconds)
-
-
 def _seconds(interval: float | None) -> float | None:
     return None if interval is None else round(interval / 1000, 3)
 
 
 def _change(options: dict[str, Any]) -> Outcome:
     queue, verb, group = queue_of(options), options["command"], options.get("group")
-    of: Any = queue.kind
-    if group is not None:
-        of = _("%(queue)s, group %(group)s,") % {"queue": queue.kind, "group": named(group)}
+    of = queue.kind if group is None else f"{queue.kind}, group {named(group)},"
     was_changed = repeat(queue.using, partial(_changed, queue, verb, options), doubt=never)
-    text = _("%s would be changed.") if options["dry_run"] else _("%s is changed.")
-    if verb in ("pause", "resume") and not was_changed:
-        text = _("%s is paused already.") if verb == "pause" else _("%s is not held.")
+    if not was_changed:
+        text = "is paused already" if verb == "pause" else "is not held"
+    else:
+        text = "would be changed" if options["dry_run"] else "is changed"
     was_changed = was_changed and not options["dry_run"]
-    return Outcome(text % of, {"queue": queue.kind, "group": group, "was_changed": was_changed})
+    facts = {"queue": queue.kind, "group": group, "was_changed": was_changed}
+    return Outcome(f"{of} {text}.", facts)
 
 
 def _changed(queue: DelayedQueue, verb: str, options: dict[str, Any]) -> bool:
@@ -109,11 +111,10 @@ def _act(groups: GroupService, verb: str, options: dict[str, Any]) -> bool:
 
 def _limit_option(name: str) -> Argument:
     choices = {"order": ORDERS, "on_dead": ON_DEAD}.get(name)
-    is_number = name in ("concurrency", "weight", "burst", "queue_burst")
-    return arg(
-        f"--{name.replace('_', '-')}", _("see the guide"), choices=choices,
-        type=count(1, MOST) if is_number else str,
-    )  # fmt: skip
+    option = f"--{name.replace('_', '-')}"
+    if name in ("concurrency", "weight", "burst", "queue_burst"):
+        return number(option, _("see the guide"), 1, MOST)
+    return arg(option, _("see the guide"), choices=choices)
 
 
 _GROUP: Final = arg("group", _("a group"))

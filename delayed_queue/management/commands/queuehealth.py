@@ -15,7 +15,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop, override
 
-from delayed_queue.management.arguments import Argument, arg, count, one_of, seconds, text
+from delayed_queue.management.arguments import arg, duration, number, one_of, text
 from delayed_queue.management.base import QueueCommand, similar_queue, wrong_usage
 from delayed_queue.models import Worker
 from delayed_queue.observe.overview import QueueDepth, is_known, measure
@@ -39,10 +39,6 @@ _ANSWER_SECONDS: Final = 7
 _OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_snapshot_age")
 
 
-def _age(name: str, help: Any, **options: Any) -> Argument:  # noqa: A002
-    return arg(name, help, type=seconds(), metavar="SECONDS", **options)
-
-
 class Command(QueueCommand):
     help = gettext_noop(
         "Check the queues: exit with 0 if all is well, otherwise print the reasons and exit with 1."
@@ -52,15 +48,13 @@ class Command(QueueCommand):
     arguments = (
         arg("--queue", _("a queue to check; repeat for several (default: all)"),
             action="append", default=[], metavar="NAME"),
-        _age("--max-age", _("maximum lateness of the earliest due message of a queue")),
-        arg("--max-due", _("maximum number of due messages of a queue"),
-            type=count(0, MAX_COUNT), metavar="N"),
-        arg("--max-dead", _("maximum number of dead letters of a queue"),
-            type=count(0, MAX_COUNT), metavar="N"),
-        _age("--max-snapshot-age", _(
+        duration("--max-age", _("maximum lateness of the earliest due message of a queue")),
+        number("--max-due", _("maximum number of due messages of a queue"), 0, MAX_COUNT),
+        number("--max-dead", _("maximum number of dead letters of a queue"), 0, MAX_COUNT),
+        duration("--max-snapshot-age", _(
             "maximum age of a snapshot that keeps PostgreSQL from vacuuming deleted messages")),
         text("--file", "PATH", _("check a worker's health file instead of the database")),
-        _age("--max-file-age", _("maximum age of the health file (default: 60)"),
+        duration("--max-file-age", _("maximum age of the health file (default: 60)"),
              default=timedelta(minutes=1)),
         one_of("text", "json"),
     )  # fmt: skip
@@ -79,9 +73,8 @@ class Command(QueueCommand):
 def _reasons(options: dict[str, Any]) -> list[str]:
     if options["file"] is not None:
         if any(options[name] not in (None, []) for name in _OF_DATABASE):
-            raise wrong_usage(
-                _("--file checks one worker only; check the database in a separate call.")
-            )
+            text = "--file checks one worker only; check the database in a separate call."
+            raise wrong_usage(text)
         return problems_of_file(options["file"], options["max_file_age"])
     using = options["database"]
     try:
@@ -164,9 +157,9 @@ def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
 
 def _of_refusals(queues: list[str], using: str) -> Iterator[str]:
     """Report writes of live workers that the database refused in the last ten minutes."""
-    for (queue, sqlstate), number in Worker.objects.refused(ALIVE, using=using).items():
+    for (queue, sqlstate), refused in Worker.objects.refused(ALIVE, using=using).items():
         if not queues or queue in queues:
-            yield f"{queue}: the database refused {number:,} writes lately (SQLSTATE {sqlstate})"
+            yield f"{queue}: the database refused {refused:,} writes lately (SQLSTATE {sqlstate})"
 
 
 def _depths(options: dict[str, Any]) -> list[QueueDepth]:

@@ -58,33 +58,32 @@ def _act(options: dict[str, Any]) -> Outcome:
     if options["dry_run"]:
         return _show(options)
     queue, key, name = queue_of(options), options["key"], options["command"]
-    text = _ACTIONS[name](queue, key) % {"key": key, "queue": queue.kind}
+    done = _ACTIONS[name](queue, key)
+    text = f"{key!r} of {queue.kind} {done}."
     return Outcome(text, {"queue": queue.kind, "key": key, "done": name})
 
 
-def _drop(queue: DelayedQueue, key: str) -> Any:
+def _drop(queue: DelayedQueue, key: str) -> str:
     if not queue.drop_message(key):
         raise _missing(queue, key)
-    return _("%(key)r was dropped from %(queue)s.")
+    return "was dropped"
 
 
-def _release(queue: DelayedQueue, key: str) -> Any:
+def _release(queue: DelayedQueue, key: str) -> str:
     found = _read(queue, key)
     if found.lease_id is None:
-        text = _("%(key)r is %(state)s, not leased.")
-        raise CommandError(text % {"key": key, "state": found.state.value})
+        raise CommandError(f"{key!r} is {found.state.value}, not leased.")
     _make_due(queue, key, found.lease_id)
-    return _("The lease of %(key)r in %(queue)s was ended; the message is due now.")
+    return "is due now: its lease was ended"
 
 
-def _deliver_now(queue: DelayedQueue, key: str) -> Any:
+def _deliver_now(queue: DelayedQueue, key: str) -> str:
     found = _read(queue, key)
     if found.state is not MessageState.SCHEDULED:
-        text = _("%(key)r is %(state)s, not scheduled.")
-        raise CommandError(text % {"key": key, "state": found.state.value})
+        raise CommandError(f"{key!r} is {found.state.value}, not scheduled.")
     # Without a lease: a message that was claimed meanwhile stays with its holder.
     _make_due(queue, key, None)
-    return _("%(key)r of %(queue)s is due now.")
+    return "is due now"
 
 
 _ACTIONS: Final = {"drop": _drop, "release": _release, "deliver-now": _deliver_now}
@@ -98,15 +97,14 @@ def _read(queue: DelayedQueue, key: str) -> StoredMessage:
 
 
 def _missing(queue: DelayedQueue, key: str) -> CommandError:
-    text = _("%(queue)s has no message %(key)r.")
-    return CommandError(text % {"queue": queue.kind, "key": key})
+    return CommandError(f"{queue.kind} has no message {key!r}.")
 
 
 def _make_due(queue: DelayedQueue, key: str, lease_id: str | None) -> None:
     rows = Message.objects.using(queue.using).filter(kind=queue.kind, key=key)
     ids = list(rows.values_list("id", flat=True))
     if not Message.objects.release(lease_id, ids, using=queue.using):
-        raise CommandError(_("%r was leased or settled meanwhile.") % key)
+        raise CommandError(f"{key!r} was leased or settled meanwhile.")
     if get_settings().NOTIFY:
         Message.objects.notify(channel_of(queue.kind), using=queue.using)
         Message.objects.tell_holders([lease_id] if lease_id else [], using=queue.using)
@@ -124,11 +122,11 @@ class Command(VerbCommand):
     verbs = {
         "list": Verb(
             _("the messages of a queue, in due order"), _list,
-            (QUEUE, at_most(25, _MAX_LISTED), FORMAT), _("No messages."), _COLUMNS,
+            (QUEUE, at_most(25, _MAX_LISTED), FORMAT), "No messages.", _COLUMNS,
         ),
         "find": Verb(
             _("the messages with exactly this key, in all queues"),
-            _find, (_KEY, FORMAT), _("There is no such key."), _COLUMNS,
+            _find, (_KEY, FORMAT), "There is no such key.", _COLUMNS,
         ),
         "show": Verb(_("one message, without its payload"), _show, (FORMAT, QUEUE, _KEY)),
         "drop": Verb(_("delete a message in any state"), _act, _ONE),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 from typing import Any
 
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.management.arguments import DRY_RUN, FORMAT, QUEUE, WHY
@@ -21,10 +20,10 @@ class Command(QueueCommand):
     def handle(self, **options: Any) -> None:
         queue = queue_of(options)
         if options["dry_run"]:
-            is_paused, is_new = queue.is_paused(), False
-            text = _("%s is paused already.") if is_paused else _("%s would be paused.")
+            is_paused = queue.is_paused()
+            was_changed, text = False, "is paused already" if is_paused else "would be paused"
         else:
-            is_paused, is_new = True, queue.pause(options["why"], by=getpass.getuser())
-            text = _("%s is paused.") if is_new else _("%s was paused already; its reason stays.")
-        facts = {"queue": queue.kind, "is_paused": is_paused, "was_changed": is_new}
-        self.write(Outcome(text % queue.kind, facts), options["format"])
+            was_changed = queue.pause(options["why"], by=getpass.getuser())
+            text = "is paused" if was_changed else "was paused already; its reason stays"
+        facts = {"queue": queue.kind, "was_changed": was_changed}
+        self.write(Outcome(f"{queue.kind} {text}.", facts), options["format"])

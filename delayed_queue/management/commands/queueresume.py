@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.management.arguments import DRY_RUN, FORMAT, QUEUE
@@ -18,10 +17,9 @@ class Command(QueueCommand):
     def handle(self, **options: Any) -> None:
         queue = queue_of(options)
         if options["dry_run"]:
-            is_paused, is_new = queue.is_paused(), False
-            text = _("%s would be resumed.") if is_paused else _("%s is not paused.")
+            was_changed, text = False, "would be resumed" if queue.is_paused() else "is not paused"
         else:
-            is_paused, is_new = False, queue.resume()
-            text = _("%s is resumed.") if is_new else _("%s was not paused.")
-        facts = {"queue": queue.kind, "is_paused": is_paused, "was_changed": is_new}
-        self.write(Outcome(text % queue.kind, facts), options["format"])
+            was_changed = queue.resume()
+            text = "is resumed" if was_changed else "was not paused"
+        facts = {"queue": queue.kind, "was_changed": was_changed}
+        self.write(Outcome(f"{queue.kind} {text}.", facts), options["format"])

@@ -10,6 +10,7 @@ import sys
 import time
 from argparse import SUPPRESS
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,13 +21,13 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.conf import MAX_INTERVAL, MAX_LEASE, SETTING
+from delayed_queue.conf import MAX_INTERVAL, SETTING
 from delayed_queue.db.own import pool_size
 from delayed_queue.db.silence import limit_silence
 from delayed_queue.exceptions import DatabaseRefused, DelayedQueueError, ResourceUnavailable
 from delayed_queue.handlers import registry
 from delayed_queue.logs import log
-from delayed_queue.management.arguments import Argument, address, arg, count, flag, seconds
+from delayed_queue.management.arguments import Argument, address, arg, duration, flag, number
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.worker.board import Board, Watchdog
@@ -60,20 +61,19 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _number(name: str, help: Any, *, least: int = 1, **options: Any) -> Argument:  # noqa: A002
-    most = MAX_COUNTS[name]
-    option = f"--{name.replace('_', '-')}"
-    return arg(option, help, type=count(least, most), metavar="N", **options)
+    return number(f"--{name.replace('_', '-')}", help, least, MAX_COUNTS[name], **options)
 
 
 _ARGUMENTS: Final = (
     arg("--queue", _(
         "a queue to serve; repeat for several, the first has strict priority "
         "(default: every queue with a handler, most overdue first, in turns)"),
-        action="append", default=[], metavar="NAME"),
+        action="append", default=[], dest="queues", metavar="NAME"),
     arg("--topics", _(
         "send callbacks of these topics only (default: of all topics, unless --queue is given)"),
-        type=_names, metavar="A,B"),
-    flag("--callbacks-only", _("send callbacks only; serve no queue that has a handler")),
+        type=_names, dest="sourced", metavar="A,B"),
+    arg("--callbacks-only", _("send callbacks only; serve no queue that has a handler"),
+        action="store_true", dest="only_sourced"),
     _number("processes", _(
         "worker processes under a supervisor (1); with 0 this process runs "
         "the handlers, unsupervised"), least=0, default=1),
@@ -82,13 +82,12 @@ _ARGUMENTS: Final = (
     _number("batch_size", _("maximum messages per claim")),
     _number("claims", _(
         "claims at a time per process while batches are full, 1 or 2 (2; with one thread 1)")),
-    arg("--lease", _("lease duration"), type=seconds(MILLISECOND, MAX_LEASE), metavar="SECONDS"),
-    arg("--poll-interval", _("maximum time between polls of an idle queue"),
-        type=seconds(MILLISECOND, MAX_INTERVAL), metavar="SECONDS"),
+    duration("--lease", _("lease duration"), MILLISECOND),
+    duration("--poll-interval", _("maximum time between polls of an idle queue"),
+             MILLISECOND, MAX_INTERVAL),
     flag("--burst", _("stop as soon as nothing is due")),
     _number("max_messages", _("stop after this many deliveries per process")),
-    arg("--shutdown-timeout", _("maximum wait for running handlers when stopped"),
-        type=seconds(), metavar="SECONDS"),
+    duration("--shutdown-timeout", _("maximum wait for running handlers when stopped")),
     arg("--no-cron", _("leave the schedules to other workers or installcron"),
         action="store_false", dest="cron"),
     # Set by --reload in the process that it restarts: stop when its input ends.
@@ -214,25 +213,19 @@ def _relax_collector() -> None:
 
 def _demand_callbacks(options: dict[str, Any]) -> None:
     """Raise CommandError for options of callbacks while callbacks are off."""
-    if (options["topics"] or options["callbacks_only"]) and not registry.sources:
-        text = _(
-            "Callbacks are off, so --topics and --callbacks-only have nothing "
-            "to send. Set %s['CALLBACKS']['ENABLED'] to True."
+    if (options["sourced"] or options["only_sourced"]) and not registry.sources:
+        raise CommandError(
+            "Callbacks are off, so --topics and --callbacks-only have nothing to send. "
+            f"Set {SETTING}['CALLBACKS']['ENABLED'] to True."
         )
-        raise CommandError(text % SETTING)
 
 
 def _options(options: dict[str, Any]) -> WorkerOptions:
     """Return the given options; the others default to the settings."""
-    same = (
-        "burst", "cron", "concurrency", "async_concurrency", "batch_size", "claims", "lease",
-        "poll_interval", "max_messages", "shutdown_timeout", "worker_id", "processes",
-    )  # fmt: skip
-    given = {name: options[name] for name in same} | {
-        "queues": tuple(options["queue"]), "using": options["database"],
-        "sourced": options["topics"], "only_sourced": options["callbacks_only"],
-    }  # fmt: skip
-    return WorkerOptions(**{name: value for name, value in given.items() if value is not None})
+    known = {each.name for each in fields(WorkerOptions)}
+    given = {name: value for name, value in options.items() if name in known and value is not None}
+    queues = tuple(options["queues"])
+    return WorkerOptions(**given | {"queues": queues, "using": options["database"]})
 
 
 def _is_reloading(chosen: WorkerOptions, options: dict[str, Any]) -> bool:
