@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from tests.plans.case import (
-    ATTEMPT_KEY,
     ATTEMPT_STARTED,
-    DUE,
     ENDPOINT,
-    ENDPOINTS,
     HOSTS,
     LEASES,
     PRIMARY,
@@ -20,27 +17,7 @@ from tests.plans.lease_cases import rows_of
 
 
 def callbacks() -> list[Case]:
-    return [*endpoints(), *hosts(), *recalled(), *held(), *slots(), *attempts()]
-
-
-def endpoints() -> list[Case]:
-    return [
-        Case(
-            "ENDPOINTS", {"origin": "https://host-100", "limit": 10_000}, {ENDPOINTS}, n=10, rows=3,
-        ),
-        *(
-            Case(
-                "ADD_ENDPOINT",
-                {"origin": origin, "prefix": origin, "secret": "x", "now": NOW},
-                {ENDPOINTS}, buffers=60,
-            )
-            for origin in ("https://host-100", "https://new")
-        ),
-        Case(
-            "DISABLE_ENDPOINT",
-            {"id": 1_000_100, "reason": "gone", "now": NOW}, {ENDPOINT}, buffers=60,
-        ),
-    ]  # fmt: skip
+    return [*hosts(), *held(), *slots(), *attempts()]
 
 
 def held() -> list[Case]:
@@ -63,30 +40,6 @@ def hosts() -> list[Case]:
             "END_PROBE",
             {**host, "by": "me", "event": "FAIL", "pause": 1, "longest": 9}, {HOSTS},
         ),
-        Case("CLOSE_HOST", {"host": "host-100:443"}, {HOSTS}, buffers=60),
-        Case("SHUT_HOST", {**host, "pause": 10**15, "reason": "x"}, {HOSTS}, buffers=60),
-    ]  # fmt: skip
-
-
-def recalled() -> list[Case]:
-    return [
-        *(
-            Case(
-                "DEFERRED_JOBS",
-                {"kind": "scheduled|json", "horizon": 10**8, "after": after, "after_id": 0,
-                 "limit": limit, "now": NOW},
-                {DUE}, n=limit, rows=1,
-            )
-            for after in (0, NOW + 1000)
-            for limit in (1, 500)
-        ),
-        *(
-            Case(
-                "RECALL_JOBS", {"ids": n, "wait": 0, "spread": 1000, "now": NOW}, {PRIMARY},
-                n=n, rows=3, buffers=60,
-            )
-            for n in (1, 500)
-        ),
     ]  # fmt: skip
 
 
@@ -101,22 +54,7 @@ def slots() -> list[Case]:
 
 
 def attempts() -> list[Case]:
-    many = 200
-    attempt = {
-        "keys": ["k"] * many, "topics": ["t"] * many, "kinds": ["t|callback"] * many,
-        "webhook_ids": ["msg_x"] * many, "attempts": [1] * many, "started_ats": [NOW] * many,
-        "durations": [1] * many, "statuses": [None] * many, "failures": [""] * many,
-        "details": [""] * many, "addresses": [""] * many, "excerpts": [""] * many,
-        "are_ambiguous": [False] * many, "endpoint_ids": [1] * many,
-        "urls": ["https://host-1/hook"] * many,
-    }  # fmt: skip
-    page = {"after": 0, "limit": 100}
     return [
-        Case("ADD_ATTEMPTS", attempt, set(), n=many, rows=0, buffers=40, fixed=300),
-        *(
-            Case("ATTEMPTS_OF_JOB", {**page, "key": "key-7", "topic": topic}, {ATTEMPT_KEY}, n=100)
-            for topic in (None, "topic-7")
-        ),
         *(
             Case(
                 "PRUNE_ATTEMPTS", {"age": 0, "limit": limit, "now": NOW}, {ATTEMPT_STARTED},

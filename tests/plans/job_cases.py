@@ -74,7 +74,6 @@ def stored_jobs() -> list[Case]:
         Case("FIND_JOB", {**one, "now": NOW}, {TOPICS, KEYS, DEAD_KEYS}, rows=20, fixed=40),
         Case("DROP_JOB", one, {TOPICS, KEYS, PRIMARY}, rows=20, fixed=40),
         Case("DROP_DEAD_JOB", {**one, "key": "dead-5"}, {TOPICS, DEAD_KEYS}, rows=20, fixed=40),
-        Case("JOB_LETTERS", {**one, "key": "dead-5"}, {TOPICS, DEAD_KEYS}, rows=20, fixed=40),
         Case(
             "FINISH_JOB", {"topic": "leased", "key": "key-170000", "lease_id": "lease-1700"},
             {TOPICS, KEYS}, rows=20, fixed=60,
@@ -110,15 +109,6 @@ def dead_and_next_jobs() -> list[Case]:
             for limit in (10, 1000)
         ),
         Case("READ_DEAD_JOB", {"id": 5}, {DEAD_PRIMARY}),
-        *(
-            # The rows of its two CTEs may be joined by nested loops, in memory.
-            Case(
-                "KICK_JOBS", {"topic": "due", "ids": n, "newest_only": True, "now": NOW},
-                {DEAD_PRIMARY, KEYS, TOPICS}, n=n, rows=300,
-                buffers=60, fixed=300, before_16={"buffers": 300},
-            )
-            for n in (1, 200)
-        ),
     ]  # fmt: skip
 
 

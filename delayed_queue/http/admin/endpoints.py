@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, timedelta
+from datetime import UTC
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 from django import forms
 from django.contrib import admin
@@ -21,44 +20,24 @@ from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.admin.tokens import at_once
-from delayed_queue.http.callbacks.breaker import LONGEST_PAUSE
 from delayed_queue.http.callbacks.operating import (
     disable_endpoint,
     enable_endpoint,
     endpoint_of,
-    recall_endpoint,
-    recall_host,
     register_endpoint,
     rotate_secret,
 )
 from delayed_queue.http.callbacks.secrets import ROTATION
 from delayed_queue.http.jobs.kinds import Way, topic_kind
 from delayed_queue.http.models import Endpoint, Host, Topic
-from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.overview import Count, depths
 
 _HOSTS: Final = ngettext_lazy("%(count)s host", "%(count)s hosts", "count")
 _ENDPOINTS: Final = ngettext_lazy("%(count)s endpoint", "%(count)s endpoints", "count")
 _LIMITS: Final = ("per_second", "burst", "concurrency")
-_MINUTE: Final = timedelta(minutes=1)
 # Topics and kinds that are read at most to count the jobs that wait for hosts.
 _MAX_TOPICS: Final = 1000
 _MAX_KINDS: Final = 200
-
-
-class OpenForm(forms.Form):
-    """The duration of a suspension, and its reason."""
-
-    minutes = forms.IntegerField(
-        label=_("Minutes"),
-        min_value=1, max_value=LONGEST_PAUSE // _MINUTE, initial=30,
-        help_text=_("Then one job is sent first; the others follow if it succeeds."),
-    )  # fmt: skip
-    reason = forms.CharField(
-        label=_("Reason"),
-        max_length=400, required=False, widget=forms.TextInput(attrs={"size": 60}),
-        help_text=_("Shown to your colleagues beside the host."),
-    )  # fmt: skip
 
 
 class Close(Operation):
@@ -66,12 +45,12 @@ class Close(Operation):
 
     name, label = "close", _("Send again")
     past, noun = _("Sending again to"), _HOSTS
-    help = _("Send to the host again now, deferred jobs included, and forget its failures.")
+    help = _("Send to the host again now, and forget its failures.")
     permission = "delayed_queue_http.close_host"
     warning = _(
-        "Workers send to these hosts again within a second. Deferred jobs follow "
-        "after three seconds, 500 per second. A host that still fails is suspended "
-        "again; each failure counts as an attempt of its job."
+        "Workers send to these hosts again within a second. Deferred jobs follow within five "
+        "minutes. A host that still fails is suspended again; each failure counts as an attempt of "
+        "its job."
     )
 
     def fits(self, row: Any) -> bool:
@@ -82,40 +61,6 @@ class Close(Operation):
 
     def audit(self, row: Any, call: Call) -> str:
         return "Sending again."
-
-    def follow(self, row: Any, call: Call, report: Report) -> None:
-        note_recalled(row, recall_host(row, using=call.using), report)
-
-
-class Open(Operation):
-    """Suspends hosts for a while, as if they had failed."""
-
-    name, label = "open", _("Suspend")
-    past, noun = _("Suspended"), _HOSTS
-    help = _("Send nothing to the host for a while. Its jobs are deferred and lose no attempt.")
-    permission = "delayed_queue_http.close_host"
-    warning = _(
-        "Within a second workers stop sending to these hosts. Their jobs are "
-        "deferred for up to twice this time, unless you choose Send again earlier."
-    )
-    form_class = OpenForm
-
-    def change(self, row: Any, call: Call, report: Report) -> Any:
-        why = ": ".join(filter(None, [f"By {call.user.get_username()}", call.options["reason"]]))
-        pause = call.options["minutes"] * _MINUTE // MILLISECOND
-        is_shut = Host.objects.shut(row.name, why, pause=pause, using=call.using)
-        return is_shut or _("suspended for longer")
-
-    def audit(self, row: Any, call: Call) -> str:
-        why = f" {call.options['reason']}" if call.options["reason"] else ""
-        return f"Suspended for {call.options['minutes']} min.{why}"
-
-
-def note_recalled(row: Any, recalled: int, report: Report) -> None:
-    """Add the number of deferred jobs that are due again, if any, to the report."""
-    if recalled:
-        said = _("Deferred jobs of %(name)s that are due again: %(number)s.")
-        report.notes.append(said % {"name": row, "number": formats.number(recalled)})
 
 
 def add_waiting(rows: Sequence[Any], using: str) -> None:
@@ -148,7 +93,7 @@ def _kinds_of(hosts: dict[str, Any], using: str) -> dict[Any, list[str]]:
 class HostAdmin(RecordAdmin):
     """The latest that failed first; a host that never failed has no row."""
 
-    operations = (Close(), Open())
+    operations = (Close(),)
     list_display = (
         "key_column", "state_column", "waiting_column", "since_column", "again_column",
         "openings_column", "reason_column",
@@ -172,19 +117,13 @@ class HostAdmin(RecordAdmin):
 
 
 def breaker_state(row: Any) -> SafeString:
-    """Return the state of a host's circuit breaker in an operator's words.
-
-    ``row`` has the instant of reading; None stands for a host that never failed.
-    """
-    if row is None or row.open_until is None:
+    """Return the state of a host's circuit breaker in an operator's words."""
+    if row.open_until is None:
         return formats.state("due", _("sending"))
     if row.open_until > row.read_at:
         until = formats.moment(row.open_until, f"{row.open_until.astimezone(UTC):%H:%M:%S} UTC")
         return format_html("{} {} {}", formats.state("alarm", _("suspended")), _("until"), until)
     return formats.state("expired", _("probing"))
-
-
-_PORTS: Final = {"http": 80, "https": 443}
 
 
 class EndpointForm(StoringForm):
@@ -236,7 +175,7 @@ class EndpointForm(StoringForm):
 class Enable(Operation):
     name, label = "enable", _("Enable")
     past, noun = _("Enabled"), _ENDPOINTS
-    help = _("Send to the endpoint again, deferred jobs included.")
+    help = _("Send to the endpoint again. Deferred jobs follow within five minutes.")
     permission = "delayed_queue_http.disable_endpoint"
 
     def fits(self, row: Any) -> bool:
@@ -244,9 +183,6 @@ class Enable(Operation):
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
         return enable_endpoint(row, using=call.using) or _("not disabled")
-
-    def follow(self, row: Any, call: Call, report: Report) -> None:
-        note_recalled(row, recall_endpoint(row, using=call.using), report)
 
 
 class Disable(Operation):
@@ -282,21 +218,6 @@ class Rotate(Operation):
         return True
 
 
-def add_hosts(rows: Sequence[Any], using: str) -> None:
-    """Give each endpoint the row of its host; None while it never failed."""
-    names = {row: host_of(row.origin) for row in rows}
-    found = {each.name: each for each in Host.objects.using(using).filter(name__in=names.values())}
-    for row, name in names.items():
-        row.host = found.get(name)
-
-
-def host_of(origin: str) -> str:
-    """Return the name that the breaker knows the host of an origin by."""
-    parts = urlsplit(origin)
-    name = parts.netloc.rpartition("]")[0] + "]" if "]" in parts.netloc else parts.hostname
-    return f"{name}:{parts.port or _PORTS[parts.scheme]}"
-
-
 @admin.register(Endpoint)
 class EndpointAdmin(StoredByForm):
     """The newest first; one for an origin is made by the first call to it."""
@@ -306,16 +227,10 @@ class EndpointAdmin(StoredByForm):
     secret_text = _("The secret, shown only now: <code>{}</code>.")
     operations = (Rotate(), Disable(), Enable())
     list_display = (
-        "key_column", "state_column", "breaker_column", "rate_column", "concurrency_column",
-        "rotated_column",
+        "key_column", "state_column", "rate_column", "concurrency_column", "rotated_column",
     )  # fmt: skip
     add_fields = ("url", *_LIMITS)
-    readonly_fields = ("state_column", "breaker_column", "times")
-
-    def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
-        add_hosts(rows, using)
-
-    # Columns
+    readonly_fields = ("state_column", "times")
 
     key_column = column(_("endpoint"), lambda row: formats.key_label(row.prefix))
     concurrency_column = column(
@@ -331,14 +246,6 @@ class EndpointAdmin(StoredByForm):
             '{} {} <span class="dq-quiet">{}</span>', formats.state("alarm", _("disabled")),
             formats.since(row.disabled_at, row.read_at), row.disabled_reason,
         )  # fmt: skip
-
-    @admin.display(description=_("host"))
-    def breaker_column(self, row: Any) -> SafeString:
-        if row.host is None:
-            return breaker_state(None)
-        row.host.read_at = row.read_at
-        why = formats.shortened(row.host.reason, 80) if row.host.open_until is not None else ""
-        return format_html('{} <span class="dq-quiet">{}</span>', breaker_state(row.host), why)
 
     @admin.display(description=_("rate"))
     def rate_column(self, row: Any) -> str:

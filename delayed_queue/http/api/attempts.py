@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, field
 
 from delayed_queue.db.sql import page_of
 from delayed_queue.http.api.auth import ApiRequest, demand, reaches
 from delayed_queue.http.api.endpoints import Endpoints
-from delayed_queue.http.api.parameters import JobId, PageQuery, Time
+from delayed_queue.http.api.parameters import JobId, PageQuery, Time, shown
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.models import CallbackAttempt
-from delayed_queue.http.store.callbacks import LoggedRow
-from delayed_queue.messages import from_milliseconds
 
 calls: Final = Endpoints("callbacks")
 PAGE = 500
@@ -23,14 +21,14 @@ class AttemptReply(Struct, rename="camel"):
     """One callback. ``failure`` is empty where the job was received."""
 
     id: int
-    job_id: str
+    key: str = field(name="jobId")
     topic: str
     webhook_id: str
     attempt: int
     started_at: Time
-    duration_ms: int
+    duration: int = field(name="durationMs")
     status: int | None
-    endpoint: int | None
+    endpoint_id: int | None = field(name="endpoint")
     failure: str
     detail: str
     address: str
@@ -61,17 +59,17 @@ def list_attempts(request: ApiRequest, query: AttemptsQuery) -> AttemptPage:
         demand(request, "read", str(query.topic))
     found = _covered_attempts(request, query)
     page = page_of(found, query.limit, lambda each: each.id)
-    return AttemptPage([_shown(each) for each in page.items], page.next)
+    return AttemptPage([shown(each, AttemptReply) for each in page.items], page.next)
 
 
-def _covered_attempts(request: ApiRequest, query: AttemptsQuery) -> list[LoggedRow]:
+def _covered_attempts(request: ApiRequest, query: AttemptsQuery) -> list[CallbackAttempt]:
     """Return the next attempts of topics that the token covers, one more than the limit.
 
     A page is filled up behind attempts of other topics: a short one would reveal them.
     """
     using, is_ours = api_settings().DATABASE, reaches(request.auth)
     topic = None if query.topic is UNSET else str(query.topic)
-    found: list[LoggedRow] = []
+    found: list[CallbackAttempt] = []
     after = query.after
     while len(found) <= query.limit:
         rows = CallbackAttempt.objects.of_job(
@@ -82,13 +80,3 @@ def _covered_attempts(request: ApiRequest, query: AttemptsQuery) -> list[LoggedR
             break
         after = rows[-1].id
     return found[: query.limit + 1]
-
-
-def _shown(row: LoggedRow) -> AttemptReply:
-    return AttemptReply(
-        id=row.id, job_id=row.key, topic=row.topic, webhook_id=row.webhook_id,
-        attempt=row.attempt, started_at=from_milliseconds(row.started_at),
-        duration_ms=row.duration, status=row.status, failure=row.failure, detail=row.detail,
-        address=row.address, excerpt=row.excerpt, is_ambiguous=row.is_ambiguous,
-        endpoint=row.endpoint_id,
-    )  # fmt: skip

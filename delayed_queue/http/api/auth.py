@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
 from django.http import HttpRequest
@@ -22,7 +19,6 @@ from delayed_queue.http.tokens import ANYBODY, Grant, digest_of, find_grant, mat
 
 MAX_CACHED: Final = 1024
 _SCHEME: Final = "bearer "
-_NO_WAIT: Final = timedelta(0)
 
 
 class ApiRequest(HttpRequest):
@@ -31,80 +27,28 @@ class ApiRequest(HttpRequest):
     auth: Grant
 
 
-class GrantCache:
-    """A cache of the tokens in force; the oldest entry is dropped first.
-
-    Unknown tokens are not cached: an attacker could make up any number and displace the others.
-    The keys are hashes, so that a dump of the memory contains no token.
-    """
-
-    def __init__(self, size: int = MAX_CACHED) -> None:
-        self.by_digest: OrderedDict[str, tuple[float, Grant]] = OrderedDict()
-        self._size = size
-        self._lock = threading.Lock()
-
-    def get(self, token: str, find: Callable[[str], Grant | None]) -> Grant | None:
-        """Return the grant of the token, read at most TOKEN_CACHE ago."""
-        grant = self.at_hand(token)
-        if grant is None:
-            now, grant = time.monotonic(), find(token)
-            self._keep(digest_of(token), now, grant)
-        return grant
-
-    def at_hand(self, token: str) -> Grant | None:
-        """Return the cached grant; None when the database must be read."""
-        with self._lock:
-            read_at, grant = self.by_digest.get(digest_of(token), (0.0, None))
-        age = time.monotonic() - read_at
-        return grant if age < api_settings().TOKEN_CACHE.total_seconds() else None
-
-    def _keep(self, digest: str, read_at: float, grant: Grant | None) -> None:
-        with self._lock:
-            self.by_digest.pop(digest, None)
-            if grant is not None:
-                self.by_digest[digest] = (read_at, grant)
-            while len(self.by_digest) > self._size:
-                self.by_digest.popitem(last=False)
-
-    def clear(self) -> None:
-        with self._lock:
-            self.by_digest.clear()
+# Tokens in force by their hashes, so that a dump of the memory contains none, and when each was
+# read. Unknown ones are not kept: an attacker could make up any number and displace the others.
+cache: Final[dict[str, tuple[float, Grant]]] = {}
 
 
-cache: Final = GrantCache()
-
-
-def let_in(request: HttpRequest, verb: str) -> Grant:
+async def let_in(request: HttpRequest, verb: str) -> Grant:
     """Return the caller's grant, if it has the verb for the topic that the path names.
 
     Raises Problem 401, 403 or 429; the same whether the topic exists or not. A view checks a topic
-    in the body itself: ``demand(request, "add", topic)``.
+    in the body itself: ``demand(request, "add", topic)``. Uses a thread only for the database.
     """
-    return _counted(request, verb, grant_of(request))
-
-
-async def let_in_from_loop(request: HttpRequest, verb: str) -> Grant:
-    """Do as let_in() does, in a thread unless this process knows all that it needs."""
     token = token_of(request)
-    grant = ANYBODY if token is None else cache.at_hand(token)
+    grant = ANYBODY if token is None else _cached(token)
     if grant is None:
-        return await in_thread(let_in, request, verb)
-    rate = _rate_of(grant)
-    wait = _NO_WAIT if rate is None else rate.at_hand()
-    if wait is None:
-        return await in_thread(_counted, request, verb, grant)
-    return _admitted(request, verb, grant, wait)
-
-
-def _counted(request: HttpRequest, verb: str, grant: Grant) -> Grant:
-    rate = _rate_of(grant)
-    return _admitted(request, verb, grant, _NO_WAIT if rate is None else rate.take())
-
-
-def _admitted(request: HttpRequest, verb: str, grant: Grant, wait: timedelta) -> Grant:
+        grant = await in_thread(_read_grant, str(token))
     # The rate comes first: it limits refused calls too.
-    if wait:
-        raise too_many_requests(wait)
+    if rate := _rate_of(grant):
+        wait = rate.at_hand()
+        if wait is None:
+            wait = await in_thread(rate.take)
+        if wait:
+            raise too_many_requests(wait)
     topic = request.resolver_match.kwargs.get("topic") if request.resolver_match else None
     check(grant, verb, topic)
     if topic is not None and not serves(topic):
@@ -194,10 +138,22 @@ def token_of(request: HttpRequest) -> str | None:
 def grant_of(request: HttpRequest) -> Grant:
     """Return the grant of the request's token, or raise Problem 401."""
     token = token_of(request)
-    if token is None:
-        return ANYBODY
-    using = api_settings().DATABASE
-    grant = cache.get(token, partial(find_grant, using=using))
+    return ANYBODY if token is None else _cached(token) or _read_grant(token)
+
+
+def _cached(token: str) -> Grant | None:
+    """Return the grant of the token, read at most TOKEN_CACHE ago."""
+    read_at, grant = cache.get(digest_of(token), (0.0, None))
+    age = time.monotonic() - read_at
+    return grant if age < api_settings().TOKEN_CACHE.total_seconds() else None
+
+
+def _read_grant(token: str) -> Grant:
+    now, grant = time.monotonic(), find_grant(token, using=api_settings().DATABASE)
     if grant is None:
+        cache.pop(digest_of(token), None)
         raise unauthorized("The token is unknown, expired or revoked.")
+    if len(cache) >= MAX_CACHED:
+        cache.clear()
+    cache[digest_of(token)] = (now, grant)
     return grant

@@ -31,7 +31,7 @@ from django.urls import URLPattern
 from django.urls.resolvers import ResolverMatch, RoutePattern
 from msgspec import Struct, convert, defstruct, structs
 
-from delayed_queue.http.api.auth import let_in, let_in_from_loop
+from delayed_queue.http.api.auth import let_in
 from delayed_queue.http.api.bodies import JSON, Limit, admit, nothing, read_object, reply
 from delayed_queue.http.api.pool import V, View, in_event_loop, in_thread, unstoppable
 from delayed_queue.http.api.problems import Source, invalid, not_allowed, respond
@@ -76,24 +76,19 @@ class Endpoint:
 
     def respond(self, request: Any, **named: Any) -> HttpResponse:
         """Return the response; without an event loop, as under WSGI."""
-        try:
-            if self.verb is not None:
-                request.auth = let_in(request, self.verb)
-            found = self.view(request, **self._arguments(request, named))
-            return self._response(_finish(found) if isinstance(found, Coroutine) else found)
-        # A problem is the answer; an error of the server is logged and answered 500.
-        except Exception as error:
-            return respond(request, error)
+        response: HttpResponse = _finish(self.respond_in_loop(request, **named))
+        return response
 
     async def respond_in_loop(self, request: Any, **named: Any) -> HttpResponse:
-        """Return the response; a synchronous view runs in a thread of the pool."""
-        if not iscoroutinefunction(self.view):
+        """Return the response; a loop has synchronous views run by a thread of the pool."""
+        if in_event_loop() and not iscoroutinefunction(self.view):
             return await in_thread(self.respond, request, **named)
         try:
             if self.verb is not None:
-                request.auth = await let_in_from_loop(request, self.verb)
-            return self._response(await self.view(request, **self._arguments(request, named)))
-        # As above.
+                request.auth = await let_in(request, self.verb)
+            found = self.view(request, **self._arguments(request, named))
+            return self._response(await found if isinstance(found, Coroutine) else found)
+        # A problem is the answer; an error of the server is logged and answered 500.
         except Exception as error:
             return respond(request, error)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from datetime import timedelta
 from typing import Final
 
 from delayed_queue.http.callbacks.breaker import Breaker, Deferred, HostCall, quietly
-from delayed_queue.http.callbacks.endpoints import KnownEndpoint
 from delayed_queue.http.callbacks.slots import Slots
+from delayed_queue.http.models import Endpoint
+from delayed_queue.http.rates import SharedRate
 
 # Seconds for which a message of a disabled endpoint is deferred each time.
-DISABLED_WAIT: Final = (300.0, 900.0)
+DISABLED_WAIT: Final = (120.0, 300.0)
 
 
 class Admission:
@@ -27,21 +29,28 @@ class Admission:
     """
 
     def __init__(self, using: str) -> None:
+        self._using = using
         self._breaker = Breaker(using)
         self._slots = Slots(using)
 
     @asynccontextmanager
-    async def admit(self, endpoint: KnownEndpoint, host: str) -> AsyncIterator[HostCall]:
+    async def admit(self, endpoint: Endpoint, host: str) -> AsyncIterator[HostCall]:
         """Yield the call that may be made; the caller stores its result there."""
-        if endpoint.is_disabled:
+        if endpoint.disabled_at is not None:
             raise Deferred(random.uniform(*DISABLED_WAIT))  # noqa: S311 - to spread a herd
-        limit = endpoint.row.concurrency
-        slot = nullcontext() if limit is None else self._slots.one(endpoint.id, limit)
+        limit = endpoint.concurrency
+        slot = nullcontext() if limit is None else self._slots.one(endpoint.pk, limit)
         async with self._breaker.admit(host) as call, slot:
-            if endpoint.rate is not None and (wait := await endpoint.rate.atake()):
+            if wait := await self._take(endpoint):
                 # Spread over the time that the waiting messages need.
                 raise Deferred(wait.total_seconds() * random.uniform(1, 3) + 0.05)  # noqa: S311
             yield call
+
+    async def _take(self, endpoint: Endpoint) -> timedelta:
+        if endpoint.per_second is None:
+            return timedelta(0)
+        name = f"endpoint:{endpoint.pk}"
+        return await SharedRate(name, endpoint.per_second, endpoint.burst, self._using).atake()
 
     async def close(self) -> None:
         """Give back what is held, at the end of the event loop."""

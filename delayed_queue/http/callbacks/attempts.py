@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -17,7 +17,6 @@ from delayed_queue.db.resilience import write_by_halves
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.conf import callback_settings
 from delayed_queue.http.models import CallbackAttempt
-from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 
@@ -37,12 +36,12 @@ class AttemptLog:
 
     def __init__(self, using: str) -> None:
         self._using = using
-        self._waiting: deque[AttemptRow] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[CallbackAttempt] = deque(maxlen=MOST_WAITING)
         self._writer: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._prune_at = 0.0
 
-    def add(self, row: AttemptRow) -> None:
+    def add(self, row: CallbackAttempt) -> None:
         """Write an attempt soon."""
         self._waiting.append(row)
         if self._writer is None or self._writer.done():
@@ -74,8 +73,8 @@ class AttemptLog:
         await asyncio.sleep(GATHER_SECONDS)
         await self.flush()
 
-    async def _write(self, rows: list[AttemptRow]) -> bool:
-        add = partial(CallbackAttempt.objects.add, using=self._using)
+    async def _write(self, rows: list[CallbackAttempt]) -> bool:
+        add = CallbackAttempt.objects.using(self._using).bulk_create
         try:
             await sync_to_async(write_by_halves)(rows, add, _not_logged)
         except (Error, ResourceUnavailable) as error:
@@ -95,7 +94,7 @@ class AttemptLog:
             return 0
 
 
-def _not_logged(row: AttemptRow, error: Error) -> None:
+def _not_logged(row: CallbackAttempt, error: Error) -> None:
     """Report an attempt that the database refuses to log; the others are logged without it."""
     fields = {"topic": row.topic, "key": row.key, "error": described(error)}
     log(logging.WARNING, "attempts_not_logged", **fields)

@@ -30,6 +30,8 @@ from delayed_queue.rates import Circuit, Event, State
 # Seconds for which a process trusts the row of a host that it read.
 TRUST_SECONDS: Final = 1.0
 LONGEST_PAUSE: Final = timedelta(hours=1)
+# Seconds of a pause that count for a deferral: jobs are due within 5 minutes after its end.
+LONGEST_WAIT: Final = 150.0
 # Calls at a time to a host that has not answered yet.
 FIRST_WINDOW: Final = 8
 # A host that needs more seconds per answer is slow. It has at most 1/N of a worker's slots.
@@ -124,7 +126,7 @@ class HostState:
     def delay(self) -> float:
         """Return the seconds until another try is worth it."""
         if self.circuit.state is State.OPEN:
-            left = self.circuit.left().total_seconds()
+            left = min(self.circuit.left().total_seconds(), LONGEST_WAIT)
             return spread(left, 2 * left + 1)
         each = max(self.seconds_per_answer, SLOW_SECONDS / 2)
         return spread(each, 5 * each)

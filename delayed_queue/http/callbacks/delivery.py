@@ -31,16 +31,15 @@ from delayed_queue.http.callbacks.calls import (
     webhook_id,
 )
 from delayed_queue.http.callbacks.client import send
-from delayed_queue.http.callbacks.endpoints import Endpoints, KnownEndpoint, place_of
+from delayed_queue.http.callbacks.endpoints import Endpoints, place_of
 from delayed_queue.http.callbacks.gate import Gate, Leave, Withdrawn
 from delayed_queue.http.callbacks.guard import current_policy
 from delayed_queue.http.jobs.catalogue import kinds_of
 from delayed_queue.http.jobs.jobs import initial_retry, policy_of_job, url_of
 from delayed_queue.http.jobs.kinds import OWN_SHARDS, Way
-from delayed_queue.http.models import Topic
-from delayed_queue.http.store.callbacks import AttemptRow
+from delayed_queue.http.models import CallbackAttempt, Endpoint, Topic
 from delayed_queue.logs import described, log
-from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
+from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.retries import RetryPolicy
 
 Deliver = Callable[[Envelope], Awaitable[None]]
@@ -95,48 +94,43 @@ class DeliveryContext:
             await quietly(self.endpoints.disable(endpoint, "The receiver answered 410 Gone."))
         return result
 
-    async def _post(
-        self, callback: Callback, endpoint: KnownEndpoint, call: HostCall
-    ) -> CallbackResult:
+    async def _post(self, callback: Callback, endpoint: Endpoint, call: HostCall) -> CallbackResult:
         async def enter() -> Leave:
             leave = await self.gate.enter(callback.envelope)
             call.start()
             return leave
 
-        request = _request(callback, endpoint, await adatabase_now(self._using))
+        now = await adatabase_now(self._using)
+        body = callback.envelope.payload
+        secrets = self.endpoints.secrets(endpoint, now)
+        headers = sign(secrets, callback.webhook_id, int(now.timestamp()), body)
         try:
-            return await send(request, enter)
+            return await send(CallbackRequest(callback.url, body, headers), enter)
         except Withdrawn:
             raise Deferred(0) from None
 
     async def _logged(
-        self,
-        callback: Callback,
-        url: str,
-        endpoint: KnownEndpoint | None,
-        result: CallbackResult,
+        self, callback: Callback, url: str, endpoint: Endpoint | None, result: CallbackResult
     ) -> CallbackResult:
         envelope = callback.envelope
-        started_at = await adatabase_now(self._using) - result.duration
-        self.log.add(
-            AttemptRow(
-                key=envelope.key,
-                topic=envelope.queue,
-                kind=callback.kind,
-                webhook_id=callback.webhook_id,
-                attempt=callback.attempt,
-                started_at=to_milliseconds(started_at),
-                duration=result.duration // MILLISECOND,
-                status=result.status,
-                failure="" if result.failure is None else str(result.failure),
-                detail=result.detail.replace("\0", "\ufffd"),
-                address=result.address,
-                excerpt=result.excerpt.replace("\0", "\ufffd"),
-                is_ambiguous=result.is_ambiguous,
-                endpoint_id=None if endpoint is None else endpoint.id,
-                url=url_to_show(url),
-            )
+        row = CallbackAttempt(
+            key=envelope.key,
+            topic=envelope.queue,
+            kind=callback.kind,
+            webhook_id=callback.webhook_id,
+            attempt=callback.attempt,
+            started_at=await adatabase_now(self._using) - result.duration,
+            duration=result.duration // MILLISECOND,
+            status=result.status,
+            failure=result.failure or "",
+            detail=result.detail.replace("\0", "\ufffd"),
+            address=result.address,
+            excerpt=result.excerpt.replace("\0", "\ufffd"),
+            is_ambiguous=result.is_ambiguous,
+            endpoint_id=None if endpoint is None else endpoint.pk,
+            url=url_to_show(url),
         )
+        self.log.add(row)
         return result
 
 
@@ -199,12 +193,6 @@ def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback
         envelope.queue, envelope.key, str(envelope.scheduled_at_ms), str(crc32(envelope.payload))
     )
     return Callback(envelope, kind, url, attempt, policy.delay_after(attempt), named)
-
-
-def _request(callback: Callback, endpoint: KnownEndpoint, now: datetime) -> CallbackRequest:
-    body = callback.envelope.payload
-    headers = sign(endpoint.secrets, callback.webhook_id, int(now.timestamp()), body)
-    return CallbackRequest(callback.url, body, headers)
 
 
 def _refused(error: UrlRefused) -> CallbackResult:

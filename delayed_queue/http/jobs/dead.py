@@ -21,8 +21,8 @@ from delayed_queue.http.models import Topic
 from delayed_queue.http.store.finding import DeadJobRow
 from delayed_queue.http.store.kinds import topic_of
 from delayed_queue.http.store.topics import MOST_JOBS, locking_letters
-from delayed_queue.messages import check_key, from_milliseconds
-from delayed_queue.models import BulkRun, DeadLetter
+from delayed_queue.messages import from_milliseconds
+from delayed_queue.models import DeadLetter
 from delayed_queue.queue.base import nothing
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.offering import redrive_again
@@ -120,28 +120,6 @@ def _dead_group(row: GroupRow) -> DeadGroup:
     )
 
 
-def find_run(
-    run_id: int, *, covers: Callable[[str], bool], using: str = DEFAULT_DB_ALIAS
-) -> BulkRun | None:
-    """Return the bulk run of that id; None unless ``covers`` accepts its topic."""
-    run = repeat(using, BulkRun.objects.using(using).filter(pk=run_id).first)
-    return run if run is not None and _is_over(run, covers) else None
-
-
-def latest_runs(
-    limit: int, *, covers: Callable[[str], bool], using: str = DEFAULT_DB_ALIAS
-) -> list[BulkRun]:
-    """Return the bulk runs over those topics, the newest first, out of the last ``MAX_LISTED``."""
-    rows = BulkRun.objects.using(using).order_by("-id")[:MAX_LISTED]
-    found: list[BulkRun] = repeat(using, partial(list, rows))
-    return [each for each in found if _is_over(each, covers)][:limit]
-
-
-def _is_over(run: BulkRun, covers: Callable[[str], bool]) -> bool:
-    place = parse_kind(run.kind)
-    return place is not None and covers(place.topic)
-
-
 def find_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> DeadJob | None:
     """Return the dead job of that id; None if it is missing, or belongs to no topic."""
     row = repeat(using, partial(Topic.objects.read_dead, letter_id, using=using))
@@ -180,35 +158,38 @@ def kick_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int |
     Its attempts start again at its initial retry. Raises CallbacksOff for a job with a url while
     workers send no callbacks.
     """
-    check_key(job_id)
-    find = partial(Topic.objects.letters_of, check_topic(topic), job_id, using=using)
-    ids = repeat(using, find)
-    if not ids:
-        return None if find_row(topic, job_id, using=using) is None else 0
-    _check_callbacks(find_dead_job(max(ids), using=using))
-    return len(_kick(topic, ids, [job_id], using))
+    row = find_row(topic, job_id, using=using)
+    if row is None:
+        return None
+    if not row.is_dead:
+        return 0
+    _check_callbacks(url_of(read_headers(row.headers)))
+    return _kick([row.id], using)
 
 
 def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Make at most ``limit`` dead jobs of the topic ready, the oldest first; return the number.
+    """Make at most ``limit`` dead jobs of the topic ready, the oldest of each shard first.
 
-    If a job has died several times, its newest dead letter is used; the others stay. Raises
-    CallbacksOff, and changes nothing, if one has a url while workers send no callbacks.
+    Returns the number. If a job has died several times, its newest dead letter is used; the others
+    stay. Raises CallbacksOff, and changes nothing, if one has a url while workers send no
+    callbacks.
     """
-    kinds = _kinds_of(topic, using)
-    places = ((kind, parse_kind(kind)) for kind in kinds)
-    callbacks = [kind for kind, place in places if place and place.way is Way.CALLBACK]
-    if repeat(using, partial(Topic.objects.dead, callbacks, 0, 1, using=using)):
+    row = read_topic(check_topic(topic), using=using)
+    if repeat(using, partial(Topic.objects.dead, kinds_of(row, Way.CALLBACK), 0, 1, using=using)):
         check_callbacks([Way.CALLBACK])
-    kicked, after = 0, 0
-    while kicked < limit:
-        batch = min(BATCH, limit - kicked)
-        rows = repeat(using, partial(Topic.objects.dead, kinds, after, batch, using=using))
-        if not rows:
-            break
-        after = rows[-1].id
-        ids, names = [row.id for row in rows], [row.key for row in rows]
-        kicked += len(_kick(topic, ids, names, using, newest_only=True))
+    kicked = 0
+    for kind in kinds_of(row):
+        after = 0
+        while kicked < limit:
+            page = partial(
+                DeadLetter.objects.next_letters, kind, after=after,
+                limit=min(BATCH, limit - kicked), using=using,
+            )  # fmt: skip
+            letters = repeat(using, page)
+            if not letters:
+                break
+            after = letters[-1].id
+            kicked += _kick([each.id for each in letters if each.is_newest], using)
     return kicked
 
 
@@ -220,22 +201,21 @@ def replay(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> Answer:
     found = find_dead_job(letter_id, using=using)
     if found is None:
         return Answer.MISSING
-    _check_callbacks(found)
-    return Answer.DONE if _kick(found.topic, [letter_id], [found.job_id], using) else Answer.STALE
+    _check_callbacks(found.url)
+    return Answer.DONE if _kick([letter_id], using) else Answer.STALE
 
 
-def _check_callbacks(job: DeadJob | None) -> None:
-    if job is not None and job.url is not None:
+def _check_callbacks(url: str | None) -> None:
+    if url is not None:
         check_callbacks([Way.CALLBACK])
 
 
-def _kick(
-    topic: str, ids: Sequence[int], job_ids: Sequence[str], using: str, *, newest_only: bool = False
-) -> dict[int, str]:
-    kick = partial(Topic.objects.kick, topic, ids, job_ids, newest_only=newest_only, using=using)
-    kicked = repeat(using, kick, truth=partial(redrive_again, ids, kick, using=using))
-    wake(sorted(set(kicked.values())), using=using)
-    return kicked
+def _kick(ids: Sequence[int], using: str) -> int:
+    kick = partial(DeadLetter.objects.redrive, ids, using=using)
+    rows = repeat(using, kick, truth=partial(redrive_again, ids, kick, using=using)) if ids else []
+    kinds = [row.kind for row in rows if row.created]
+    wake(sorted(set(kinds)), using=using)
+    return len(kinds)
 
 
 def delete_dead_job(letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:

@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, LiteralString, NamedTuple, TypeVar
+from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.sql import CLOCK, first_row, rows_of, value_of
+from delayed_queue.db.clock import read_clock
+from delayed_queue.db.sql import CLOCK, first_row, value_of
 from delayed_queue.db.statements import execute, fetch, run
 from delayed_queue.rates import Event
-
-# The registered prefixes of an origin; the caller chooses the longest match.
-# Reads: endpoint_origin_prefix.
-ENDPOINTS: Final[LiteralString] = """
-SELECT
-    id, prefix, secret, "previousSecret", "rotatedAt", "disabledAt", "perSecond", burst, concurrency
-FROM delayed_queue_endpoint
-WHERE origin = %(origin)s
-ORDER BY origin, prefix
-LIMIT %(limit)s::integer
-"""
-
-# One of several workers that meet a new origin inserts its endpoint; the first secret stays.
-# Reads: endpoint_origin_prefix.
-ADD_ENDPOINT: Final[LiteralString] = (
-    CLOCK
-    + """
-INSERT INTO delayed_queue_endpoint (origin, prefix, secret, "createdAt")
-SELECT %(origin)s, %(prefix)s, %(secret)s, now
-FROM clock
-ON CONFLICT (origin, prefix) DO NOTHING
-RETURNING id
-"""
-)
-
-# The first reason stays. Reads: the primary key.
-DISABLE_ENDPOINT: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue_endpoint
-SET "disabledAt" = (SELECT now FROM clock),
-    "disabledReason" = %(reason)s
-WHERE id = %(id)s
-    AND "disabledAt" IS NULL
-RETURNING id
-"""
-)
 
 # Milliseconds from now until a host is half open, and until its probe expires. No row: closed.
 # Reads: host_name.
@@ -124,37 +87,6 @@ RETURNING id
 """
 )
 
-# Close an open or half open host. The result of a probe under way is then ignored by END_PROBE.
-# Reads: host_name.
-CLOSE_HOST: Final[LiteralString] = """
-UPDATE delayed_queue_host
-SET "openUntil" = NULL,
-    openings = 0,
-    "probeBy" = NULL,
-    "probeUntil" = NULL
-WHERE name = %(host)s
-    AND "openUntil" IS NOT NULL
-RETURNING id
-"""
-
-# Suspend a host for the pause, also a closed or half open one, or one that is open for less.
-# Reads: host_name.
-SHUT_HOST: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue_host
-SET "openedAt" = (SELECT now FROM clock),
-    "openUntil" = (SELECT now FROM clock) + %(pause)s::bigint,
-    openings = 1,
-    reason = %(reason)s,
-    "probeBy" = NULL,
-    "probeUntil" = NULL
-WHERE name = %(host)s
-    AND COALESCE("openUntil" < (SELECT now FROM clock) + %(pause)s::bigint, true)
-RETURNING id
-"""
-)
-
 # Lock the endpoint's slots. It is a statement of its own, so that the snapshot of HOLD_SLOTS
 # includes the commits of earlier holders. Reads: the primary key.
 LOCK_SLOTS: Final[LiteralString] = """
@@ -198,41 +130,6 @@ RETURNING held
 """
 )
 
-# Log attempts, many at once. Reads: nothing.
-ADD_ATTEMPTS: Final[LiteralString] = """
-INSERT INTO delayed_queue_callback_attempt (
-    key, topic, kind, "webhookId", attempt, "startedAt", duration, status, failure, detail,
-    address, excerpt, "isAmbiguous", endpoint_id, url
-)
-SELECT
-    key, topic, kind, webhook_id, attempt, started_at, duration, status, failure, detail,
-    address, excerpt, is_ambiguous, endpoint_id, url
-FROM unnest(
-    %(keys)b::text[], %(topics)b::text[], %(kinds)b::text[], %(webhook_ids)b::text[],
-    %(attempts)b::integer[], %(started_ats)b::bigint[], %(durations)b::integer[],
-    %(statuses)b::integer[], %(failures)b::text[], %(details)b::text[], %(addresses)b::text[],
-    %(excerpts)b::text[], %(are_ambiguous)b::boolean[], %(endpoint_ids)b::bigint[],
-    %(urls)b::text[]
-) AS attempt (
-    key, topic, kind, webhook_id, attempt, started_at, duration, status, failure, detail,
-    address, excerpt, is_ambiguous, endpoint_id, url
-)
-"""
-
-# The attempts of a job, in one topic or in all, in the order of the log.
-# Reads: attempt_key.
-ATTEMPTS_OF_JOB: Final[LiteralString] = """
-SELECT
-    id, key, topic, "webhookId", attempt, "startedAt", duration, status, failure, detail, address,
-    excerpt, "isAmbiguous", endpoint_id
-FROM delayed_queue_callback_attempt
-WHERE key = %(key)s
-    AND id > %(after)s
-    AND (%(topic)s::text IS NULL OR topic = %(topic)s::text)
-ORDER BY key, id
-LIMIT %(limit)s::integer
-"""
-
 # Delete attempts older than the age, the oldest first, skipping rows that another prune has locked.
 # Reads: attempt_started, then the primary key.
 PRUNE_ATTEMPTS: Final[LiteralString] = (
@@ -255,20 +152,6 @@ MAX_PREFIXES: Final = 10_000
 M = TypeVar("M", bound=models.Model)
 
 
-class EndpointRow(NamedTuple):
-    """An endpoint; its secrets are sealed."""
-
-    id: int
-    prefix: str
-    secret: str
-    previous_secret: str
-    rotated_at: int | None
-    disabled_at: int | None
-    per_second: float | None
-    burst: int
-    concurrency: int | None
-
-
 class HostRow(NamedTuple):
     """Milliseconds until an open host is half open, and until its probe expires."""
 
@@ -276,68 +159,19 @@ class HostRow(NamedTuple):
     probed_for: int | None
 
 
-class AttemptRow(NamedTuple):
-    """One callback for the log; ``started_at`` and ``duration`` in milliseconds."""
-
-    key: str
-    topic: str
-    kind: str
-    webhook_id: str
-    attempt: int
-    started_at: int
-    duration: int
-    status: int | None
-    failure: str
-    detail: str
-    address: str
-    excerpt: str
-    is_ambiguous: bool
-    endpoint_id: int | None
-    url: str = ""
-
-
-class LoggedRow(NamedTuple):
-    """An attempt of the log."""
-
-    id: int
-    key: str
-    topic: str
-    webhook_id: str
-    attempt: int
-    started_at: int
-    duration: int
-    status: int | None
-    failure: str
-    detail: str
-    address: str
-    excerpt: str
-    is_ambiguous: bool
-    endpoint_id: int | None
-
-
 class EndpointManager(models.Manager[M]):
     """The statements of endpoints and their slots."""
 
-    def of_origin(self, origin: str, *, using: str = DEFAULT_DB_ALIAS) -> list[EndpointRow]:
-        """Return the endpoints of an origin."""
-        rows = fetch(using, ENDPOINTS, {"origin": origin, "limit": MAX_PREFIXES})
-        return rows_of(EndpointRow, rows)
-
-    def add_once(
-        self, origin: str, prefix: str, secret: str, *, now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> bool:  # fmt: skip
-        """Add an endpoint with this sealed secret; return False if it exists."""
-        params = {"origin": origin, "prefix": prefix, "secret": secret, "now": now}
-        return bool(fetch(using, ADD_ENDPOINT, params))
+    def of_origin(self, origin: str, *, using: str = DEFAULT_DB_ALIAS) -> list[M]:
+        """Return the endpoints of an origin; the caller chooses the longest prefix that matches."""
+        return list(self.using(using).filter(origin=origin).order_by("prefix")[:MAX_PREFIXES])
 
     def disable(
-        self, endpoint_id: int, reason: str, *, now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
+        self, endpoint_id: int, reason: str, *, using: str = DEFAULT_DB_ALIAS
     ) -> bool:  # fmt: skip
         """Disable the endpoint; return False, and change nothing, if it is disabled."""
-        params = {"id": endpoint_id, "reason": reason, "now": now}
-        return bool(fetch(using, DISABLE_ENDPOINT, params))
+        rows = self.using(using).filter(pk=endpoint_id, disabled_at=None)
+        return rows.update(disabled_at=read_clock(using), disabled_reason=reason) > 0
 
     def hold_slots(
         self, endpoint_id: int, holder: str, wanted: int, used: int, *, concurrency: int,
@@ -373,16 +207,12 @@ class HostManager(models.Manager[M]):
         return bool(fetch(using, OPEN_HOST, params))
 
     def close(self, host: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Close the host; return False, and change nothing, if it is closed."""
-        return bool(fetch(using, CLOSE_HOST, {"host": host}))
+        """Close the host; return False, and change nothing, if it is closed.
 
-    def shut(
-        self, host: str, reason: str, *, pause: int, now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> bool:  # fmt: skip
-        """Suspend a host for ``pause`` ms; return False if it is open for longer."""
-        params = {"host": host, "reason": reason, "pause": pause, "now": now}
-        return bool(fetch(using, SHUT_HOST, params))
+        END_PROBE then ignores the result of a probe under way.
+        """
+        rows = self.using(using).filter(name=host, open_until__isnull=False)
+        return rows.update(open_until=None, openings=0, probe_by=None, probe_until=None) > 0
 
     def probe(
         self, host: str, by: str, *, timeout: int, now: int | None = None,
@@ -407,23 +237,14 @@ class HostManager(models.Manager[M]):
 class AttemptManager(models.Manager[M]):
     """The statements of the log of attempts."""
 
-    def add(self, rows: Sequence[AttemptRow], *, using: str = DEFAULT_DB_ALIAS) -> int:
-        """Log many attempts in one statement; return their number."""
-        names = (
-            "keys", "topics", "kinds", "webhook_ids", "attempts", "started_ats", "durations",
-            "statuses", "failures", "details", "addresses", "excerpts", "are_ambiguous",
-            "endpoint_ids", "urls",
-        )  # fmt: skip
-        columns: list[list[Any]] = [list(each) for each in zip(*rows, strict=True)]
-        return execute(using, ADD_ATTEMPTS, dict(zip(names, columns, strict=True)))
-
     def of_job(
         self, key: str, topic: str | None = None, *, after: int = 0, limit: int = 100,
         using: str = DEFAULT_DB_ALIAS,
-    ) -> list[LoggedRow]:  # fmt: skip
-        """Return attempts of the key, in one topic or in all."""
-        params = {"key": key, "topic": topic, "after": after, "limit": limit}
-        return rows_of(LoggedRow, fetch(using, ATTEMPTS_OF_JOB, params))
+    ) -> list[M]:  # fmt: skip
+        """Return attempts of the key, in one topic or in all, in the order of the log."""
+        rows = self.using(using).filter(key=key, id__gt=after)
+        found = rows if topic is None else rows.filter(topic=topic)
+        return list(found.order_by("key", "id")[:limit])
 
     def prune(
         self, age: int, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS

@@ -1,13 +1,13 @@
-"""Leasing, finishing and hastening what falls due."""
+"""Statements that lease and finish due jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, LiteralString
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.db.sql import CLOCK, column_of, rows_of
+from delayed_queue.db.sql import CLOCK, rows_of
 from delayed_queue.db.statements import fetch
 from delayed_queue.http.store.kinds import PLACES
 from delayed_queue.queue.store.claim import (
@@ -82,73 +82,6 @@ SELECT
 """
 )
 
-# The next messages of a kind that are due within the horizon, a page at a time, each with its url
-# if it was deferred: due later than offered, although no delivery of it has failed. Jobs that
-# wait by their ladder are left out, and so are jobs that were offered for later.
-# Reads: delayed_queue__KindPlusScheduledAtIndex in order, at most the limit.
-DEFERRED_JOBS: Final[LiteralString] = (
-    CLOCK
-    + """
-SELECT
-    id,
-    "scheduledAt",
-    CASE
-        WHEN "lockUuid" IS NULL AND attempts = 0 AND "scheduledAt" > "scheduledAtInitially"
-        THEN headers ->> 'url'
-    END
-FROM (
-    SELECT id, "scheduledAt", "scheduledAtInitially", "lockUuid", attempts, headers
-    FROM delayed_queue
-    WHERE "pKind" = %(kind)s
-        AND ("scheduledAt", id) > (
-            GREATEST(%(after)s::bigint, (SELECT now FROM clock)), %(after_id)s::bigint
-        )
-        AND "scheduledAt" <= (SELECT now FROM clock) + %(horizon)s::bigint
-    ORDER BY "scheduledAt", id
-    LIMIT (SELECT %(limit)s::integer)
-) AS ahead
-ORDER BY "scheduledAt", id
-LIMIT %(limit)s::integer
-"""
-)
-
-# Make those that still wait due after the wait, at random within the spread, and none later than
-# before. Messages that were leased, updated or locked meanwhile stay as they are.
-# Reads: the primary key.
-RECALL_JOBS: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue
-SET "scheduledAt" = LEAST(
-    "scheduledAt",
-    (SELECT now FROM clock) + %(wait)s::bigint + floor(random() * %(spread)s::bigint)::bigint
-)
-WHERE id = ANY (ARRAY(
-    SELECT id
-    FROM delayed_queue
-    WHERE id = ANY (%(ids)b::bigint[])
-        AND "lockUuid" IS NULL
-        AND attempts = 0
-        AND COALESCE(
-            "scheduledAt" > GREATEST(
-                "scheduledAtInitially", (SELECT now FROM clock) + %(wait)s::bigint
-            ),
-            false
-        )
-    FOR UPDATE SKIP LOCKED
-))
-RETURNING id
-"""
-)
-
-
-class DeferredRow(NamedTuple):
-    """A message ahead; ``url`` is None for one that was not deferred."""
-
-    id: int
-    due_at: int
-    url: str | None
-
 
 class ConsumeStore:
     """The statements about jobs that fall due."""
@@ -192,25 +125,3 @@ class ConsumeStore:
         params = {"topic": topic, "key": key, "lease_id": lease_id}
         finished, exists = fetch(using, FINISH_JOB, params)[0]
         return finished, exists
-
-    def deferred(
-        self, kind: str, horizon: int, *, after: int, after_id: int, limit: int,
-        now: int | None = None, using: str = DEFAULT_DB_ALIAS,
-    ) -> list[DeferredRow]:  # fmt: skip
-        """Return what falls due within the horizon, in that order from behind that message."""
-        params = {
-            "kind": kind, "horizon": horizon, "after": after, "after_id": after_id,
-            "limit": limit, "now": now,
-        }  # fmt: skip
-        return rows_of(DeferredRow, fetch(using, DEFERRED_JOBS, params))
-
-    def recall(
-        self, ids: Sequence[int], *, wait: int, spread: int, now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> list[int]:  # fmt: skip
-        """Have those that are deferred fall due after ``wait`` ms, within ``spread`` ms of that.
-
-        Returns the ids of those that now come earlier, or would have been as early.
-        """
-        params = {"ids": list(ids), "wait": wait, "spread": spread, "now": now}
-        return column_of(fetch(using, RECALL_JOBS, params))

@@ -1,4 +1,4 @@
-"""Statements that find, delete and redrive jobs.
+"""Statements that find and delete jobs.
 
 Statements about one job read the number of shards and hosts themselves: it may have grown.
 """
@@ -10,17 +10,11 @@ from typing import Final, LiteralString, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
 
-from delayed_queue.db.sql import CLOCK, Step, beside, column_of, first_row, rows_of
+from delayed_queue.db.sql import CLOCK, beside, first_row, rows_of
 from delayed_queue.db.statements import fetch, run
 from delayed_queue.http.store.kinds import PLACES
 from delayed_queue.http.store.topics import locking_jobs
-from delayed_queue.queue.store.fragments import (
-    ATTEMPTS,
-    HEADERS,
-    LAST_ERROR,
-    TELL_HOLDER,
-    offer_again,
-)
+from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR, TELL_HOLDER
 
 # The active job, or else its newest dead letter. One snapshot, so that a job that dies meanwhile is
 # found in one of the two tables.
@@ -135,18 +129,6 @@ RETURNING id
 """
 )
 
-# The dead letters of one job. Reads: topic_name, dead_letter_key.
-JOB_LETTERS: Final[LiteralString] = (
-    "\nWITH"
-    + PLACES
-    + """
-SELECT id
-FROM delayed_queue_dead_letter
-WHERE "pKey" = %(key)s
-    AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
-"""
-)
-
 # The next dead letters of several kinds, in id order.
 # Reads: dead_letter_kind_id, at most the limit of each kind.
 DEAD_JOBS: Final[LiteralString] = """
@@ -181,68 +163,6 @@ SELECT
 FROM delayed_queue_dead_letter
 WHERE id = %(id)s::bigint
 """
-
-# REDRIVE for jobs, under LOCK_JOBS: a letter stays dead if its job exists in any kind of the topic.
-# Returns the letters that were put back. With %(newest_only)s, letters whose job has a newer one
-# are skipped; that one is in a later batch.
-# Reads: the primary key of the dead letters, dead_letter_key;
-# delayed_queue__PKeyPlusKindUniqueIndex.
-KICK_JOBS: Final[LiteralString] = (
-    CLOCK
-    + ","
-    + PLACES
-    + """,
-locked AS MATERIALIZED (
-    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group"
-    FROM delayed_queue_dead_letter AS letter
-    WHERE id = ANY (%(ids)b::bigint[])
-        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
-        AND NOT (
-            %(newest_only)s::boolean
-            AND EXISTS (
-                SELECT 1
-                FROM delayed_queue_dead_letter AS newer
-                WHERE newer."pKey" = letter."pKey"
-                    AND COALESCE(newer.id > letter.id, false)
-                    AND COALESCE(newer."pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
-            )
-        )
-    ORDER BY id
-    FOR UPDATE SKIP LOCKED
-),
-newest AS MATERIALIZED (
-    SELECT DISTINCT ON ("pKey")
-        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group"
-    FROM locked
-    ORDER BY "pKey", id DESC
-),"""
-    + offer_again(
-        """CASE WHEN right("pKind", 9) = '|callback' THEN "scheduledAtInitially" ELSE now END"""
-    )
-    + """
-    WHERE COALESCE(
-            (
-                SELECT false
-                FROM delayed_queue AS active
-                WHERE active."pKey" = newest."pKey"
-                    AND active."pKind" = ANY ((SELECT kinds FROM places)::text[])
-                LIMIT 1
-            ),
-            true
-        )
-    ORDER BY "pKey" COLLATE "C"
-    ON CONFLICT ("pKey", "pKind") DO NOTHING
-    RETURNING "pKey", "pKind"
-)
-DELETE FROM delayed_queue_dead_letter
-WHERE id = ANY (ARRAY(
-    SELECT id
-    FROM newest
-    JOIN offered USING ("pKey", "pKind")
-))
-RETURNING id, "pKind"
-"""
-)
 
 
 class JobRow(NamedTuple):
@@ -285,7 +205,7 @@ class DeadJobRow(NamedTuple):
 
 
 class FindStore:
-    """The statements that find and delete jobs, and put dead ones back."""
+    """The statements that find and delete jobs."""
 
     def find(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> JobRow | None:
         """Return the active job of that id, or else its newest dead letter."""
@@ -320,11 +240,6 @@ class FindStore:
         _, [(found, dropped)], dead = run(using, steps)
         return DroppedRow(bool(dropped or dead), found > dropped)
 
-    def letters_of(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[int]:
-        """Return the ids of the job's dead letters."""
-        rows = fetch(using, JOB_LETTERS, {"topic": topic, "key": key})
-        return column_of(rows)
-
     def dead(
         self, kinds: Sequence[str], after: int, limit: int, *, using: str = DEFAULT_DB_ALIAS
     ) -> list[DeadJobRow]:
@@ -335,21 +250,3 @@ class FindStore:
     def read_dead(self, letter_id: int, *, using: str = DEFAULT_DB_ALIAS) -> DeadJobRow | None:
         rows = fetch(using, READ_DEAD_JOB, {"id": letter_id})
         return first_row(DeadJobRow, rows)
-
-    def kick(
-        self,
-        topic: str,
-        ids: Sequence[int],
-        keys: Sequence[str],
-        *,
-        newest_only: bool = False,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> dict[int, str]:
-        """Put dead jobs back under their locks, due now; return the kind of each letter.
-
-        ``newest_only``: skip letters whose job has a newer one.
-        """
-        params = {"topic": topic, "ids": list(ids), "newest_only": newest_only, "now": None}
-        steps: list[Step] = [locking_jobs(topic, keys), (KICK_JOBS, params)]
-        _, kicked = run(using, steps)
-        return dict(kicked)

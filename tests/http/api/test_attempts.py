@@ -9,22 +9,18 @@ from django.test import Client
 
 from delayed_queue.http.api import attempts as log_of_attempts
 from delayed_queue.http.models import CallbackAttempt
-from delayed_queue.http.store.callbacks import AttemptRow
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.http.api.urls")]
 ATTEMPTS = "/queue/v1/attempts"
 
 
 def log(key: str, topic: str, *attempts: int) -> None:
-    CallbackAttempt.objects.add(
-        [
-            AttemptRow(
-                key, topic, f"{topic}|callback", "msg_1", attempt, 1_800_000_000_000, 12, 503,
-                "status", "The answer was 503.", "192.0.2.1", "busy", True, None,
-            )
-            for attempt in attempts
-        ]
-    )  # fmt: skip
+    for attempt in attempts:
+        CallbackAttempt.objects.create(
+            key=key, topic=topic, kind=f"{topic}|callback", webhook_id="msg_1", attempt=attempt,
+            started_at=1_800_000_000_000, duration=12, status=503, failure="status",
+            detail="The answer was 503.", address="192.0.2.1", excerpt="busy", is_ambiguous=True,
+        )  # fmt: skip
 
 
 def shown(client: Client, **query: str) -> list[tuple[str, int]]:

@@ -33,7 +33,7 @@ CALLS = [
     ("POST", f"{V1}/topics/orders/pop", "ttr=5"),
     ("POST", f"{V1}/topics/orders/pop", "shard=0"),
     ("POST", f"{V1}/topics/orders/kick", "limit=1"), ("GET", f"{V1}/dead", "topic=orders"),
-    ("GET", f"{V1}/dead/groups", "topic=orders"), ("GET", f"{V1}/dead/runs", "limit=3"),
+    ("GET", f"{V1}/dead/groups", "topic=orders"),
     ("GET", f"{V1}/attempts?job=a", "topic=orders"), ("GET", "/v1/notifications", "limit=3"),
 ]  # fmt: skip
 UNKNOWN = [

@@ -10,8 +10,6 @@ from django.db import connections
 from django.test import Client
 
 from delayed_queue.http.jobs.adding import find_job
-from delayed_queue.models import BulkRun
-from delayed_queue.queue.bulk import step
 from tests.http.api.calls import JOB, errors_of, get, kill, pop, post
 
 pytestmark = [
@@ -103,57 +101,6 @@ class TestDead:
         narrow = make_client("narrow", topics=["other"])
         assert [each["topic"] for each in get(narrow, "/dead/groups")["items"]] == ["other"]
         assert narrow.get("/queue/v1/dead/groups?topic=orders").status_code == 403
-
-    def test_a_failure_is_put_back_in_bulk(self, caller: Client, make_client: Any) -> None:
-        for each in ("a", "b", "c"):
-            kill(caller, each)
-        (group,) = get(caller, "/dead/groups")["items"]
-        wanted = {"action": "redrive", "queue": group["queue"], "group": group["id"], "pace": 1}
-        counted = {"total": 3, "isCapped": False}
-        assert post(caller, "/dead/runs/preview", wanted).json() == counted
-        some = {**wanted, "keyFrom": "b", "keyBefore": "c", "canary": 1}
-        assert post(caller, "/dead/runs/preview", some).json() == {"total": 1, "isCapped": False}
-        none = {**wanted, "reason": "no such reason"}
-        assert post(caller, "/dead/runs/preview", none).json() == {"total": 0, "isCapped": False}
-        ago = {"since": "1970-01-01T00:00+01:00", "until": "2001-01-01T00:00:00Z"}
-        assert post(caller, "/dead/runs/preview", {**wanted, **ago}).json()["total"] == 0
-        then = {"since": group["firstAt"], "until": group["lastAt"]}
-        assert post(caller, "/dead/runs/preview", {**wanted, **then}).json() == counted
-        begun = post(caller, "/dead/runs", {**wanted, **then, "why": "mended"})
-        assert (begun.status_code, begun.json()["state"]) == (202, "running")
-        run = f"/dead/runs/{begun.json()['id']}"
-        assert post(caller, "/dead/runs", wanted).status_code == 409
-        assert step()
-        assert post(caller, f"{run}/pause").json()["state"] == "paused"
-        assert post(caller, f"{run}/pause").status_code == 409
-        assert get(caller, run)["done"] == 1
-        assert post(caller, f"{run}/resume").json()["state"] == "running"
-        assert post(caller, f"{run}/cancel").json()["state"] == "cancelled"
-        assert [each["why"] for each in get(caller, "/dead/runs")["items"]] == ["mended"]
-
-        narrow = make_client("narrow", topics=["other"])
-        assert narrow.get(f"/queue/v1{run}").status_code == 404
-        assert get(narrow, "/dead/runs")["items"] == []
-        assert post(narrow, "/dead/runs", wanted).status_code == 403
-
-    @pytest.mark.parametrize(
-        ("change", "status"),
-        [({"group": "0" * 16}, 404), ({"queue": "no topic"}, 404), ({"pace": 0}, 400),
-         ({"pace": 10**6}, 400), ({"action": "burn"}, 400), ({"more": 1}, 400),
-         ({"pace": 1, "overSeconds": 60}, 400), ({"action": "drop", "canary": 1}, 400),
-         ({"canaryDeaths": 2}, 400), ({"since": "yesterday"}, 400), ({"since": 1}, 400),
-         ({"until": "2026-01-01T00:00:00"}, 400),
-         ({"since": "2026-01-02T00:00:00Z", "until": "2026-01-01T00:00:00Z"}, 400)],
-    )  # fmt: skip
-    def test_a_bulk_run_that_cannot_be(
-        self, caller: Client, change: dict[str, Any], status: int
-    ) -> None:
-        kill(caller)
-        (group,) = get(caller, "/dead/groups")["items"]
-        wanted = {"action": "redrive", "queue": group["queue"], "group": group["id"], **change}
-        assert post(caller, "/dead/runs", wanted).status_code == status
-        assert post(caller, "/dead/runs/preview", wanted).status_code in {status, 200}
-        assert not BulkRun.objects.exists()
 
     def test_j2_dead_jobs_are_kicked_one_by_one_or_all(self, caller: Client) -> None:
         for name in "abc":

@@ -17,7 +17,7 @@ from pytest_django import Settings
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.api import pool
-from delayed_queue.http.api.auth import GrantCache, cache
+from delayed_queue.http.api.auth import MAX_CACHED, cache
 from delayed_queue.http.apps import check_api
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import Grant, create_token, digest_of, find_grant, revoke_token
@@ -119,16 +119,13 @@ def test_what_has_no_tokens_shape_costs_no_query(
         client.get(STATS.format("a"), headers={"Authorization": "Bearer guess"})
 
 
-def test_the_cache_is_bounded_and_keeps_no_tokens():
-    grants = GrantCache(2)
-    for name in ("a", "b", "c"):
-        grants.get(name, lambda token: Grant(token))
-    asked = []
-    for name in ("c", "b", "a"):
-        grants.get(name, lambda token: asked.append(token))
-    assert asked == ["a"]
-    assert "b" not in grants.by_digest
-    assert digest_of("b") in grants.by_digest
+def test_the_cache_is_bounded_and_keeps_no_tokens(make_client: Clients):
+    cache.update({str(number): (0.0, Grant("a")) for number in range(MAX_CACHED)})
+    token = str(make_client().defaults["HTTP_AUTHORIZATION"]).removeprefix("Bearer ")
+    make_client("b").get(STATS.format("a"))
+    Client(headers={"Authorization": f"Bearer {token}"}).get(STATS.format("a"))
+    assert len(cache) == 2
+    assert digest_of(token) in cache
 
 
 def test_a_rate_that_is_used_up_is_429_with_retry_after(make_client: Clients):

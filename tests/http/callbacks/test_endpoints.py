@@ -12,12 +12,6 @@ from delayed_queue.exceptions import UrlRefused
 from delayed_queue.http.callbacks import secrets
 from delayed_queue.http.callbacks.endpoints import Place, matching, place_of, prefix_of
 from delayed_queue.http.models import Endpoint
-from delayed_queue.http.store.callbacks import EndpointRow
-
-
-def rows(*prefixes: str) -> list[EndpointRow]:
-    return [EndpointRow(n, each, "x", "", None, None, None, 1, None) for n, each in
-            enumerate(prefixes)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -34,8 +28,8 @@ def rows(*prefixes: str) -> list[EndpointRow]:
     ],
 )
 def test_the_longest_prefix_that_ends_where_a_part_of_the_path_does(url: str, prefix: str):
-    known = rows("https://a.com", "https://a.com/hooks", "https://a.com/hooks/deep")
-    found = matching(place_of(url), known)
+    known = ("https://a.com", "https://a.com/hooks", "https://a.com/hooks/deep")
+    found = matching(place_of(url), [Endpoint(prefix=each) for each in known])
     assert found is not None
     assert found.prefix == prefix
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PATHS = (
     "/queue/v1/jobs", "/queue/v1/jobs?ifExists=nonsense", "/queue/v1/jobs/bulk", "/queue/v1/tasks",
     "/queue/v1/topics/orders/jobs/a/finish", "/queue/v1/topics/orders/pop",
-    "/queue/v1/dead/runs", "/v1/notifications", "/v1/notifications/bulk", "/v1/suppressions",
+    "/v1/notifications", "/v1/notifications/bulk", "/v1/suppressions",
 )  # fmt: skip
 
 

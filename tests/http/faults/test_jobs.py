@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -15,12 +14,10 @@ import psutil
 import psycopg
 import pytest
 from django.db import connections
-from django.utils import timezone
 
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http.api.jobs import add_together
-from delayed_queue.http.callbacks.operating import recall_host
 from delayed_queue.http.jobs.adding import add_job, add_jobs, delete_job, find_job
 from delayed_queue.http.jobs.catalogue import (
     configure_topic,
@@ -42,7 +39,7 @@ from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job, kick_job, k
 from delayed_queue.http.jobs.idempotency import KeptAnswer, once, prune_answers
 from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob
 from delayed_queue.http.jobs.requests import job_from
-from delayed_queue.http.models import Host, IdempotencyKey, Topic
+from delayed_queue.http.models import IdempotencyKey, Topic
 from delayed_queue.http.store.topics import LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
 from delayed_queue.models import Message
 from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
@@ -238,24 +235,6 @@ def test_j5_a_redrive_of_a_topic_whose_answer_was_swallowed_is_made_once(proxy: 
         DelayedQueue("orders").redrive(letters)
     assert found("dead").state is JobState.READY
     assert dead_jobs() == []
-
-
-def test_a_recall_goes_on_over_a_new_connection(
-    queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any]
-) -> None:
-    """RECALL_JOBS: a batch whose answer was lost is recalled twice, to as soon."""
-    host = Host.objects.create(name="example.org:443")
-    for name in ("a", "b"):
-        add(name, url=URL)
-    Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
-    terminate(admin, pid())
-    assert recall_host(host) == 2
-    Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
-    proxy.swallow_answer("UPDATE 2")
-    recall_host(host)
-    assert proxy.swallowed_tag is None
-    latest = timezone.now() + timedelta(seconds=10)
-    assert Message.objects.filter(scheduled_at__lt=latest).count() == 2
 
 
 @pytest.fixture

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 import psycopg
 import pytest
+from asgiref.sync import async_to_sync
 from django.utils import timezone
 
-from delayed_queue.http.jobs.adding import add_jobs
-from delayed_queue.http.jobs.jobs import IfExists
-from delayed_queue.http.jobs.requests import job_from
-from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Slot, Topic
+from delayed_queue.http.callbacks.endpoints import Endpoints, place_of
+from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Slot
 from delayed_queue.http.store.callbacks import (
     END_PROBE,
     HOLD_SLOTS,
     LOCK_SLOTS,
-    OPEN_HOST,
     PROBE_HOST,
 )
-from delayed_queue.models import Message
 from delayed_queue.rates import Event
 from tests.support.concurrency import calling, together, wait_until_blocked
 
@@ -116,7 +112,7 @@ class TestHosts:
         self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
         end: str,
     ) -> None:  # fmt: skip
-        """CLOSE_HOST: whichever comes last, the host is closed."""
+        """Whichever comes last, the host is closed."""
         probing("me")
         params = {
             "host": HOST, "by": "me", "event": "FAIL", "pause": 1000, "longest": 9000,
@@ -129,66 +125,6 @@ class TestHosts:
             other.execute(end)
             assert closing.answer()
         assert Host.objects.get().open_until is None
-
-    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-    def test_an_operator_who_opens_waits_for_a_worker_that_does(
-        self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
-        end: str,
-    ) -> None:  # fmt: skip
-        """SHUT_HOST: the longer pause stands."""
-        Host.objects.close(HOST)
-        other.execute("BEGIN")
-        other.execute(OPEN_HOST, {"host": HOST, "pause": 90_000, "reason": "x", "now": NOW})
-        shutting = partial(Host.objects.shut, HOST, "me", pause=60_000, now=NOW)
-        with calling(shutting) as opening:
-            wait_until_blocked(admin, opening)
-            other.execute(end)
-            assert opening.answer() is (end == "ROLLBACK")
-        row = Host.objects.read(HOST, now=NOW)
-        assert row is not None
-        assert row.open_for == (90_000 if end == "COMMIT" else 60_000)
-
-    def test_a_probe_that_was_under_way_when_an_operator_opened_does_not_close(
-        self, half_open: None
-    ) -> None:
-        assert probing("me")
-        assert Host.objects.shut(HOST, "maintenance", pause=60_000, now=NOW + 1500)
-        assert not ending("me", Event.SUCCEED)
-        assert not probing("you", NOW + 2000)
-
-
-class TestRecalling:
-    """RECALL_JOBS: what somebody has in flight, or has changed meanwhile, is left alone."""
-
-    @pytest.fixture
-    def ids(self) -> list[int]:
-        jobs = [{"jobId": name, "topic": "orders", "url": "https://x.example/"} for name in "ab"]
-        add_jobs([job_from(each) for each in jobs])
-        Message.objects.update(scheduled_at=timezone.now() + timedelta(minutes=10))
-        return list(Message.objects.order_by("key").values_list("id", flat=True))
-
-    def test_what_another_holds_is_passed_over(
-        self, ids: list[int], other: psycopg.Connection[Any], impatient: Any
-    ) -> None:
-        with other.transaction():
-            other.execute("SELECT FROM delayed_queue WHERE id = %s FOR UPDATE", [ids[0]])
-            assert Topic.objects.recall(ids, wait=0, spread=1) == ids[1:]
-
-    def test_what_was_updated_or_leased_since_it_was_looked_at_is_left_alone(
-        self, ids: list[int]
-    ) -> None:
-        job = {"jobId": "a", "topic": "orders", "url": "https://x.example/", "delay": 300}
-        add_jobs([job_from(job)], if_exists=IfExists.UPDATE)
-        Message.objects.filter(key="b").update(lease_id="held")
-        assert Topic.objects.recall(ids, wait=0, spread=1) == []
-        soonest = timezone.now() + timedelta(minutes=4)
-        assert not Message.objects.filter(scheduled_at__lt=soonest).exists()
-
-    def test_two_that_recall_the_same_move_each_forward_only(self, ids: list[int]) -> None:
-        answers = together([partial(Topic.objects.recall, ids, wait=0, spread=1)] * 4)
-        assert set().union(*answers) == set(ids)
-        latest = timezone.now() + timedelta(seconds=1)
-        assert Message.objects.filter(scheduled_at__lt=latest).count() == 2
 
 
 @pytest.fixture
@@ -244,9 +180,9 @@ class TestSlots:
 class TestEndpoints:
     def test_of_many_workers_that_meet_an_origin_one_makes_it(self) -> None:
         origin = "https://example.com"
-        add = [partial(Endpoint.objects.add_once, origin, origin, f"s{n}") for n in range(10)]
-        assert sorted(together(add)) == [False] * 9 + [True]
-        assert Endpoint.objects.count() == 1
+        place = place_of(f"{origin}/hooks")
+        together([partial(async_to_sync(Endpoints("default").of), place)] * 10)
+        assert Endpoint.objects.get().prefix == origin
 
     def test_of_many_that_are_told_it_is_gone_one_disables(self, endpoint: Endpoint) -> None:
         answers = together([partial(Endpoint.objects.disable, endpoint.id, "gone")] * 10)

@@ -292,7 +292,7 @@ class TestKicking:
     def test_a_kick_waits_for_a_post_of_its_id(
         self, other: Connection, admin: Connection, end: str
     ) -> None:
-        """KICK_JOBS: the job that lives in the other kind is seen behind the lock."""
+        """REDRIVE: the job that lives in the other kind is seen behind the lock."""
         add()
         bury_job("orders", "a", popped().lease_token)
         hold_job(other)

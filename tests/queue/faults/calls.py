@@ -15,7 +15,6 @@ from delayed_queue.http.callbacks import operating
 from delayed_queue.http.jobs import adding, catalogue, consuming, dead
 from delayed_queue.http.jobs.jobs import JobState, NewJob
 from delayed_queue.http.jobs.requests import job_from
-from delayed_queue.http.models import Host
 from delayed_queue.models import DeadLetter
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.models import Source, Status
@@ -197,12 +196,6 @@ ON_TOKENS: Final[dict[str, Case]] = {
     "operating.enable_endpoint": (
         ANY, lambda it: partial(operating.enable_endpoint, it.endpoint()),
     ),
-    "operating.recall_endpoint": (
-        ANY, lambda it: partial(operating.recall_endpoint, it.endpoint()),
-    ),
-    "operating.recall_host": (
-        ANY, lambda it: partial(operating.recall_host, Host.objects.create(name=it.tag)),
-    ),
 }  # fmt: skip
 ON_JOBS: Final[dict[str, Case]] = {
     "adding.add_job": (
@@ -235,8 +228,6 @@ ON_JOBS: Final[dict[str, Case]] = {
     "consuming.bury_job": (LEASED, lambda it: partial(consuming.bury_job, *it.reserved())),
     "dead.dead_jobs": (ANY, lambda it: partial(dead.dead_jobs, it.topic())),
     "dead.dead_groups": (ANY, lambda it: partial(dead.dead_groups, it.topic())),
-    "dead.find_run": (ANY, lambda it: partial(dead.find_run, it.run(), covers=bool)),
-    "dead.latest_runs": (ANY, lambda it: partial(dead.latest_runs, 9, covers=bool)),
     "dead.find_dead_job": (ANY, lambda it: partial(dead.find_dead_job, it.dead_job())),
     "dead.kick_job": (REDRIVE, lambda it: it.dead_job() and partial(dead.kick_job, it.tag, "job")),
     "dead.kick_topic": (REDRIVE, lambda it: it.dead_job() and partial(dead.kick_topic, it.tag)),

@@ -28,7 +28,6 @@ from delayed_queue import (
 from delayed_queue.exceptions import DatabaseRefused
 from delayed_queue.http.callbacks.attempts import AttemptLog
 from delayed_queue.http.models import CallbackAttempt
-from delayed_queue.http.store.callbacks import AttemptRow
 from delayed_queue.models import BulkRun, DeadLetter, Message, Sample
 from delayed_queue.observe.history import Sampler, Tally
 from delayed_queue.observe.metrics import PrometheusInstrument
@@ -378,10 +377,9 @@ async def _log_attempts(keys: list[str]) -> None:
     attempts = AttemptLog("default")
     for key in keys:
         attempts.add(
-            AttemptRow(
+            CallbackAttempt(
                 key=key, topic="t", kind="t|raw", webhook_id="w", attempt=1, started_at=1,
-                duration=1, status=200, failure="", detail="", address="", excerpt="",
-                is_ambiguous=False, endpoint_id=None, url="",
+                duration=1, status=200,
             )
         )  # fmt: skip
     await attempts.close()

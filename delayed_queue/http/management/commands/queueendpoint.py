@@ -55,9 +55,8 @@ class Command(QueueCommand):
             case "enable":
                 endpoint = operating.endpoint_of(prefix, using=using)
                 operating.enable_endpoint(endpoint, using=using)
-                recalled = operating.recall_endpoint(endpoint, using=using)
                 self.stdout.write(_("Enabled. Workers send again within seconds."))
-                self.stdout.write(_("Deferred messages that are due again: %s.") % recalled)
+                self.stdout.write(_("Deferred messages follow within five minutes."))
             case "disable":
                 endpoint = operating.endpoint_of(prefix, using=using)
                 operating.disable_endpoint(endpoint, using=using)
