@@ -202,9 +202,9 @@ class Heartbeat:
         if self._id is None or not rows.filter(pk=self._id).update(**columns):
             host, version = socket.gethostname(), delayed_queue.__version__
             columns["started_at"] = self._started_at or now
-            row = rows.create(host=host, pid=os.getpid(), version=version, **columns)
-            row.refresh_from_db(using=self._using, fields=["started_at"])
-            self._id, self._started_at = row.pk, row.started_at
+            self._id = rows.create(host=host, pid=os.getpid(), version=version, **columns).pk
+            # None if another session has removed the row already.
+            self._started_at = rows.filter(pk=self._id).values_list("started_at", flat=True).first()
         self._before = measure
         self._prune_at_times()
 
