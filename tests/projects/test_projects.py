@@ -9,7 +9,8 @@ from django.db import connection
 
 from tests.projects.running import PROJECTS, Project, conninfo_of, is_right, run
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+# `make projects`, a step of `.ci/run`, does the same with more projects.
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.long]
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=[each.module for each in PROJECTS])
