@@ -91,10 +91,9 @@ def _insert(connection: Connection, count: int) -> None:
 
 def _accept(count: int) -> None:
     from delayed_queue.notifications import intake
-    from delayed_queue.notifications.models import Source
 
     requests = [_request(each) for each in range(count)]
-    outcomes = intake.accept(requests, tenant="bench", source=Source.REST)
+    outcomes = intake.accept(requests, tenant="bench")
     if not all(isinstance(each, intake.Accepted) for each in outcomes):
         raise RuntimeError(f"Not all were accepted: {outcomes[:3]}")
 

@@ -42,12 +42,12 @@ WITH wanted AS (
 ),
 stored AS (
     INSERT INTO delayed_queue_notification (
-        id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
+        id, tenant, channel, priority, category, recipient, recipient_hash, template,
         subject, body, html, send_at, dedupe_key, callback_url, status, attempts, provider,
         provider_id, outcome, error_class
     )
     SELECT
-        id, 'bench', 'rest', channel, %(priority)s, '', recipient, uuid_send(id), '', 'Hello',
+        id, 'bench', channel, %(priority)s, '', recipient, uuid_send(id), '', 'Hello',
         'Your parcel is on its way.', '', clock_timestamp(), '', '', 'ENQUEUED', 0, '', '', '', ''
     FROM wanted
     RETURNING id, channel

@@ -6,12 +6,12 @@ from typing import Any, Final, LiteralString
 
 NOTIFICATION: Final[LiteralString] = """
 INSERT INTO delayed_queue_notification (
-    id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
+    id, tenant, channel, priority, category, recipient, recipient_hash, template,
     subject, body, html, send_at, dedupe_key, callback_url, status, attempts, provider,
     provider_id, outcome, error_class
 )
 VALUES (
-    %s, 'bench', 'rest', %s, 'normal', '', %s, '0123456789abcdef', '', %s, %s, '', now(), %s,
+    %s, 'bench', %s, 'normal', '', %s, '0123456789abcdef', '', %s, %s, '', now(), %s,
     '', 'ENQUEUED', 0, '', '', '', ''
 )
 """

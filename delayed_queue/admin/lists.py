@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+from uuid import UUID
 
 from django import forms
 from django.contrib import admin
@@ -12,7 +13,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import BooleanField, Expression, F, Func, QuerySet, Value
+from django.db.models import BooleanField, Expression, F, Func, QuerySet, UUIDField, Value
 from django.db.models.lookups import GreaterThan, LessThan
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -85,7 +86,7 @@ class Keyset:
     def after(self, queryset: QuerySet[Any], cursor: str) -> QuerySet[Any]:
         """Return the rows after the cursor; raise ValueError for a cursor of another order."""
         text, dot, position = cursor.partition(".")
-        last = _bigint(text)
+        last = _id(queryset, text)
         if self.column is None:
             here, there = _Row(F("id")), _Row(Value(last))
         else:
@@ -97,6 +98,12 @@ class Keyset:
         if position is None:
             raise ValueError("no position")
         return position if self.is_text else _bigint(position)
+
+
+def _id(queryset: QuerySet[Any], text: str) -> Any:
+    if isinstance(queryset.model._meta.pk, UUIDField):
+        return UUID(text)
+    return _bigint(text)
 
 
 def _bigint(text: str) -> int:

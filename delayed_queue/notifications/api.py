@@ -22,7 +22,6 @@ from delayed_queue.notifications.models import (
     Channel,
     Notification,
     Priority,
-    Source,
     Status,
     Suppression,
 )
@@ -153,7 +152,7 @@ def send(request: ApiRequest) -> HttpResponse:
     """Store one notification to be sent. A failure is reported by callback and in the status."""
     demand_scope(request, "add", TOPIC)
     raw = parse(request.body, DEPTH)
-    (answer,) = intake.accept([raw], tenant=tenant_of(request), source=Source.REST)
+    (answer,) = intake.accept([raw], tenant=tenant_of(request))
     if isinstance(answer, Refused):
         raise _invalid(answer.errors)
     accepted = AcceptedReply(answer.id, answer.status, answer.is_duplicate)
@@ -172,7 +171,7 @@ def send_many(request: ApiRequest) -> BulkReply:
     demand_scope(request, "add", TOPIC)
     raws = _items(request)
     charge(request, len(raws))
-    answers = intake.accept(raws, tenant=tenant_of(request), source=Source.REST)
+    answers = intake.accept(raws, tenant=tenant_of(request))
     items = [_bulk_item(index, each) for index, each in enumerate(answers)]
     accepted = sum(item.id is not UNSET for item in items)
     return BulkReply(accepted, len(items) - accepted, items)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import threading
 import time
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any, Final
@@ -25,37 +23,6 @@ from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH
 from delayed_queue.notifications.parking import Incoming, Tally, take
 from delayed_queue.notifications.services import USING
-
-
-def publish(requests: Iterable[Any], url: str = "", queue: str = "") -> int:
-    """Publish requests to the broker's queue, each with its own id; return how many.
-
-    Persistent and confirmed by the broker. To repeat a request safely, send it again with the same
-    ``message_id`` or ``dedupeKey``.
-    """
-    settings = get_settings()
-    target = Queue(queue or settings.BROKER_QUEUE, durable=True)
-    count = 0
-    options = {"confirm_publish": True} if is_amqp(url or settings.BROKER_URL) else {}
-    with Connection(url or settings.BROKER_URL, transport_options=options) as connection:
-        producer = connection.Producer(auto_declare=False)
-        target(connection.default_channel).declare()
-        for each in requests:
-            producer.publish(
-                json.dumps(each).encode(),
-                routing_key=target.name,
-                content_type="application/json",
-                content_encoding="utf-8",
-                message_id=str(uuid.uuid4()),
-                delivery_mode=2,
-            )
-            count += 1
-    return count
-
-
-def is_amqp(url: str) -> bool:
-    return url.startswith(("amqp", "pyamqp"))
-
 
 # Seconds between heartbeats. After two without an answer the connection is dead.
 HEARTBEAT: Final = 30

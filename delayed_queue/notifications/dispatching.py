@@ -109,9 +109,7 @@ class Attempt:
         return self._postponed()
 
     def _may_repeat(self) -> bool:
-        return any(
-            each.provider.is_idempotent or each.provider.repeats_in_doubt for each in self._routes
-        )
+        return any(each.provider.is_idempotent for each in self._routes)
 
     async def _try(self, route: Route) -> Settlement | None:
         """Call one provider; return how the attempt ends by that, or None for the next."""
@@ -184,8 +182,10 @@ class Attempt:
                 self._pauses.append(outcome.retry_after or _POSTPONED)
                 return None
             case Verdict.AMBIGUOUS:
-                may_repeat = route.provider.is_idempotent or route.provider.repeats_in_doubt
-                return self._again(IN_DOUBT) if may_repeat else self._end(Status.FAILED, IN_DOUBT)
+                is_repeatable = route.provider.is_idempotent
+                return (
+                    self._again(IN_DOUBT) if is_repeatable else self._end(Status.FAILED, IN_DOUBT)
+                )
             case _:
                 return None
 

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from typing import Any, Final, LiteralString
 
 from django.db import transaction
@@ -17,10 +16,9 @@ from delayed_queue.db.resilience import Lost, repeat
 from delayed_queue.db.sql import Step
 from delayed_queue.db.statements import run
 from delayed_queue.http.reading import MAX_GUESSES
-from delayed_queue.messages import Counts
 from delayed_queue.notifications.catalogue import find_template
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.models import Notification, Source, Status, new_id
+from delayed_queue.notifications.models import Notification, Status, new_id
 from delayed_queue.notifications.services import USING, fetch, queue_of, statuses_of
 from delayed_queue.notifications.settling import CALLBACKS
 from delayed_queue.notifications.validation import FieldError, Request, validate
@@ -58,14 +56,14 @@ INSERT: Final[LiteralString] = (
     """
 WITH ended AS (
     INSERT INTO delayed_queue_notification (
-        id, tenant, source, channel, priority, category, recipient, recipient_hash, template,
+        id, tenant, channel, priority, category, recipient, recipient_hash, template,
         template_version, subject, body, html, send_at, expires_at, dedupe_key, callback_url,
         status, outcome, ended_at, attempts, provider, provider_id, error_class
     )
     SELECT
-        id, %(tenant)s::text, %(source)s::text, channel, priority, category, recipient,
-        recipient_hash, template, template_version, subject, body, html,
-        COALESCE(send_at, statement_timestamp()), expires_at, dedupe_key, callback_url,
+        id, %(tenant)s::text, channel, priority, category, recipient, recipient_hash, template,
+        template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
+        expires_at, dedupe_key, callback_url,
         CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
         CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
         CASE WHEN is_suppressed THEN statement_timestamp() END,
@@ -128,11 +126,7 @@ class Refused:
 
 
 def accept(
-    raws: Sequence[object],
-    *,
-    tenant: str,
-    source: Source,
-    fallback_keys: Sequence[str] = (),
+    raws: Sequence[object], *, tenant: str, fallback_keys: Sequence[str] = ()
 ) -> list[Accepted | Refused]:
     """Store the valid requests and offer their messages, all in one transaction.
 
@@ -152,7 +146,7 @@ def accept(
         for each, key in zip(read, keys, strict=True)
         if isinstance(each, Request)
     ]
-    stored = iter(_Batch(tenant, source, candidates).store() if candidates else ())
+    stored = iter(_Batch(tenant, candidates).store() if candidates else ())
     return [next(stored) if isinstance(each, Request) else each for each in read]
 
 
@@ -200,9 +194,8 @@ class _Candidate:
 class _Batch:
     """The valid requests of one call. The first of several with one key is stored."""
 
-    def __init__(self, tenant: str, source: Source, candidates: Sequence[_Candidate]) -> None:
+    def __init__(self, tenant: str, candidates: Sequence[_Candidate]) -> None:
         self._tenant = tenant
-        self._source = source
         self._candidates = candidates
         self._firsts = {each.claim: each for each in reversed(candidates) if each.claim}
 
@@ -260,7 +253,7 @@ class _Batch:
         params["ids"] = [each.id for each in candidates]
         params["claims"] = [each.claim for each in candidates]
         params["send_ats"] = [each.send_at for each in candidates]
-        return params | {"tenant": self._tenant, "source": self._source.value}
+        return params | {"tenant": self._tenant}
 
     def _holders(self, held: Iterable[_Candidate]) -> dict[str, tuple[uuid.UUID, Status]]:
         """Return the notifications that hold the keys of these."""
@@ -311,76 +304,3 @@ _COLUMNS: Final = (
     ("dedupe_keys", "dedupe_key"),
     ("callback_urls", "callback_url"),
 )
-
-
-BATCH: Final = 500
-
-
-class NoLongerValid(ValueError):
-    """Rows were good when they were checked, and are not any more; the text names no row."""
-
-
-def import_rows(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Store the rows as notifications of the tenant that is their queue's name.
-
-    One transaction for each 500 rows. A row's key is its ``dedupeKey`` where the payload has
-    none, so rows that were stored before count as ignored. Raises NoLongerValid when rows have
-    become invalid since they were checked, such as expired; what was stored by then stays.
-    """
-    given = iter(rows)
-    counts = Counts()
-    while batch := list(islice(given, BATCH)):
-        counts += _stored(batch)
-    return counts
-
-
-def check(row: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the row, in the words of the REST interface."""
-    found = validate(request_of(row), find_template)
-    if isinstance(found, Request):
-        return []
-    return [f"{each.path}: {each.message}" if each.path else each.message for each in found]
-
-
-import_rows.check = check  # type: ignore[attr-defined]
-
-
-def request_of(row: dict[str, Any]) -> Any:
-    """Return the request of the row; missing fields of the payload come from the row."""
-    request = row["payload"]
-    if not isinstance(request, dict):
-        return request
-    send_at = _send_at(row)
-    filled = {"dedupeKey": row["key"], **({"sendAt": send_at.isoformat()} if send_at else {})}
-    return {**request, **{name: each for name, each in filled.items() if not _has(request, name)}}
-
-
-def _has(request: dict[str, Any], name: str) -> bool:
-    return request.get(name) is not None and request[name] != ""
-
-
-def _send_at(row: dict[str, Any]) -> datetime | None:
-    at: datetime | None = row["schedule_at"]
-    return database_now(USING) + row["delay"] if at is None and row["delay"] is not None else at
-
-
-def _stored(batch: Sequence[dict[str, Any]]) -> Counts:
-    requests: dict[str, list[Any]] = {}
-    for row in batch:
-        requests.setdefault(row["queue"], []).append(request_of(row))
-    found = (_accepted(tenant, requests[tenant]) for tenant in sorted(requests))
-    return sum(found, Counts())
-
-
-def _accepted(tenant: str, requests: Sequence[Any]) -> Counts:
-    answers = accept(requests, tenant=tenant, source=Source.IMPORT)
-    refused = [each for each in answers if isinstance(each, Refused)]
-    if refused:
-        first = refused[0].errors[0]
-        raise NoLongerValid(
-            f"{len(refused)} rows became invalid after the check. The first: "
-            f"{first.path} {first.message}. Import again; such rows are skipped "
-            "then."
-        )
-    ignored = sum(isinstance(each, Accepted) and each.is_duplicate for each in answers)
-    return Counts(created=len(answers) - ignored, ignored=ignored)

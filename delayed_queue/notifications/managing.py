@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, LiteralString
+from typing import Final, LiteralString
 
 from django.db import transaction
 
@@ -86,20 +86,6 @@ ORDER BY id DESC
 LIMIT %(limit)s
 """
 
-# The newest notifications of one recipient, older than a given id; rows are compared as above.
-# Reads: notification_recipient.
-PAGE_OF_RECIPIENT: Final[LiteralString] = """
-SELECT id
-FROM delayed_queue_notification
-WHERE (recipient_hash, id) < (%(recipient_hash)s, %(before)s::uuid)
-    AND recipient_hash >= %(recipient_hash)s
-ORDER BY recipient_hash DESC, id DESC
-LIMIT %(limit)s
-"""
-
-
-Ids = Page[uuid.UUID, uuid.UUID]
-
 
 def find(id_: uuid.UUID, tenant: str | None) -> Notification | None:
     """Return the notification if it belongs to the tenant; None stands for all tenants."""
@@ -107,31 +93,16 @@ def find(id_: uuid.UUID, tenant: str | None) -> Notification | None:
     return repeat(USING, Notification.objects.filter(pk=id_, **owned).first)
 
 
-def ids_in(
-    statuses: Sequence[Status], tenant: str | None, before: uuid.UUID | None, limit: int
-) -> Ids:
-    """Return the newest in those states that are older than ``before``; cost is by page."""
-    params = {"statuses": [each.value for each in statuses], "tenant": tenant}
-    statement = PAGE if tenant is None else PAGE_OF_TENANT
-    return _page(statement, params, before, limit)
-
-
-def ids_of(recipient_hash: bytes, before: uuid.UUID | None, limit: int) -> Ids:
-    """Return the newest of a recipient that are older than ``before``."""
-    return _page(PAGE_OF_RECIPIENT, {"recipient_hash": recipient_hash}, before, limit)
-
-
-def _page(statement: Any, params: dict[str, Any], before: uuid.UUID | None, limit: int) -> Ids:
-    params = params | {"before": before or LAST_ID, "limit": limit + 1}
-    rows = repeat(USING, partial(fetch, statement, params))
-    return page_of(column_of(rows), limit, lambda id_: id_)
-
-
 def page(
     statuses: Sequence[Status], tenant: str | None, before: uuid.UUID | None, limit: int
 ) -> Page[Notification, uuid.UUID]:
-    """Return such a page with its notifications."""
-    found = ids_in(statuses, tenant, before, limit)
+    """Return the newest in those states that are older than ``before``; cost is by page."""
+    params = {
+        "statuses": [each.value for each in statuses], "tenant": tenant,
+        "before": before or LAST_ID, "limit": limit + 1,
+    }  # fmt: skip
+    rows = repeat(USING, partial(fetch, PAGE if tenant is None else PAGE_OF_TENANT, params))
+    found = page_of(column_of(rows), limit, lambda id_: id_)
     shown = repeat(USING, partial(Notification.objects.in_bulk, list(found.items)))
     return Page([shown[each] for each in found.items if each in shown], found.next)
 
@@ -193,3 +164,11 @@ def lift(channel: str, recipient: str, category: str = "") -> bool:
         channel=channel, recipient_hash=recipient_hash(channel, recipient), category=category
     )
     return bool(repeat(USING, lambda: found.delete()[0], doubt=nothing))
+
+
+def as_id(text: str) -> uuid.UUID | None:
+    """Return the text as an id, or None."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None

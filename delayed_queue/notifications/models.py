@@ -6,7 +6,7 @@ import os
 import threading
 import uuid
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from django.db import models, router
 from django.db.models import Q
@@ -82,14 +82,20 @@ class Status(models.TextChoices):
     EXPIRED = "EXPIRED", _("expired")
 
 
-class Source(models.TextChoices):
-    REST = "rest", "REST"
-    BROKER = "broker", _("broker")
-    IMPORT = "import", _("import")
-
-
 OPEN_STATUSES = (Status.ENQUEUED, Status.PROCESSING)
 FINAL_STATUSES = tuple(each for each in Status if each not in OPEN_STATUSES)
+
+
+def _only(name: str, **condition: Any) -> models.CheckConstraint:
+    return models.CheckConstraint(name=name, condition=Q(**condition))
+
+
+def _only_while(name: str, state: Q, **condition: bool) -> models.CheckConstraint:
+    """Allow the condition in that state, and its opposite in every other."""
+    opposite = {column: not each for column, each in condition.items()}
+    return models.CheckConstraint(
+        name=name, condition=Q(state, **condition) | Q(~state, **opposite)
+    )
 
 
 class Notification(models.Model):
@@ -101,10 +107,8 @@ class Notification(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    tenant = models.CharField(
-        _("tenant"), max_length=MAX_NAME_LENGTH, help_text=_("The caller that requested it.")
-    )
-    source = models.CharField(max_length=6, choices=Source)
+    # The caller that requested it.
+    tenant = models.CharField(_("tenant"), max_length=MAX_NAME_LENGTH)
     channel = models.CharField(max_length=7, choices=Channel)
     priority = models.CharField(max_length=6, choices=Priority, default=Priority.NORMAL)
     category = models.CharField(max_length=50, blank=True, default="")
@@ -126,8 +130,8 @@ class Notification(models.Model):
     attempts = models.IntegerField(default=0)
     lease_id = models.UUIDField(null=True, blank=True)
     provider = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
-    provider_id = models.TextField(blank=True, default="", help_text=_("The provider's own id."))
-    outcome = models.TextField(blank=True, default="", help_text=_("The reason of the outcome."))
+    provider_id = models.TextField(blank=True, default="")
+    outcome = models.TextField(blank=True, default="")
     error_class = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
     created_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True, blank=True)
@@ -138,30 +142,15 @@ class Notification(models.Model):
         verbose_name_plural = _("notifications")
         db_table = "delayed_queue_notification"
         constraints = [
-            models.CheckConstraint(
-                name="notification_status", condition=Q(status__in=Status.values)
-            ),
-            models.CheckConstraint(
-                name="notification_channel", condition=Q(channel__in=Channel.values)
-            ),
-            models.CheckConstraint(
-                name="notification_priority", condition=Q(priority__in=Priority.values)
-            ),
-            models.CheckConstraint(
-                name="notification_lease",
-                condition=Q(status=Status.PROCESSING, lease_id__isnull=False)
-                | (~Q(status=Status.PROCESSING) & Q(lease_id__isnull=True)),
-            ),
-            models.CheckConstraint(
-                name="notification_end",
-                condition=Q(status__in=OPEN_STATUSES, ended_at__isnull=True)
-                | (~Q(status__in=OPEN_STATUSES) & Q(ended_at__isnull=False)),
-            ),
+            _only("notification_status", status__in=Status.values),
+            _only("notification_channel", channel__in=Channel.values),
+            _only("notification_priority", priority__in=Priority.values),
+            _only_while("notification_lease", Q(status=Status.PROCESSING), lease_id__isnull=False),
+            _only_while("notification_end", Q(status__in=OPEN_STATUSES), ended_at__isnull=True),
         ]
         indexes = [
             models.Index(fields=["status", "id"], name="notification_status_id"),
             models.Index(fields=["tenant", "status", "id"], name="notification_tenant"),
-            models.Index(fields=["recipient_hash", "id"], name="notification_recipient"),
             models.Index(
                 fields=["expires_at"],
                 name="notification_expires",
@@ -183,7 +172,7 @@ class Notification(models.Model):
         return f"<Notification {self.id} {self.channel} {self.status}>"
 
     @property
-    def code_untold(self) -> str:
+    def code_not_in_outcome(self) -> str:
         """The error's class or code, unless the outcome contains it."""
         return "" if self.outcome.endswith(f": {self.error_class}") else self.error_class
 
@@ -223,16 +212,17 @@ class Delivery(models.Model):
     provider_id = models.TextField(blank=True, default="")
     outcome = models.CharField(max_length=10, choices=Outcome)
     error_class = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
-    detail = models.TextField(blank=True, default="", help_text=_("The provider's answer."))
+    # The provider's answer.
+    detail = models.TextField(blank=True, default="")
     duration_ms = models.IntegerField(null=True, blank=True)
 
     class Meta:
         db_table = "delayed_queue_notification_delivery"
         verbose_name_plural = _("deliveries")
         constraints = [
-            models.CheckConstraint(
-                name="delivery_outcome",
-                condition=Q(outcome__in=["sent", "refused", "failed", "ambiguous", "unfinished"]),
+            _only(
+                "delivery_outcome",
+                outcome__in=["sent", "refused", "failed", "ambiguous", "unfinished"],
             ),
         ]
         indexes = [models.Index(fields=["at", "id"], name="notification_delivery_at")]
@@ -314,7 +304,7 @@ class DedupeClaim(models.Model):
     tenant = models.CharField(max_length=MAX_NAME_LENGTH)
     key = models.CharField(max_length=250, db_collation="C")
     notification_id = models.UUIDField()
-    until = models.DateTimeField(help_text=_("The key can be used again after this time."))
+    until = models.DateTimeField()
 
     class Meta:
         db_table = "delayed_queue_notification_dedupe"
@@ -335,7 +325,8 @@ class ParkedRequest(models.Model):
     """
 
     digest = models.BinaryField(max_length=32)
-    origin = models.CharField(_("origin"), max_length=200, help_text=_("The broker's queue."))
+    # The broker's queue.
+    origin = models.CharField(_("origin"), max_length=200)
     # The tenant of the notification, if the request is accepted later.
     tenant = models.CharField(_("tenant"), max_length=MAX_NAME_LENGTH, blank=True, db_default="")
     message_id = models.CharField(_("message id"), max_length=200, blank=True, default="")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, LiteralString
+from typing import Final, LiteralString, NamedTuple
 
-from delayed_queue.db.clock import database_now
+from delayed_queue.db.sql import rows_of
 from delayed_queue.notifications.models import ParkedRequest, Priority, Status, first_id_at, time_of
 from delayed_queue.notifications.services import USING, dispatch_queues, fetch
 from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
@@ -49,11 +48,11 @@ FROM (
 ) AS latest
 """
 
-# The results of the newest calls since a moment, up to a cap, by provider; with the seconds they
-# span, and the last failure. Reads: notification_delivery_at.
+# The results of the newest calls since a moment, up to a cap, by provider, with the last failure.
+# "seconds" is the time that all of these calls span. Reads: notification_delivery_at.
 PROVIDERS: Final[LiteralString] = """
 WITH latest AS MATERIALIZED (
-    SELECT id, at, provider, outcome, error_class, duration_ms
+    SELECT id, at, provider, outcome, error_class
     FROM delayed_queue_notification_delivery
     WHERE at >= statement_timestamp() - %(period)s::interval
     ORDER BY at DESC, id DESC
@@ -65,24 +64,20 @@ SELECT
     count(*) FILTER (WHERE outcome = 'refused') AS refused,
     count(*) FILTER (WHERE outcome = 'failed') AS failed,
     count(*) FILTER (WHERE outcome IN ('ambiguous', 'unfinished')) AS doubtful,
-    count(*) FILTER (
-        WHERE outcome = 'sent' AND at >= statement_timestamp() - INTERVAL '1 minute'
-    ) AS sent_lately,
-    percentile_disc(0.5) WITHIN GROUP (ORDER BY duration_ms) AS median_ms,
-    percentile_disc(0.95) WITHIN GROUP (ORDER BY duration_ms) AS slow_ms,
     max(at) FILTER (WHERE outcome <> 'sent') AS last_failure_at,
     COALESCE((array_agg(error_class ORDER BY id DESC) FILTER (WHERE outcome <> 'sent'))[1], '')
         AS last_error,
-    (SELECT count(*) FROM latest) AS counted,
-    (SELECT EXTRACT(EPOCH FROM statement_timestamp() - min(at)) FROM latest) AS span
+    (
+        SELECT EXTRACT(EPOCH FROM statement_timestamp() - min(at))::float8
+        FROM latest
+    ) AS seconds
 FROM latest
 GROUP BY provider
 ORDER BY provider
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderFigures:
+class ProviderFigures(NamedTuple):
     """The results of one provider's newest calls."""
 
     name: str
@@ -90,15 +85,9 @@ class ProviderFigures:
     refused: int
     failed: int
     doubtful: int
-    sent_lately: int
-    median_ms: int | None
-    slow_ms: int | None
     last_failure_at: datetime | None
     last_error: str
-
-    @property
-    def calls(self) -> int:
-        return self.sent + self.refused + self.failed + self.doubtful
+    seconds: float
 
     @property
     def share_failing(self) -> float:
@@ -107,23 +96,7 @@ class ProviderFigures:
         return (self.failed + self.doubtful) / judged if judged else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """The newest calls of providers, the seconds they span, and the figures of each provider."""
-
-    span: float
-    is_cut: bool
-    providers: Sequence[ProviderFigures]
-
-    @property
-    def sent_per_second(self) -> float:
-        """The rate over the last minute, or over the newest calls if they span less."""
-        sent = sum(each.sent_lately for each in self.providers)
-        return sent / min(self.span, MINUTE.total_seconds())
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchQueue:
+class DispatchQueue(NamedTuple):
     """A queue of the dispatcher."""
 
     priority: str
@@ -138,9 +111,8 @@ def states() -> dict[Status, Count]:
     return {Status(status): Count(found, found >= CAP) for status, found in rows}
 
 
-def accepted_per_second(now: datetime | None = None) -> float:
+def accepted_per_second(now: datetime) -> float:
     """Return the rate of intake over the last minute, or over the newest of a greater number."""
-    now = now or database_now(USING)
     rows = fetch(ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
     count, first = rows[0]
     if count < CALLS:
@@ -149,14 +121,14 @@ def accepted_per_second(now: datetime | None = None) -> float:
     return float(count) / max(span, 0.001)
 
 
-def calls() -> Calls:
+def providers() -> list[ProviderFigures]:
     """Return what providers did in the last quarter of an hour, or in their newest calls."""
-    rows = fetch(PROVIDERS, {"period": PERIOD, "cap": CALLS})
-    figures = [ProviderFigures(*row[:10]) for row in rows]
-    counted, span = rows[0][10:] if rows else (0, 0)
-    is_cut = counted >= CALLS
-    seconds = float(span) if is_cut else PERIOD.total_seconds()
-    return Calls(max(seconds, 0.001), is_cut, figures)
+    return rows_of(ProviderFigures, fetch(PROVIDERS, {"period": PERIOD, "cap": CALLS}))
+
+
+def sent_per_second(providers: Sequence[ProviderFigures]) -> float:
+    """Return the rate at which providers accepted notifications, over these calls."""
+    return sum(each.sent / max(each.seconds, 1.0) for each in providers)
 
 
 def queues() -> list[DispatchQueue]:
@@ -168,12 +140,6 @@ def queues() -> list[DispatchQueue]:
     ]
     order = list(Priority)
     return sorted(found, key=lambda each: (order.index(Priority(each.priority)), each.channel))
-
-
-def oldest_due(found: Sequence[DispatchQueue]) -> timedelta | None:
-    """Return how long the notification that waits longest has been due."""
-    ages = [each.depth.oldest_due_age for each in found if each.depth.oldest_due_age is not None]
-    return max(ages, default=None)
 
 
 def parked() -> Count:

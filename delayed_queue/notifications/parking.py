@@ -15,7 +15,7 @@ from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.notifications import intake
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Accepted, Refused
-from delayed_queue.notifications.models import ParkedRequest, Source
+from delayed_queue.notifications.models import ParkedRequest
 from delayed_queue.notifications.services import USING, execute
 from delayed_queue.notifications.validation import FieldError
 
@@ -106,7 +106,6 @@ def _accept(messages: Sequence[Incoming], tenant: str) -> list[Accepted | Refuse
     return intake.accept(
         [_read(each) for each in messages],
         tenant=tenant,
-        source=Source.BROKER,
         fallback_keys=[each.message_id for each in messages],
     )
 

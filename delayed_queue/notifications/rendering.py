@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date as Day
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from django.template import Engine, Library, TemplateSyntaxError
 from django.template.base import FilterExpression, Node, NodeList, Parser, Token
@@ -30,7 +30,6 @@ from django.template.defaultfilters import (
 )
 from django.template.defaulttags import ForNode, comment, do_for, do_if
 from django.utils.dateformat import format as written
-from django.utils.safestring import SafeString
 
 from delayed_queue.notifications.models import Channel, Template
 
@@ -58,34 +57,19 @@ def date(value: Any, arg: str = "j F Y") -> str:
     return written(at if "T" in value or " " in value else Day(at.year, at.month, at.day), arg)
 
 
-class NoRoom(Exception):
-    """Loops have written more than the maximum."""
-
-
-class MeasuredContext(Context):
-    """A context that limits the characters that loops write."""
-
-    def __init__(self, values: dict[str, Any], room: int, **options: Any) -> None:
-        super().__init__(values, **options)
-        self._room = room
-
-    def take(self, characters: int) -> None:
-        self._room -= characters
-        if self._room < 0:
-            raise NoRoom
-
-
 class _Measured(Node):
-    """A node within a loop: each iteration costs one character, and those it writes."""
+    """A node within a loop, which limits the characters and iterations of all loops."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
         self.token, self.origin = node.token, node.origin
 
-    def render_annotated(self, context: Context) -> SafeString:
+    def render_annotated(self, context: Any) -> Any:
         text = self._node.render_annotated(context)
-        cast("MeasuredContext", context).take(1 + len(text))
-        return cast("SafeString", text)
+        context.room -= 1 + len(text)
+        if context.room < 0:
+            raise NotRenderable(_TOO_LONG)
+        return text
 
 
 class _Strict:
@@ -274,12 +258,11 @@ def _render_text(template: CompiledText, values: dict[str, Any]) -> str:
         return ""
     try:
         # The context decides about escaping, not its engine.
-        context = MeasuredContext(
-            values, ROOM, autoescape=template.engine.autoescape, use_l10n=False, use_tz=False
+        context: Any = Context(
+            values, autoescape=template.engine.autoescape, use_l10n=False, use_tz=False
         )
+        context.room = ROOM
         text = template.render(context)
-    except NoRoom:
-        raise NotRenderable(_TOO_LONG) from None
     # Filters raise these for values of other types.
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         raise NotRenderable(f"the template cannot use a value: {type(error).__name__}") from None

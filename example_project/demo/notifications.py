@@ -25,7 +25,7 @@ from delayed_queue.http.tokens import create_token
 from delayed_queue.models import Message
 from delayed_queue.notifications import models, sweeping
 from delayed_queue.notifications.api import TOPIC
-from delayed_queue.notifications.broker import Consumer, is_amqp
+from delayed_queue.notifications.broker import Consumer
 from delayed_queue.notifications.channels import signing_secrets
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Channel, Delivery, Notification, Status
@@ -280,8 +280,8 @@ class Traffic:
 def open_broker(stage: Stage) -> Iterator[tuple[Producer, Consumer]]:
     """Give the RabbitMQ that AMQP_URL names, or else a queue in memory; delete the queue after."""
     url = get_settings().BROKER_URL
-    stage.console.step("broker", "RabbitMQ" if is_amqp(url) else "in memory, no AMQP_URL")
-    options = {"confirm_publish": True} if is_amqp(url) else {}
+    stage.console.step("broker", "RabbitMQ" if url.startswith("amqp") else "in memory, no AMQP_URL")
+    options = {"confirm_publish": True} if url.startswith("amqp") else {}
     consumer = Consumer(url=url, queue=BROKER_QUEUE, tenant=TENANT)
     logging.disable(logging.INFO)  # its lines would come between those of the demo
     try:

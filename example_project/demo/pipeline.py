@@ -35,7 +35,7 @@ SERVING: Final = (
 # The commands, as a data engineer types them, in a directory LAKE.
 IMPORT_CAMPAIGN: Final = (
     f"import LAKE/campaign.jsonl --queue {TENANT} --map id=key --target "
-    "delayed_queue.notifications.intake:import_rows --quarantine LAKE/quarantine"
+    "example_project.campaigns:import_rows --quarantine LAKE/quarantine"
 )
 IMPORTS: Final = (
     IMPORT_CAMPAIGN,

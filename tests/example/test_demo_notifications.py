@@ -17,7 +17,6 @@ from delayed_queue.notifications.models import (
     FINAL_STATUSES,
     Notification,
     ParkedRequest,
-    Source,
     Status,
 )
 from delayed_queue.notifications.parking import Tally
@@ -289,7 +288,7 @@ def test_a_run_begins_by_clearing_what_was_left():
     set_up()
     request = {"channel": "email", "to": "ada@example.org", "subject": "a", "body": "b"}
     for tenant in (TENANT, "somebody"):
-        intake.accept([request], tenant=tenant, source=Source.IMPORT)
+        intake.accept([request], tenant=tenant)
     notifications.NotificationsAct().clear()
     [left] = Notification.objects.all()
     assert left.tenant == "somebody"

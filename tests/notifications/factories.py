@@ -12,13 +12,12 @@ from django.db import transaction
 from delayed_queue import Envelope
 from delayed_queue.models import Message
 from delayed_queue.notifications.dispatching import Attempt
-from delayed_queue.notifications.models import Channel, Notification, Priority, Source, Status
+from delayed_queue.notifications.models import Channel, Notification, Priority, Status
 from delayed_queue.notifications.services import Begun, begin_many, fetch, queue_of
 from delayed_queue.notifications.settling import Call, Settlement, deferring, settling
 
 DEFAULTS: dict[str, Any] = {
     "tenant": "shop",
-    "source": Source.REST,
     "channel": Channel.EMAIL,
     "priority": Priority.NORMAL,
     "recipient": "ada@example.org",

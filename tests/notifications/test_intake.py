@@ -12,7 +12,7 @@ from django.db import DatabaseError, connection, transaction
 from delayed_queue.notifications import intake, managing, services
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.intake import Accepted, Refused
-from delayed_queue.notifications.models import Notification, Source, Status, Suppression
+from delayed_queue.notifications.models import Notification, Status, Suppression
 from delayed_queue.notifications.recipients import recipient_hash
 from tests.notifications.configured import configure
 from tests.notifications.requests import email, sms, template, webhook
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 def accept(*raws, tenant="shop", keys=()):
-    return intake.accept(raws, tenant=tenant, source=Source.REST, fallback_keys=keys)
+    return intake.accept(raws, tenant=tenant, fallback_keys=keys)
 
 
 def accepted(raw, **values) -> Accepted:
@@ -34,7 +34,7 @@ def test_n1_a_request_becomes_a_row_and_a_message():
     answer = accepted(sms(priority="urgent"))
     row = Notification.objects.get()
     assert (answer.id, answer.status) == (row.id, Status.ENQUEUED)
-    assert (row.tenant, row.source, row.recipient) == ("shop", "rest", "+40721234567")
+    assert (row.tenant, row.recipient) == ("shop", "+40721234567")
     envelope = services.queue_of("urgent", "sms").try_poll()
     assert envelope is not None
     assert (envelope.key, envelope.payload) == (str(row.id), None)

@@ -9,7 +9,7 @@ import pytest
 
 from delayed_queue.notifications import intake
 from delayed_queue.notifications.intake import Refused
-from delayed_queue.notifications.models import Notification, Source, Template
+from delayed_queue.notifications.models import Notification, Template
 from delayed_queue.notifications.rendering import NotRenderable, Rendered, compiled
 from tests.notifications.requests import template
 
@@ -76,7 +76,7 @@ def test_n1_a_stored_template_that_does_not_compile_is_an_error_of_the_request(b
     """Written past the form, or before an upgrade."""
     Template.objects.create(name="broken", channel="sms", version=1, body=body)
     raw = {"channel": "sms", "to": "+40721234567", "template": "broken"}
-    (answer,) = intake.accept([raw], tenant="shop", source=Source.REST)
+    (answer,) = intake.accept([raw], tenant="shop")
     assert isinstance(answer, Refused)
     assert [each.path for each in answer.errors] == ["template"]
     assert not Notification.objects.exists()

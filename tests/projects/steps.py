@@ -143,10 +143,10 @@ def _notified() -> Callable[[], str] | None:
     if not apps.is_installed("delayed_queue.notifications"):
         return None
     from delayed_queue.notifications import intake
-    from delayed_queue.notifications.models import Notification, Source
+    from delayed_queue.notifications.models import Notification
 
     raw = {"channel": "sms", "to": "+40721234567", "body": "Hello"}
-    (found,) = intake.accept([raw], tenant="shop", source=Source.REST)
+    (found,) = intake.accept([raw], tenant="shop")
     assert isinstance(found, intake.Accepted), found
     return lambda: str(Notification.objects.get(pk=found.id).status)
 

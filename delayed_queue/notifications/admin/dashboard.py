@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin.formats import human, moment, number, per_second, percent, relative
 from delayed_queue.db.clock import database_now
 from delayed_queue.notifications import managing, monitor
-from delayed_queue.notifications.admin.base import ShownOnly, badge, may
+from delayed_queue.notifications.admin.base import APP, ShownOnly, badge
 from delayed_queue.notifications.models import Channel, Priority, Status
 from delayed_queue.notifications.monitor import DispatchQueue, ProviderFigures
 from delayed_queue.notifications.services import USING
@@ -26,38 +26,29 @@ ALARMING_SHARE: Final = 0.05
 def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse:
     context = {
         "title": _("Notifications at a glance"),
-        "may_find": may(request, "view_recipient"),
-        "may_view_parked": may(request, "view_parkedrequest"),
-        "channels": Channel.choices,
+        "may_view_parked": model_admin.may(request, f"{APP}.view_parkedrequest"),
         **_figures(),
     }
-    template = "delayed_queue_notifications/notification/dashboard"
-    return model_admin.page(request, template, context)
+    return model_admin.page(request, f"{APP}/notification/dashboard", context)
 
 
 def _figures() -> dict[str, Any]:
     now = database_now(USING)
-    queues, calls = monitor.queues(), monitor.calls()
-    oldest = monitor.oldest_due(queues)
-    failing = managing.page([Status.FAILED], None, None, LATEST_FAILURES).items
+    queues, providers = monitor.queues(), monitor.providers()
+    failed = managing.page([Status.FAILED], None, None, LATEST_FAILURES).items
+    ages = [each.depth.oldest_due_age for each in queues if each.depth.oldest_due_age]
     return {
         "states": [(badge(state), state, count) for state, count in monitor.states().items()],
         "queues": [_row_of(each) for each in queues],
-        "providers": [_provider(each, now) for each in calls.providers],
+        "providers": [_provider(each, now) for each in providers],
         "accepted": per_second(monitor.accepted_per_second(now)),
-        "sent": per_second(calls.sent_per_second),
-        "oldest": human(oldest) if oldest else "",
-        "is_late": any(_is_late(each) for each in queues),
-        "span": human(timedelta(seconds=calls.span)),
-        "is_cut": calls.is_cut,
+        "sent": per_second(monitor.sent_per_second(providers)),
+        "oldest": human(max(ages)) if ages else "",
+        "is_late": any(map(_is_late, queues)),
         "calls_cap": number(monitor.CALLS),
         "cap": number(monitor.CAP),
         "parked": monitor.parked(),
-        "failures": [
-            (each, moment(each.ended_at, relative(min(each.ended_at, now), now)))
-            for each in failing
-            if each.ended_at is not None
-        ],
+        "failures": [(each, _ago(each.ended_at, now)) for each in failed],
     }
 
 
@@ -67,41 +58,34 @@ def _is_late(queue: DispatchQueue) -> bool:
 
 
 def _row_of(queue: DispatchQueue) -> dict[str, Any]:
-    depth = queue.depth
+    age = queue.depth.oldest_due_age
     return {
         "priority": Priority(queue.priority).label,
         "channel": Channel(queue.channel).label,
-        "kind": depth.kind,
-        "due": depth.due,
-        "leased": depth.leased,
-        "scheduled": depth.scheduled,
-        "dead": depth.dead,
-        "age": human(depth.oldest_due_age) if depth.oldest_due_age else "",
+        "depth": queue.depth,
+        "age": human(age) if age else "",
         "is_late": _is_late(queue),
-        "is_idle": depth.is_empty,
     }
 
 
 def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
-    at = figures.last_failure_at
+    share = figures.share_failing
     return {
         "counts": [
             (_("Sent"), number(figures.sent)),
             (_("Failed"), number(figures.failed)),
             (_("In doubt"), number(figures.doubtful)),
             (_("Refused"), number(figures.refused)),
-            (_("Half within"), _milliseconds(figures.median_ms)),
-            (_("95 % within"), _milliseconds(figures.slow_ms)),
         ],
         "last_error": figures.last_error,
         "name": figures.name or _("dispatcher lost"),
         # A doubt after a lost dispatcher is no provider's failure.
-        "share": percent(figures.share_failing) if figures.name else "—",
-        "percent": round(figures.share_failing * 100) if figures.name else 0,
-        "is_failing": bool(figures.name) and figures.share_failing > ALARMING_SHARE,
-        "last_failure": "" if at is None else moment(at, relative(min(at, now), now)),
+        "share": percent(share) if figures.name else "—",
+        "percent": round(share * 100) if figures.name else 0,
+        "is_failing": bool(figures.name) and share > ALARMING_SHARE,
+        "last_failure": _ago(figures.last_failure_at, now),
     }
 
 
-def _milliseconds(value: int | None) -> str:
-    return "—" if value is None else f"{number(value)} ms"
+def _ago(at: datetime | None, now: datetime) -> Any:
+    return "" if at is None else moment(at, relative(min(at, now), now))

@@ -7,42 +7,55 @@ from typing import Any, Final
 from django import forms
 from django.contrib import admin
 from django.db.models import F, Func, IntegerField, QuerySet
-from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.template import TemplateSyntaxError
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.formats import column
-from delayed_queue.admin.operations import Call, Report
-from delayed_queue.notifications.admin.base import CountedOperation, ShownOnly, may
+from delayed_queue.admin.rows import is_id
+from delayed_queue.db.clock import database_now
+from delayed_queue.notifications.admin.base import APP, ServiceOperation, ShownOnly
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.managing import suppress
 from delayed_queue.notifications.models import ParkedRequest, Suppression, Template
 from delayed_queue.notifications.recipients import check_category, problem_with
 from delayed_queue.notifications.rendering import compiled
+from delayed_queue.notifications.services import USING
 
 WRITTEN: Final = ["name", "channel", "subject", "body", "html", "category"]
 TEXTS: Final = ("body", "html")
+MAX_SHOWN: Final = 20_000
+_LINE: Final = forms.TextInput(attrs={"class": "vTextField"})
+_PROBLEM: Final = _("It %(problem)s.")
 
 
-class TemplateForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptable at run time
+class CategoryForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptable at run time
+    """Checks the category."""
+
+    def clean_category(self) -> str:
+        category: str = self.cleaned_data["category"]
+        if problem := check_category(category):
+            raise forms.ValidationError(_PROBLEM % {"problem": problem})
+        return category
+
+
+class TemplateForm(CategoryForm):
     """Refuses templates that do not compile."""
 
     class Meta:
         model = Template
         fields = WRITTEN
         labels = {"html": "HTML"}
-        widgets = {"subject": forms.TextInput(attrs={"class": "vTextField"})}
+        widgets = {"subject": _LINE}
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         # As browsers send them; an SMS would pay for each carriage return.
         cleaned |= {name: str(cleaned.get(name) or "").replace("\r\n", "\n") for name in TEXTS}
-        if problem := check_category(cleaned.get("category") or ""):
-            self.add_error("category", _("It %(problem)s.") % {"problem": problem})
         if not self.errors:
             try:
                 compiled(Template(**cleaned))
@@ -50,6 +63,25 @@ class TemplateForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptab
                 raise forms.ValidationError(
                     _("It does not compile: %(error)s") % {"error": error}
                 ) from error
+        return cleaned
+
+
+class SuppressionForm(CategoryForm):
+    """Takes a recipient, and stores its hash."""
+
+    recipient = forms.CharField(
+        max_length=2048, help_text=_("Only its hash is kept."), widget=_LINE
+    )
+
+    class Meta:
+        model = Suppression
+        fields = ["channel", "recipient", "category", "reason"]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        channel, recipient = cleaned.get("channel"), cleaned.get("recipient")
+        if channel and recipient and (problem := problem_with(channel, recipient)):
+            raise forms.ValidationError({"recipient": _PROBLEM % {"problem": problem}})
         return cleaned
 
 
@@ -63,59 +95,28 @@ class TemplateAdmin(ShownOnly):
     list_filter = ("channel",)
     search_fields = ("name",)
     ordering = ("name", "channel", "-version")
+    readonly_fields = (
+        "name", "channel", "version", "subject", "body_shown", "html_shown", "category",
+        "created_at",
+    )  # fmt: skip
+    has_add_permission: Any = admin.ModelAdmin.has_add_permission
     body_shown = column(_("body"), lambda row: formats.block(row.body))
     html_shown = column(_("HTML"), lambda row: row.html and formats.block(row.html))
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request, "add_template")
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         add_version(obj)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is None:
-            return WRITTEN
-        return [
-            "name", "channel", "version", "subject", "body_shown", "html_shown", "category",
-            "created_at",
-        ]  # fmt: skip
+        return WRITTEN if obj is None else self.readonly_fields
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return [] if obj is None else self.get_fields(request, obj)
+        return () if obj is None else self.readonly_fields
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """Begin with the version that is to have a successor: ``?from=`` and its number."""
+        """Start with the version that is to have a successor: ``?from=`` and its number."""
         number = request.GET.get("from", "")
-        is_number = number.isascii() and number.isdigit() and len(number) < 19
-        found = Template.objects.filter(pk=int(number)).first() if is_number else None
+        found = Template.objects.filter(pk=int(number)).first() if is_id(number) else None
         return {name: getattr(found, name) for name in WRITTEN} if found else {}
-
-
-class SuppressionForm(forms.ModelForm):  # type: ignore[type-arg] # not subscriptable at run time
-    """Takes a recipient, and stores its hash."""
-
-    recipient = forms.CharField(
-        max_length=2048,
-        help_text=_("Only its hash is kept."),
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
-    )
-
-    class Meta:
-        model = Suppression
-        fields = ["channel", "recipient", "category", "reason"]
-
-    def clean_category(self) -> str:
-        category: str = self.cleaned_data["category"]
-        if problem := check_category(category):
-            raise forms.ValidationError(_("The category %(problem)s.") % {"problem": problem})
-        return category
-
-    def clean(self) -> dict[str, Any]:
-        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
-        channel, recipient = cleaned.get("channel"), cleaned.get("recipient")
-        if channel and recipient and (problem := problem_with(channel, recipient)):
-            raise forms.ValidationError({"recipient": _("It %(problem)s.") % {"problem": problem}})
-        return cleaned
 
 
 @admin.register(Suppression)
@@ -127,46 +128,33 @@ class SuppressionAdmin(ShownOnly):
     list_display = ("id", "channel", "category_column", "reason", "created_at")
     ordering = ("-id",)
     actions = ()
+    has_add_permission: Any = admin.ModelAdmin.has_add_permission
+    has_delete_permission = admin.ModelAdmin.has_delete_permission
     category_column = column(_("category"), lambda row: row.category or _("everything"))
 
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request, "add_suppression")
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request, "delete_suppression")
-
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Add it, or give the one that is there already another reason."""
-        values = form.cleaned_data
-        kept = suppress(
-            values["channel"], values["recipient"], values["category"], values["reason"]
-        )
-        obj.pk = kept.pk
+        """Add it, or give an existing one another reason."""
+        names = ("channel", "recipient", "category", "reason")
+        obj.pk = suppress(*(form.cleaned_data[each] for each in names)).pk
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ["channel", "category", "reason"]
-        return ["channel", "recipient", *fields[1:]] if obj is None else [*fields, "created_at"]
+        return ["recipient", *fields] if obj is None else [*fields, "created_at"]
 
 
-MAX_SHOWN: Final = 20_000
-
-
-class RetryParked(CountedOperation):
+class RetryParked(ServiceOperation):
     """Accepts requests that are valid by now, for example for a template that was missing."""
 
-    name, label = "retry_selected", _("Accepted again")
-    permission = "delayed_queue_notifications.retry_parkedrequest"
-    changed_text = _("Accepted: %(number)s.")
-    skipped_text = _("Still refused: %(number)s.")
+    name, label, past = "retry", _("Accept again"), _("Accepted")
+    permission = f"{APP}.retry_parkedrequest"
+    noun = ngettext_lazy("%(count)s request", "%(count)s requests", "count")
+    refusal = _("because it is still invalid")
 
-    def change(self, row: Any, call: Call, report: Report) -> Any:
+    def act(self, pk: Any) -> bool:
         # Imported on first use: most pages need no types of requests.
         from delayed_queue.notifications.parking import retry_parked
 
-        return retry_parked(row.pk)
-
-    def audit(self, row: Any, call: Call) -> str:
-        return f"accepted parked request {row.pk}"
+        return retry_parked(pk)
 
 
 @admin.register(ParkedRequest)
@@ -174,37 +162,33 @@ class ParkedRequestAdmin(ShownOnly):
     """The latest first."""
 
     list_heading = _("Parked requests")
-    list_display = ("reason", "origin", "tenant", "times_column", "size_column", "parked_column")
+    list_display = ("reason", "origin", "tenant", "times", "size_column", "parked_column")
     ordering = ("-parked_at", "-id")
     actions = ()
     operations = (RetryParked(),)
     readonly_fields = (
-        "reason", "errors_shown", "origin", "tenant", "times_column", "message_id", "content_type",
-        "parked_column", "body_shown",
+        "reason", "errors_shown", "origin", "tenant", "times", "message_id", "content_type",
+        "parked_column",
     )  # fmt: skip
+    has_delete_permission = admin.ModelAdmin.has_delete_permission
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.readonly_fields
+        may_see = self.may(request, f"{APP}.view_parked_body")
+        return (*self.readonly_fields, "body_shown") if may_see else self.readonly_fields
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request, "delete_parkedrequest")
+    get_readonly_fields = get_fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         size = Func(F("body"), function="octet_length", output_field=IntegerField())
-        rows: QuerySet[Any] = super().get_queryset(request).annotate(size=size, read_at=Now())
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(size=size)
         return rows.defer("body")
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        found = super().get_object(request, object_id, from_field)
-        if found is not None:
-            found.shows_body = may(request, "view_parked_body")
-        return found
-
-    times_column = column(_("times"), lambda row: formats.number(row.times))
     size_column = column(
         _("size"), lambda row: _("%(size)s bytes") % {"size": formats.number(row.size)}
     )
-    parked_column = column(_("last parked"), lambda row: formats.since(row.parked_at, row.read_at))
+    parked_column = column(
+        _("last parked"), lambda row: formats.since(row.parked_at, database_now(USING))
+    )
 
     @admin.display(description=_("errors"))
     def errors_shown(self, row: ParkedRequest) -> SafeString:
@@ -214,9 +198,5 @@ class ParkedRequestAdmin(ShownOnly):
 
     @admin.display(description=_("body"))
     def body_shown(self, row: Any) -> SafeString:
-        if not row.shows_body:
-            return formats.quiet(
-                _("Hidden: needs the permission delayed_queue_notifications.view_parked_body.")
-            )
         text = bytes(row.body[:MAX_SHOWN]).decode("utf-8", "backslashreplace")
         return formats.block(text.replace("\x00", "\\x00"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.db import migrations, models
@@ -10,6 +11,23 @@ from django.db.models.functions import Now
 from delayed_queue.notifications.models import new_id
 
 CHANNELS = [("email", "email"), ("sms", "SMS"), ("webhook", "webhook")]
+PRIORITIES = [("urgent", "urgent"), ("normal", "normal"), ("bulk", "bulk")]
+STATUSES = [
+    ("ENQUEUED", "enqueued"), ("PROCESSING", "processing"), ("SUCCESSFULLY_PROCESSED", "sent"),
+    ("FAILED", "failed"), ("CANCELLED", "cancelled"), ("EXPIRED", "expired"),
+]  # fmt: skip
+OUTCOMES = [
+    ("sent", "sent"),
+    ("refused", "refused for good"),
+    ("failed", "failed, may be tried again"),
+    ("ambiguous", "ambiguous: it may have been sent"),
+    ("unfinished", "interrupted: it may have been sent"),
+]
+REASONS = [
+    ("opt-out", "opted out"), ("bounce", "address does not exist"), ("complaint", "complained"),
+]  # fmt: skip
+IS_PROCESSING = models.Q(status="PROCESSING")
+IS_OPEN = models.Q(status__in=("ENQUEUED", "PROCESSING"))
 # Each notification leaves two dead versions: when it is begun, and at its end. Vacuum by
 # count rather than by share, as for the queue's own table.
 STORAGE = """
@@ -34,11 +52,37 @@ ALTER TABLE IF EXISTS delayed_queue_notification RESET (
 """
 
 
-def _id() -> tuple[str, models.Field[Any, Any]]:
-    field = models.BigAutoField(
-        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+def _fields(**fields: models.Field[Any, Any]) -> list[tuple[str, models.Field[Any, Any]]]:
+    """Return the fields, after an id of their own unless they have one."""
+    id_ = models.BigAutoField("ID", auto_created=True, primary_key=True, serialize=False)
+    return [*({} if "id" in fields else {"id": id_}).items(), *fields.items()]
+
+
+def _text(name: str | None = None, **options: Any) -> models.Field[Any, Any]:
+    return models.TextField(name, blank=True, default="", **options)
+
+
+def _line(length: int, name: str | None = None, **options: Any) -> models.Field[Any, Any]:
+    return models.CharField(name, blank=True, default="", max_length=length, **options)
+
+
+def _one_of(
+    choices: Iterable[tuple[str, str]], length: int, name: str | None = None, **options: Any
+) -> Any:
+    return models.CharField(name, choices=choices, max_length=length, **options)
+
+
+def _only(name: str, column: str, choices: Iterable[tuple[str, str]]) -> models.CheckConstraint:
+    values = [value for value, _ in choices]
+    return models.CheckConstraint(condition=models.Q((f"{column}__in", values)), name=name)
+
+
+def _only_while(name: str, state: models.Q, **condition: bool) -> models.CheckConstraint:
+    """Allow the condition in that state, and its opposite in every other."""
+    opposite = {column: not each for column, each in condition.items()}
+    return models.CheckConstraint(
+        condition=models.Q(state, **condition) | models.Q(~state, **opposite), name=name
     )
-    return "id", field
 
 
 class Migration(migrations.Migration):
@@ -50,16 +94,12 @@ class Migration(migrations.Migration):
     operations = [
         migrations.CreateModel(
             name="DedupeClaim",
-            fields=[
-                _id(),
-                ("tenant", models.CharField(max_length=100)),
-                ("key", models.CharField(db_collation="C", max_length=250)),
-                ("notification_id", models.UUIDField()),
-                (
-                    "until",
-                    models.DateTimeField(help_text="The key can be used again after this time."),
-                ),
-            ],
+            fields=_fields(
+                tenant=models.CharField(max_length=100),
+                key=models.CharField(db_collation="C", max_length=250),
+                notification_id=models.UUIDField(),
+                until=models.DateTimeField(),
+            ),
             options={
                 "db_table": "delayed_queue_notification_dedupe",
                 "default_permissions": [],
@@ -71,82 +111,36 @@ class Migration(migrations.Migration):
         ),
         migrations.CreateModel(
             name="Notification",
-            fields=[
-                (
-                    "id",
-                    models.UUIDField(
-                        default=new_id, editable=False, primary_key=True, serialize=False
-                    ),
+            fields=_fields(
+                id=models.UUIDField(
+                    default=new_id, editable=False, primary_key=True, serialize=False
                 ),
-                (
-                    "tenant",
-                    models.CharField(
-                        verbose_name="tenant",
-                        help_text="The caller that requested it.",
-                        max_length=100,
-                    ),
-                ),
-                (
-                    "source",
-                    models.CharField(
-                        choices=[("rest", "REST"), ("broker", "broker"), ("import", "import")],
-                        max_length=6,
-                    ),
-                ),
-                ("channel", models.CharField(choices=CHANNELS, max_length=7)),
-                (
-                    "priority",
-                    models.CharField(
-                        choices=[("urgent", "urgent"), ("normal", "normal"), ("bulk", "bulk")],
-                        default="normal",
-                        max_length=6,
-                    ),
-                ),
-                ("category", models.CharField(blank=True, default="", max_length=50)),
-                ("recipient", models.TextField()),
-                ("recipient_hash", models.BinaryField(max_length=16)),
-                ("template", models.CharField(blank=True, default="", max_length=100)),
-                ("template_version", models.IntegerField(blank=True, null=True)),
-                ("subject", models.TextField(blank=True, default="")),
-                ("body", models.TextField()),
-                ("html", models.TextField(blank=True, default="")),
-                ("send_at", models.DateTimeField()),
-                ("expires_at", models.DateTimeField(blank=True, null=True)),
-                ("dedupe_key", models.CharField(blank=True, default="", max_length=200)),
-                ("callback_url", models.TextField(blank=True, default="")),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[
-                            ("ENQUEUED", "enqueued"),
-                            ("PROCESSING", "processing"),
-                            ("SUCCESSFULLY_PROCESSED", "sent"),
-                            ("FAILED", "failed"),
-                            ("CANCELLED", "cancelled"),
-                            ("EXPIRED", "expired"),
-                        ],
-                        default="ENQUEUED",
-                        max_length=22,
-                    ),
-                ),
-                ("attempts", models.IntegerField(default=0)),
-                ("lease_id", models.UUIDField(blank=True, null=True)),
-                ("provider", models.CharField(blank=True, default="", max_length=100)),
-                (
-                    "provider_id",
-                    models.TextField(blank=True, default="", help_text="The provider's own id."),
-                ),
-                (
-                    "outcome",
-                    models.TextField(
-                        blank=True, default="", help_text="The reason of the outcome."
-                    ),
-                ),
-                ("error_class", models.CharField(blank=True, default="", max_length=100)),
-                ("created_at", models.DateTimeField(db_default=Now())),
-                ("started_at", models.DateTimeField(blank=True, null=True)),
-                ("ended_at", models.DateTimeField(blank=True, null=True)),
-            ],
+                tenant=models.CharField("tenant", max_length=100),
+                channel=_one_of(CHANNELS, 7),
+                priority=_one_of(PRIORITIES, 6, default="normal"),
+                category=_line(50),
+                recipient=models.TextField(),
+                recipient_hash=models.BinaryField(max_length=16),
+                template=_line(100),
+                template_version=models.IntegerField(blank=True, null=True),
+                subject=_text(),
+                body=models.TextField(),
+                html=_text(),
+                send_at=models.DateTimeField(),
+                expires_at=models.DateTimeField(blank=True, null=True),
+                dedupe_key=_line(200),
+                callback_url=_text(),
+                status=_one_of(STATUSES, 22, default="ENQUEUED"),
+                attempts=models.IntegerField(default=0),
+                lease_id=models.UUIDField(blank=True, null=True),
+                provider=_line(100),
+                provider_id=_text(),
+                outcome=_text(),
+                error_class=_line(100),
+                created_at=models.DateTimeField(db_default=Now()),
+                started_at=models.DateTimeField(blank=True, null=True),
+                ended_at=models.DateTimeField(blank=True, null=True),
+            ),
             options={
                 "verbose_name": "notification",
                 "verbose_name_plural": "notifications",
@@ -160,101 +154,35 @@ class Migration(migrations.Migration):
                 "indexes": [
                     models.Index(fields=["status", "id"], name="notification_status_id"),
                     models.Index(fields=["tenant", "status", "id"], name="notification_tenant"),
-                    models.Index(fields=["recipient_hash", "id"], name="notification_recipient"),
                     models.Index(
-                        condition=models.Q(("expires_at__isnull", False), ("status", "ENQUEUED")),
+                        condition=models.Q(status="ENQUEUED", expires_at__isnull=False),
                         fields=["expires_at"],
                         name="notification_expires",
                     ),
                 ],
                 "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            (
-                                "status__in",
-                                [
-                                    "ENQUEUED",
-                                    "PROCESSING",
-                                    "SUCCESSFULLY_PROCESSED",
-                                    "FAILED",
-                                    "CANCELLED",
-                                    "EXPIRED",
-                                ],
-                            )
-                        ),
-                        name="notification_status",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(("channel__in", ["email", "sms", "webhook"])),
-                        name="notification_channel",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(("priority__in", ["urgent", "normal", "bulk"])),
-                        name="notification_priority",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(("lease_id__isnull", False), ("status", "PROCESSING")),
-                            models.Q(
-                                models.Q(("status", "PROCESSING"), _negated=True),
-                                ("lease_id__isnull", True),
-                            ),
-                            _connector="OR",
-                        ),
-                        name="notification_lease",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(
-                                ("ended_at__isnull", True),
-                                ("status__in", ("ENQUEUED", "PROCESSING")),
-                            ),
-                            models.Q(
-                                models.Q(("status__in", ("ENQUEUED", "PROCESSING")), _negated=True),
-                                ("ended_at__isnull", False),
-                            ),
-                            _connector="OR",
-                        ),
-                        name="notification_end",
-                    ),
+                    _only("notification_status", "status", STATUSES),
+                    _only("notification_channel", "channel", CHANNELS),
+                    _only("notification_priority", "priority", PRIORITIES),
+                    _only_while("notification_lease", IS_PROCESSING, lease_id__isnull=False),
+                    _only_while("notification_end", IS_OPEN, ended_at__isnull=True),
                 ],
             },
         ),
         migrations.CreateModel(
             name="ParkedRequest",
-            fields=[
-                _id(),
-                ("digest", models.BinaryField(max_length=32)),
-                (
-                    "origin",
-                    models.CharField(
-                        verbose_name="origin", help_text="The broker's queue.", max_length=200
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.CharField(
-                        verbose_name="tenant", blank=True, db_default="", max_length=100
-                    ),
-                ),
-                (
-                    "message_id",
-                    models.CharField(
-                        verbose_name="message id", blank=True, default="", max_length=200
-                    ),
-                ),
-                (
-                    "content_type",
-                    models.CharField(
-                        verbose_name="content type", blank=True, default="", max_length=200
-                    ),
-                ),
-                ("body", models.BinaryField()),
-                ("reason", models.CharField(verbose_name="reason", max_length=200)),
-                ("errors", models.JSONField(default=list)),
-                ("times", models.IntegerField(verbose_name="times", default=1)),
-                ("parked_at", models.DateTimeField(db_default=Now())),
-            ],
+            fields=_fields(
+                digest=models.BinaryField(max_length=32),
+                origin=models.CharField("origin", max_length=200),
+                tenant=models.CharField("tenant", blank=True, db_default="", max_length=100),
+                message_id=_line(200, "message id"),
+                content_type=_line(200, "content type"),
+                body=models.BinaryField(),
+                reason=models.CharField("reason", max_length=200),
+                errors=models.JSONField(default=list),
+                times=models.IntegerField("times", default=1),
+                parked_at=models.DateTimeField(db_default=Now()),
+            ),
             options={
                 "verbose_name": "parked request",
                 "verbose_name_plural": "parked requests",
@@ -274,38 +202,13 @@ class Migration(migrations.Migration):
         ),
         migrations.CreateModel(
             name="Suppression",
-            fields=[
-                _id(),
-                (
-                    "channel",
-                    models.CharField(verbose_name="channel", choices=CHANNELS, max_length=7),
-                ),
-                ("recipient_hash", models.BinaryField(max_length=16)),
-                (
-                    "category",
-                    models.CharField(
-                        verbose_name="category",
-                        blank=True,
-                        default="",
-                        help_text="Empty: every category.",
-                        max_length=50,
-                    ),
-                ),
-                (
-                    "reason",
-                    models.CharField(
-                        verbose_name="reason",
-                        choices=[
-                            ("opt-out", "opted out"),
-                            ("bounce", "address does not exist"),
-                            ("complaint", "complained"),
-                        ],
-                        default="opt-out",
-                        max_length=9,
-                    ),
-                ),
-                ("created_at", models.DateTimeField(verbose_name="created at", db_default=Now())),
-            ],
+            fields=_fields(
+                channel=_one_of(CHANNELS, 7, "channel"),
+                recipient_hash=models.BinaryField(max_length=16),
+                category=_line(50, "category", help_text="Empty: every category."),
+                reason=_one_of(REASONS, 9, "reason", default="opt-out"),
+                created_at=models.DateTimeField("created at", db_default=Now()),
+            ),
             options={
                 "verbose_name": "suppression",
                 "verbose_name_plural": "suppressions",
@@ -321,46 +224,18 @@ class Migration(migrations.Migration):
         ),
         migrations.CreateModel(
             name="Template",
-            fields=[
-                _id(),
-                ("name", models.SlugField(verbose_name="name", max_length=100)),
-                (
-                    "channel",
-                    models.CharField(verbose_name="channel", choices=CHANNELS, max_length=7),
+            fields=_fields(
+                name=models.SlugField("name", max_length=100),
+                channel=_one_of(CHANNELS, 7, "channel"),
+                version=models.PositiveIntegerField("version", editable=False),
+                subject=_text("subject", help_text="The subject of an email; one line."),
+                body=models.TextField(
+                    "body", help_text="Text; for a webhook, JSON with variables in its strings."
                 ),
-                ("version", models.PositiveIntegerField(verbose_name="version", editable=False)),
-                (
-                    "subject",
-                    models.TextField(
-                        verbose_name="subject",
-                        blank=True,
-                        default="",
-                        help_text="The subject of an email; one line.",
-                    ),
-                ),
-                (
-                    "body",
-                    models.TextField(
-                        verbose_name="body",
-                        help_text="Text; for a webhook, JSON with variables in its strings.",
-                    ),
-                ),
-                (
-                    "html",
-                    models.TextField(
-                        blank=True,
-                        default="",
-                        help_text="The HTML version of an email, in addition to the text.",
-                    ),
-                ),
-                (
-                    "category",
-                    models.CharField(
-                        verbose_name="category", blank=True, default="", max_length=50
-                    ),
-                ),
-                ("created_at", models.DateTimeField(verbose_name="created at", db_default=Now())),
-            ],
+                html=_text(help_text="The HTML version of an email, in addition to the text."),
+                category=_line(50, "category"),
+                created_at=models.DateTimeField("created at", db_default=Now()),
+            ),
             options={
                 "verbose_name": "template",
                 "verbose_name_plural": "templates",
@@ -375,57 +250,28 @@ class Migration(migrations.Migration):
         ),
         migrations.CreateModel(
             name="Delivery",
-            fields=[
-                _id(),
-                ("at", models.DateTimeField(db_default=Now())),
-                ("attempt", models.IntegerField()),
-                ("provider", models.CharField(blank=True, default="", max_length=100)),
-                ("provider_id", models.TextField(blank=True, default="")),
-                (
-                    "outcome",
-                    models.CharField(
-                        choices=[
-                            ("sent", "sent"),
-                            ("refused", "refused for good"),
-                            ("failed", "failed, may be tried again"),
-                            ("ambiguous", "ambiguous: it may have been sent"),
-                            ("unfinished", "interrupted: it may have been sent"),
-                        ],
-                        max_length=10,
-                    ),
+            fields=_fields(
+                at=models.DateTimeField(db_default=Now()),
+                attempt=models.IntegerField(),
+                provider=_line(100),
+                provider_id=_text(),
+                outcome=_one_of(OUTCOMES, 10),
+                error_class=_line(100),
+                detail=_text(),
+                duration_ms=models.IntegerField(blank=True, null=True),
+                notification=models.ForeignKey(
+                    "delayed_queue_notifications.notification",
+                    models.CASCADE,
+                    db_constraint=False,
+                    related_name="deliveries",
                 ),
-                ("error_class", models.CharField(blank=True, default="", max_length=100)),
-                (
-                    "detail",
-                    models.TextField(blank=True, default="", help_text="The provider's answer."),
-                ),
-                ("duration_ms", models.IntegerField(blank=True, null=True)),
-                (
-                    "notification",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        on_delete=models.CASCADE,
-                        related_name="deliveries",
-                        to="delayed_queue_notifications.notification",
-                    ),
-                ),
-            ],
+            ),
             options={
                 "db_table": "delayed_queue_notification_delivery",
                 "verbose_name_plural": "deliveries",
                 "default_permissions": ["view"],
                 "indexes": [models.Index(fields=["at", "id"], name="notification_delivery_at")],
-                "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            (
-                                "outcome__in",
-                                ["sent", "refused", "failed", "ambiguous", "unfinished"],
-                            )
-                        ),
-                        name="delivery_outcome",
-                    )
-                ],
+                "constraints": [_only("delivery_outcome", "outcome", OUTCOMES)],
             },
         ),
         migrations.RunSQL(STORAGE, reverse_sql=NO_STORAGE),

@@ -54,13 +54,11 @@ class Outcome:
 class Provider(Protocol):
     """One account with a third party, for one channel.
 
-    ``is_idempotent``: it sends once per key. Only then is a message in doubt sent again, or if
-    ``repeats_in_doubt`` is set, because twice is better than never.
+    ``is_idempotent``: it sends once per key. Only then is a message in doubt sent again.
     """
 
     name: str
     is_idempotent: bool
-    repeats_in_doubt: bool
 
     async def send(self, begun: Begun) -> Outcome:
         """Send; raises no failure of the third party."""
@@ -96,7 +94,6 @@ class ConsoleProvider:
     """Writes a log line with the id, without recipient and text."""
 
     is_idempotent = True
-    repeats_in_doubt = False
 
     def __init__(self, name: str) -> None:
         self.name = name

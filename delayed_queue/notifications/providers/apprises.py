@@ -21,11 +21,8 @@ class AppriseProvider:
 
     is_idempotent = False
 
-    def __init__(
-        self, name: str, *, url: str, threads: int = 10, repeats_in_doubt: bool = False
-    ) -> None:
+    def __init__(self, name: str, *, url: str, threads: int = 10) -> None:
         self.name = name
-        self.repeats_in_doubt = repeats_in_doubt
         self._url = url
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"provider-{name}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import smtplib
 import socket
 import threading
@@ -24,47 +23,10 @@ from delayed_queue.notifications.providers import Outcome, Verdict, cleaned, fai
 from delayed_queue.notifications.services import Begun
 
 
-class _Timely(io.RawIOBase):
-    """Reads from a socket until a deadline, even if single bytes arrive."""
-
-    def __init__(self, sock: socket.socket, ends_at: float) -> None:
-        self._sock = sock
-        self.ends_at = ends_at
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self.ends_at - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the answer was not complete in time")
-        self._sock.settimeout(left)
-        return self._sock.recv_into(buffer)
-
-
 class Tracked(smtplib.SMTP):
-    """Records when the body of a message was sent: then a lost answer may mean "accepted".
-
-    An answer must be complete within the timeout, so that a slow one holds no thread for ever.
-    """
+    """Records when the body of a message was sent: then a lost answer may mean "accepted"."""
 
     has_sent_body = False
-    _reader: _Timely
-
-    def getreply(self) -> tuple[int, bytes]:
-        sock, seconds = self.sock, self.sock.gettimeout() if self.sock else None
-        if sock is None or seconds is None:
-            return super().getreply()
-        ends_at = time.monotonic() + seconds
-        if self.file is None:
-            self._reader = _Timely(sock, ends_at)
-            self.file = io.BufferedReader(self._reader)
-        self._reader.ends_at = ends_at
-        try:
-            return super().getreply()
-        finally:
-            if self.sock is not None:
-                self.sock.settimeout(seconds)
 
     def mail(self, *args: Any, **kwargs: Any) -> tuple[int, bytes]:
         self.has_sent_body = False
@@ -128,7 +90,7 @@ class EmailProvider:
     """Sends by SMTP, or by any other backend of Django's; its options go to the backend.
 
     The Message-ID is the same at every attempt, so that a second copy can be recognised. SMTP has
-    no idempotency key, so a message in doubt is not repeated, unless ``repeats_in_doubt``.
+    no idempotency key, so a message in doubt is not repeated.
     ``timeout`` limits each answer of the server, in seconds.
     """
 
@@ -142,11 +104,9 @@ class EmailProvider:
         backend: str = TRACKED,
         threads: int = 50,
         timeout: float = 10.0,
-        repeats_in_doubt: bool = False,
         **options: Any,
     ) -> None:
         self.name = name
-        self.repeats_in_doubt = repeats_in_doubt
         self._sender = _check_sender(sender)
         self._domain = parseaddr(sender)[1].rpartition("@")[2] or "localhost"
         self._backend = backend

@@ -98,11 +98,9 @@ class HttpSmsProvider:
         codes: Mapping[str, str] | None = None,
         connect_timeout: float = 3.0,
         timeout: float = 10.0,
-        repeats_in_doubt: bool = False,
     ) -> None:
         self.name = name
         self.is_idempotent = bool(idempotency_header)
-        self.repeats_in_doubt = repeats_in_doubt
         self._url = as_given(url)
         self._fields = dict(fields)
         self._is_json = encoding == "json"
@@ -220,7 +218,6 @@ class WebhookProvider:
     """
 
     is_idempotent = True
-    repeats_in_doubt = False
 
     def __init__(self, name: str, *, secrets: Sequence[str]) -> None:
         self.name = name

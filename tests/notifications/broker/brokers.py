@@ -16,6 +16,7 @@ from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
 from delayed_queue.notifications.broker import Consumer
+from tests.notifications.requests import email
 from tests.support.processes import wait_until
 
 
@@ -49,7 +50,7 @@ class Broker:
     """A queue of its own at a broker, and what a test does with it."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = self._direct = url
         self.queue = f"test-{uuid.uuid4()}"
         with self._connected() as connection:
             Queue(self.queue, durable=True)(connection.default_channel).declare()
@@ -66,6 +67,18 @@ class Broker:
             for body in bodies:
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 producer.publish(data, routing_key=self.queue, content_type=content_type, **more)
+
+    def publish(self, count: int) -> None:
+        """Publish emails past any forwarder, each with a message id."""
+        options = {"confirm_publish": True}
+        with Connection(self._direct, transport_options=options) as connection:
+            producer = connection.Producer(auto_declare=False)
+            for _ in range(count):
+                producer.publish(
+                    json.dumps(email()).encode(), routing_key=self.queue,
+                    content_type="application/json", content_encoding="utf-8",
+                    message_id=str(uuid.uuid4()), delivery_mode=2,
+                )  # fmt: skip
 
     def waiting(self) -> int:
         """Return how many messages wait, those in a consumer's hand aside."""

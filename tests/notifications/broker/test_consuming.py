@@ -12,9 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 
 from delayed_queue.notifications import intake, services
-from delayed_queue.notifications.broker import Consumer, publish
+from delayed_queue.notifications.broker import Consumer
 from delayed_queue.notifications.intake import Refused
-from delayed_queue.notifications.models import Notification, ParkedRequest, Source
+from delayed_queue.notifications.models import Notification, ParkedRequest
 from delayed_queue.notifications.parking import Incoming, retry_parked, take
 from tests.notifications.broker.brokers import consume
 from tests.notifications.requests import email, sms, template, webhook
@@ -34,22 +34,22 @@ BAD = [
 ]
 
 
-def rows(source: Source) -> list[tuple[object, ...]]:
-    return list(Notification.objects.filter(source=source).order_by("id").values_list(*COLUMNS))
+def rows(tenant: str) -> list[tuple[object, ...]]:
+    return list(Notification.objects.filter(tenant=tenant).order_by("id").values_list(*COLUMNS))
 
 
 def test_n2_the_same_json_gives_the_same_rows(broker):
     good = [email(), sms(priority="urgent"), webhook(), email(to="bob@example.org")]
-    intake.accept(good, tenant="upstream", source=Source.REST)
+    intake.accept(good, tenant="rest")
     broker.send(*good)
     consumer = consume(broker, 4)
     assert (consumer.tally.accepted, consumer.tally.parked) == (4, 0)
-    assert rows(Source.BROKER) == rows(Source.REST)
+    assert rows("upstream") == rows("rest")
     assert services.queue_of("urgent", "sms").stats().due == 2
 
 
 def test_n2_the_same_json_gives_the_same_errors(broker):
-    answers = intake.accept(BAD, tenant="upstream", source=Source.REST)
+    answers = intake.accept(BAD, tenant="upstream")
     broker.send(*BAD)
     assert consume(broker, len(BAD)).tally.parked == len(BAD)
     parked = {bytes(each.body): each.errors for each in ParkedRequest.objects.all()}
@@ -188,11 +188,6 @@ def test_n2_one_that_the_database_refuses_is_parked_and_the_rest_is_stored(broke
             cursor.execute("ALTER TABLE delayed_queue_notification DROP CONSTRAINT unforeseen")
     assert (consumer.tally.accepted, consumer.tally.parked) == (2, 1)
     assert ParkedRequest.objects.get().reason == "the message cannot be stored: IntegrityError"
-
-
-def test_n2_publish_sends_what_is_consumed(broker):
-    assert publish([email(), sms()], broker.url, broker.queue) == 2
-    assert consume(broker, 2).tally.accepted == 2
 
 
 def test_n12_no_log_tells_a_recipient(broker, caplog):

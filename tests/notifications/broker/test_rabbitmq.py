@@ -12,7 +12,6 @@ from functools import partial
 
 import pytest
 
-from delayed_queue.notifications.broker import publish
 from delayed_queue.notifications.models import Notification, ParkedRequest
 from tests.notifications.broker.brokers import (
     Broker,
@@ -50,7 +49,7 @@ def _has_stored(count: int) -> bool:
 
 def test_n2_killed_between_commit_and_acknowledgement(rabbitmq):
     rabbitmq.send(*[email(dedupeKey=str(each)) for each in range(50)])
-    publish([email()] * 50, rabbitmq.url, rabbitmq.queue)
+    rabbitmq.publish(50)
     rabbitmq.send(b"{")
     dying = subprocess.run(
         [sys.executable, "-m", "tests.notifications.broker.dying_consumer",
@@ -68,19 +67,18 @@ def test_n2_killed_between_commit_and_acknowledgement(rabbitmq):
 
 
 def test_n2_a_cut_connection_is_made_anew(rabbitmq):
-    direct = rabbitmq.url
     with forwarded(rabbitmq) as forwarder:
         consumer = consumer_of(rabbitmq)
         with consuming(consumer):
             for turn in range(3):
                 wait_until(partial(_has_stored, turn * 20))
-                publish([email()] * 20, direct, rabbitmq.queue)
+                rabbitmq.publish(20)
                 forwarder.cut()
             wait_until(lambda: stored() == 60)
             # A cut may have taken acknowledgements along: then the broker delivers again. What it
             # is sent once only one consumer is left comes behind all that.
             wait_until(lambda: rabbitmq.consumers() == 1)
-            publish([email()], direct, rabbitmq.queue)
+            rabbitmq.publish(1)
             wait_until(lambda: stored() == 61)
     wait_until(lambda: rabbitmq.waiting() == 0)
     assert stored() == 61
@@ -99,11 +97,11 @@ def test_n2_a_broker_that_is_away_is_waited_for(rabbitmq):
 
 
 def test_n2_a_database_that_is_away_is_waited_for(rabbitmq):
-    publish([email()] * 5, rabbitmq.url, rabbitmq.queue)
+    rabbitmq.publish(5)
     with proxied() as proxy, consumer_process(rabbitmq, DATABASE_URL=proxy.url) as process:
         wait_until(lambda: stored() == 5)
         proxy.refuse()
-        publish([email()] * 20, rabbitmq.url, rabbitmq.queue)
+        rabbitmq.publish(20)
         # It has taken them, and given them back.
         wait_until(lambda: rabbitmq.waiting() == 20)
         proxy.accept()
@@ -125,7 +123,7 @@ def consumer_process(broker: Broker, **variables: str) -> Iterator[Process]:
 
 
 def test_n2_sigterm_ends_it_with_nothing_in_hand(rabbitmq):
-    publish([email()] * 500, rabbitmq.url, rabbitmq.queue)
+    rabbitmq.publish(500)
     with consumer_process(rabbitmq) as process:
         wait_until(lambda: stored() > 0)
         process.send_signal(signal.SIGTERM)
@@ -135,12 +133,12 @@ def test_n2_sigterm_ends_it_with_nothing_in_hand(rabbitmq):
 
 @pytest.mark.slow
 def test_n23_a_half_open_connection_is_replaced_within_two_heartbeats(rabbitmq, caplog):
-    publish([email()] * 3, rabbitmq.url, rabbitmq.queue)
+    rabbitmq.publish(3)
     with forwarded(rabbitmq) as forwarder, consuming(consumer_of(rabbitmq, heartbeat=2)) as thread:
         wait_until(lambda: stored() == 3)
         accepted = forwarder.accepted
         forwarder.stall()
-        publish([email()] * 3, rabbitmq.url, rabbitmq.queue)
+        rabbitmq.publish(3)
         wait_until(lambda: forwarder.accepted > accepted + 1)
         wait_until(lambda: stored() == 6)
         assert thread.is_alive()
@@ -150,7 +148,7 @@ def test_n23_a_half_open_connection_is_replaced_within_two_heartbeats(rabbitmq, 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_n23_sigterm_ends_one_whose_connection_is_half_open(rabbitmq, times):
-    publish([email()] * 3, rabbitmq.url, rabbitmq.queue)
+    rabbitmq.publish(3)
     with forwarded(rabbitmq) as forwarder, consumer_process(rabbitmq) as process:
         wait_until(lambda: stored() == 3)
         forwarder.stall()
@@ -161,14 +159,14 @@ def test_n23_sigterm_ends_one_whose_connection_is_half_open(rabbitmq, times):
 
 @pytest.mark.slow
 def test_w20_sigterm_ends_it_while_the_database_answers_nothing(rabbitmq):
-    publish([email()], rabbitmq.url, rabbitmq.queue)
+    rabbitmq.publish(1)
     with (
         proxied() as proxy,
         consumer_process(rabbitmq, DATABASE_URL=proxy.url, SHUTDOWN_SECONDS="2") as process,
     ):
         wait_until(lambda: stored() == 1)
         proxy.stall()
-        publish([email()], rabbitmq.url, rabbitmq.queue)
+        rabbitmq.publish(1)
         wait_until(lambda: rabbitmq.waiting() == 0)
         started_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -180,7 +178,7 @@ def test_w20_sigterm_ends_it_while_the_database_answers_nothing(rabbitmq):
 @pytest.mark.slow
 def test_n2_many_consumers_and_cuts_lose_and_double_nothing(rabbitmq):
     count = 2000
-    publish([email()] * count, rabbitmq.url, rabbitmq.queue)
+    rabbitmq.publish(count)
     with forwarded(rabbitmq) as forwarder:
         first, second = consumer_of(rabbitmq, batch=50), consumer_of(rabbitmq, batch=50)
         with consuming(first), consuming(second):

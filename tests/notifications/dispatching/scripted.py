@@ -66,26 +66,12 @@ class ScriptedHttp(Scripted):
 
 
 class ScriptedSmtp(Scripted):
-    """Greets like this; and once it is told to, says ``250-and`` for ever, a line at a time."""
+    """Sends this greeting, and answers no command."""
 
-    def __init__(self, greeting: bytes = b"220 hello", *, drips_at: bytes = b"") -> None:
-        super().__init__(latency=0.01)
+    def __init__(self, greeting: bytes) -> None:
+        super().__init__()
         self._greeting = greeting
-        self._drips_at = drips_at
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self.say(writer, self._greeting + b"\r\n")
-        is_body = False
-        while read := await reader.readline():
-            line = read.strip()
-            command = b"" if is_body and line != b"." else line.upper().partition(b" ")[0]
-            if command and command == self._drips_at:
-                await self._drip(writer)
-            if is_body and line != b".":
-                continue
-            is_body = command == b"DATA"
-            await self.say(writer, b"354 go on\r\n" if is_body else b"250 fine\r\n")
-
-    async def _drip(self, writer: asyncio.StreamWriter) -> None:
-        while not self._released.is_set():
-            await self.say(writer, b"250-and\r\n")
+        await reader.read()

@@ -162,14 +162,3 @@ def test_n8_a_server_without_what_we_need_of_it_refuses_no_message(options: dict
         outcome = mailed(server, **options)
         assert not server.seen
     assert (outcome.verdict, outcome.blames_provider) == (Verdict.TRANSIENT, True)
-
-
-@pytest.mark.parametrize(
-    ("command", "verdict"),
-    [(b"EHLO", "transient"), (b"MAIL", "transient"), (b"RCPT", "transient"), (b".", "ambiguous")],
-)
-def test_n7_a_server_that_drips_holds_its_thread_no_longer_than_one_that_is_silent(
-    command: bytes, verdict: str
-):
-    with ScriptedSmtp(drips_at=command) as server:
-        assert mailed(server).verdict == verdict

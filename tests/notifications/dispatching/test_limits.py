@@ -129,7 +129,7 @@ def test_n9_a_provider_that_is_left_alone_uses_up_no_permit_of_a_recipient(
 class Unwilling:
     """A provider that calls nobody: it was too late, or there was no room."""
 
-    name, is_idempotent, repeats_in_doubt = "texts", True, False
+    name, is_idempotent = "texts", True
 
     def __init__(self, verdict: Verdict) -> None:
         self._verdict = verdict

@@ -276,15 +276,6 @@ def test_n8_without_keys_an_ambiguous_outcome_is_final(
     assert second.seen == {}
 
 
-def test_n8_where_twice_is_better_than_never_it_is_sent_again(dispatch: dict[str, Any]):
-    with FakeSms(has_keys=False) as plain:
-        dispatch["PROVIDERS"]["sms"] = [sms_entry(plain, repeats_in_doubt=True)]
-        notification = enqueue_sms("[drop,1]")
-        dispatch_all(1)
-    assert end_of(notification)[0] == SENT
-    assert plain.accepted == {str(notification.id): 1}
-
-
 def test_n8_a_provider_that_fails_again_and_again_is_left_alone(
     dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
 ):
@@ -323,7 +314,7 @@ def test_n3_a_dead_letter_fails_its_notification(
 class WithDatabase:
     """A provider that has sent the message when its own database is lost."""
 
-    is_idempotent, repeats_in_doubt, sent = False, False, 0
+    is_idempotent, sent = False, 0
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -50,7 +50,7 @@ def throttled(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 class Willing:
     """A provider that takes everything."""
 
-    name, is_idempotent, repeats_in_doubt = "mail", True, False
+    name, is_idempotent = "mail", True
 
     async def send(self, begun: Begun) -> Outcome:
         return Outcome(Verdict.ACCEPTED)

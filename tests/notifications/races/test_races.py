@@ -16,7 +16,6 @@ from delayed_queue.notifications.models import (
     Delivery,
     Notification,
     ParkedRequest,
-    Source,
     Status,
     Template,
 )
@@ -33,7 +32,7 @@ SENT = Call("smtp", Delivery.Outcome.SENT)
 
 
 def accept(*raws) -> list[Accepted]:
-    answers = intake.accept(raws, tenant="shop", source=Source.REST)
+    answers = intake.accept(raws, tenant="shop")
     assert all(isinstance(each, Accepted) for each in answers)
     return answers  # type: ignore[return-value]
 

@@ -12,7 +12,7 @@ from django.db import transaction
 from delayed_queue.notifications import catalogue, intake
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.intake import Accepted, Refused
-from delayed_queue.notifications.models import Notification, Source, Template
+from delayed_queue.notifications.models import Notification, Template
 from tests.notifications.requests import template
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,7 +26,7 @@ VALUES ('welcome', 'email', %s, 'Hello', %s, '', '')
 
 
 def accept(*raws: Any) -> list[Accepted | Refused]:
-    return intake.accept(raws, tenant="shop", source=Source.REST)
+    return intake.accept(raws, tenant="shop")
 
 
 def sent(**values: Any) -> str:

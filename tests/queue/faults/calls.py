@@ -17,7 +17,7 @@ from delayed_queue.http.jobs.jobs import JobState, NewJob
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import DeadLetter
 from delayed_queue.notifications import intake, managing
-from delayed_queue.notifications.models import Source, Status
+from delayed_queue.notifications.models import Status
 from delayed_queue.queue import bulk
 from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.tasks._api import task_backends
@@ -239,11 +239,9 @@ ON_JOBS: Final[dict[str, Case]] = {
 }  # fmt: skip
 ON_NOTIFICATIONS: Final[dict[str, Case]] = {
     "intake.accept": (
-        COMMIT, lambda it: partial(intake.accept, [email()], tenant=it.tag, source=Source.REST),
+        COMMIT, lambda it: partial(intake.accept, [email()], tenant=it.tag),
     ),
     "managing.find": (ANY, lambda it: partial(managing.find, enqueue().id, None)),
-    "managing.ids_in": (ANY, lambda it: partial(managing.ids_in, [Status.FAILED], None, None, 9)),
-    "managing.ids_of": (ANY, lambda it: partial(managing.ids_of, b"x" * 16, None, 9)),
     "managing.page": (ANY, lambda it: partial(managing.page, [Status.ENQUEUED], None, None, 9)),
     "managing.suppress": (COMMIT, lambda it: partial(managing.suppress, *it.suppressed())),
     "managing.lift": (COMMIT, lambda it: partial(managing.lift, *it.suppressed())),

@@ -58,7 +58,8 @@ INTERNAL: Final = {
     "Pop": {"give_back", "outlook"},
     "consuming": {"limited_topic"},
     "dead": {"is_topic"},
-    "intake": {"check", "import_rows", "read_json", "request_of"},
+    "intake": {"read_json"},
+    "managing": {"as_id"},
 }  # fmt: skip
 CLASSES: Final = (
     DelayedQueue, GroupService, CronService, DelayedQueueBackend, BulkPlan, consuming.Pop,
