@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
+from unittest.mock import ANY
 
 from asgiref.sync import async_to_sync
 from django.db import connections
@@ -199,24 +200,10 @@ def _is_broken(connection: Any) -> bool:
 # Assertions on what a queue holds; they lease nothing
 
 
-class _Anything:
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __repr__(self) -> str:
-        return "<anything>"
-
-
-ANYTHING: Final = _Anything()
-
-
 def assert_offered(
     queue: DelayedQueue,
     key: str,
-    payload: Any = ANYTHING,
+    payload: Any = ANY,
     *,
     schedule_at: datetime | None = None,
     headers: Mapping[str, Any] | None = None,
@@ -239,7 +226,7 @@ def assert_offered(
         found["headers"], wanted["headers"] = stored.headers, dict(headers)
     if state is not None:
         found["state"], wanted["state"] = str(stored.state), str(state)
-    # The wanted first: ANYTHING must be asked, not a payload with an opinion of its own.
+    # The wanted first: ANY must compare, not a payload with an __eq__ of its own.
     if any(wanted[name] != found[name] for name in wanted):
         raise AssertionError(f"The message {key!r} in {queue!r} is {found}, not {wanted}.")
     return stored
@@ -279,19 +266,12 @@ def dead_letters(queue: DelayedQueue) -> list[DeadLetter]:
 
 
 def _as_model(letter: Letter) -> DeadLetter:
+    row = letter.row
     return DeadLetter(
-        id=letter.id,
-        kind=letter.kind,
-        key=letter.key,
-        payload=letter.payload,
-        headers=None if letter.headers is None else json.loads(letter.headers),
-        attempts=letter.attempts,
-        reason=letter.reason,
-        first_error=letter.first_error,
-        last_error=letter.last_error,
-        scheduled_at_initially=from_milliseconds(letter.scheduled_at_initially),
-        created_at=from_milliseconds(letter.created_at),
-        died_at=from_milliseconds(letter.died_at),
-        fingerprint=fingerprint(letter.reason, letter.last_error),
-        group=letter.group,
-    )
+        id=letter.id, kind=row.kind, key=row.key, payload=row.payload,
+        headers=None if row.headers is None else json.loads(row.headers), attempts=row.attempts,
+        reason=letter.reason, first_error=row.first_error, last_error=row.last_error,
+        scheduled_at_initially=from_milliseconds(row.scheduled_at_initially),
+        created_at=from_milliseconds(row.created_at), died_at=from_milliseconds(letter.died_at),
+        fingerprint=fingerprint(letter.reason, row.last_error), group=row.group,
+    )  # fmt: skip

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.models import Limit, LimitManager
 from delayed_queue.queue.store.claim import LeasedRow, earliest_first
@@ -31,15 +29,13 @@ else:
 
 
 class InMemoryGroups(_Groups):
-    """The statements of GroupStore, under the lock of the store."""
+    """The statements of GroupStore."""
 
-    _store: InMemoryStore
+    def __init__(self, store: InMemoryStore) -> None:
+        self._store = store
 
-    def groups(
-        self, kind: str, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
-    ) -> list[GroupRow]:
-        with self._store.lock:
-            return self._ahead(kind, "", limit, instant(now))
+    def groups(self, kind: str, limit: int, *, now: int | None = None, **_: Any) -> list[GroupRow]:
+        return self._ahead(kind, "", limit, instant(now))
 
     def _ahead(self, kind: str, since: str, limit: int, now: int) -> list[GroupRow]:
         """Return groups up to the last of ``limit`` that have a message without a lease."""
@@ -72,39 +68,31 @@ class InMemoryGroups(_Groups):
     def _of_group(self, kind: str, name: str) -> list[Row]:
         return [row for row in self._store.of_kind(kind) if row.group == name]
 
-    def look(self, ahead: Ahead, *, using: str = DEFAULT_DB_ALIAS) -> Look:
+    def look(self, ahead: Ahead, **_: Any) -> Look:
         kind, now = ahead.kind, instant(ahead.now)
-        with self._store.lock:
-            rules = rules_of(self._store, kind, now)
-            groups = self._ahead(kind, ahead.since, ahead.groups, now)
-            due = [
-                row
-                for row in self._store.of_kind(kind)
-                if (ahead.at, ahead.id) < (row.scheduled_at, row.id) and row.scheduled_at <= now
-            ]
+        rules = rules_of(self._store, kind, now)
+        groups = self._ahead(kind, ahead.since, ahead.groups, now)
+        due = [
+            row
+            for row in self._store.of_kind(kind)
+            if (ahead.at, ahead.id) < _by_due_time(row) <= (now, row.id)
+        ]
         read = sorted(due, key=_by_due_time)[: ahead.rows]
         end = _by_due_time(read[-1]) if read else (ahead.at, ahead.id)
         ids = [row.id for row in read if row.group is None]
         return Look("read committed", rules, groups, UngroupedRow(ids, len(read), *end))
 
     def lease_groups(
-        self,
-        kind: str,
-        lease: GroupLease,
-        shares: Sequence[Share],
-        ungrouped: Sequence[int],
-        number: int,
-        *,
-        limit: int,
-        now: int,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> list[LeasedRow]:
-        with self._store.lock:
-            taken = [self._store.rows[row_id] for row_id in ungrouped[:number]]
-            for share in shares:
-                taken += self._of_share(kind, share, now)
-            rows = [self._lease(row, lease.lease_id, now + lease.lease) for row in taken[:limit]]
-        return earliest_first(rows)
+        self, kind: str, lease: GroupLease, shares: Sequence[Share], ungrouped: Sequence[int],
+        number: int, *, limit: int, now: int, **_: Any,
+    ) -> list[LeasedRow]:  # fmt: skip
+        taken = [self._store.rows[row_id] for row_id in ungrouped[:number]]
+        for share in shares:
+            taken += self._of_share(kind, share, now)
+        until = now + lease.lease
+        return earliest_first(
+            [self._store.lease(row, lease.lease_id, until) for row in taken[:limit]]
+        )
 
     def _of_share(self, kind: str, share: Share, now: int) -> list[Row]:
         if share.head is not None:
@@ -115,16 +103,10 @@ class InMemoryGroups(_Groups):
         fresh = [row for row in due if row.lease_id is None][: share.fresh]
         return [*expired, *fresh][: share.number]
 
-    def _lease(self, row: Row, lease_id: str, until: int) -> LeasedRow:
-        raise NotImplementedError
-
-    def spend(
-        self, kind: str, until: Mapping[str, float], *, using: str = DEFAULT_DB_ALIAS
-    ) -> None:
-        with self._store.lock:
-            for name, spent in until.items():
-                row = self._store.limit_of(kind, name)
-                self._store.limits[kind, name] = replace(row, spent_until=spent)
+    def spend(self, kind: str, until: Mapping[str, float], **_: Any) -> None:
+        for name, spent in until.items():
+            row = self._store.limit_of(kind, name)
+            self._store.limits[kind, name] = replace(row, spent_until=spent)
 
 
 def _by_due_time(row: Row) -> tuple[int, int]:
@@ -136,7 +118,7 @@ def _in_order(rows: list[Row]) -> tuple[int | None, int | None]:
     begun = [row for row in rows if row.is_begun]
     waiting = [row for row in begun if row.lease_id is None]
     held = [row for row in begun if row.lease_id is not None]
-    first = min(held or waiting or rows, key=lambda row: (row.scheduled_at, row.id))
+    first = min(held or waiting or rows, key=_by_due_time)
     return max((row.scheduled_at for row in waiting), default=None), first.id
 
 
@@ -152,7 +134,7 @@ def rules_of(store: InMemoryStore, kind: str, now: int) -> RulesRow | None:
 
 def has_dead(store: InMemoryStore, kind: str, group: str, since: int | None) -> bool:
     return any(
-        letter.group == group and (since is None or letter.died_at > since)
+        letter.row.group == group and (since is None or letter.died_at > since)
         for letter in store.letters_of(kind)
     )
 
@@ -163,40 +145,29 @@ class InMemoryLimits(_Limits):
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store
 
-    def pause(
-        self,
-        kind: str,
-        *,
-        group: str = "",
-        reason: str = "",
-        by: str = "",
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> bool:
+    def pause(self, kind: str, *, group: str = "", now: int | None = None, **_: Any) -> bool:
         is_new = not self.is_paused(kind, group=group)
         if is_new:
-            self._change(kind, group, lambda row: replace(row, paused_at=instant(now)))
+            self._change(kind, group, paused_at=instant(now))
         return is_new
 
-    def resume(self, kind: str, *, group: str = "", using: str = DEFAULT_DB_ALIAS) -> bool:
+    def resume(self, kind: str, *, group: str = "", **_: Any) -> bool:
         was_paused = self.is_paused(kind, group=group)
         if was_paused:
-            self._change(kind, group, lambda row: replace(row, paused_at=None))
+            self._change(kind, group, paused_at=None)
         self.tidy(kind)
         return was_paused
 
-    def is_paused(self, kind: str, *, group: str = "", using: str = DEFAULT_DB_ALIAS) -> bool:
-        with self._store.lock:
-            return self._store.limit_of(kind, group).paused_at is not None
+    def is_paused(self, kind: str, *, group: str = "", **_: Any) -> bool:
+        return self._store.limit_of(kind, group).paused_at is not None
 
-    def tidy(self, kind: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS) -> None:
-        with self._store.lock:
-            self._lower_spent(kind, instant(now))
-            self._store.limits = {
-                name: row
-                for name, row in self._store.limits.items()
-                if name[0] != kind or self._holds(*name, row, instant(now))
-            }
+    def tidy(self, kind: str, *, now: int | None = None, **_: Any) -> None:
+        self._lower_spent(kind, instant(now))
+        self._store.limits = {
+            name: row
+            for name, row in self._store.limits.items()
+            if name[0] != kind or self._holds(*name, row, instant(now))
+        }
 
     def _lower_spent(self, kind: str, now: int) -> None:
         rule = self._store.limit_of(kind)
@@ -213,41 +184,27 @@ class InMemoryLimits(_Limits):
         rest = replace(row, spent_until=None, resumed_at=None)
         return is_spent or was_passed or rest != NO_LIMITS
 
-    def rules(
-        self, kind: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
-    ) -> RulesRow | None:
-        with self._store.lock:
-            return rules_of(self._store, kind, instant(now))
+    def rules(self, kind: str, *, now: int | None = None, **_: Any) -> RulesRow | None:
+        return rules_of(self._store, kind, instant(now))
 
-    def declare(
-        self, kind: str, rules: Mapping[str, Any], *, using: str = DEFAULT_DB_ALIAS
-    ) -> bool:
+    def declare(self, kind: str, rules: Mapping[str, Any], **_: Any) -> bool:
         values = dict(rules)
         is_change, declared = values.pop("is_change"), values.pop("declared")
-        with self._store.lock:
-            before = self._store.limit_of(kind).declared
-            if not is_change and (before or "") == (declared or ""):
-                return False
-            declared = (before or declared) if is_change else declared
-            self._change(kind, "", lambda row: replace(row, declared=declared, **values))
+        before = self._store.limit_of(kind).declared
+        if not is_change and (before or "") == (declared or ""):
+            return False
+        self._change(kind, "", declared=(before or declared) if is_change else declared, **values)
         return True
 
-    def limit_group(
-        self, kind: str, group: str, limits: Mapping[str, Any], *, using: str = DEFAULT_DB_ALIAS
-    ) -> None:
-        self._change(kind, group, lambda row: replace(row, **limits))
+    def limit_group(self, kind: str, group: str, limits: Mapping[str, Any], **_: Any) -> None:
+        self._change(kind, group, **limits)
 
-    def pass_dead(
-        self, kind: str, group: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
-    ) -> bool:
-        with self._store.lock:
-            row = self._store.limit_of(kind, group)
-            if not has_dead(self._store, kind, group, row.resumed_at):
-                return False
-            self._change(kind, group, lambda row: replace(row, resumed_at=instant(now)))
-        return True
+    def pass_dead(self, kind: str, group: str, *, now: int | None = None, **_: Any) -> bool:
+        has_any = has_dead(self._store, kind, group, self._store.limit_of(kind, group).resumed_at)
+        if has_any:
+            self._change(kind, group, resumed_at=instant(now))
+        return has_any
 
-    def _change(self, kind: str, group: str, change: Callable[[LimitRow], LimitRow]) -> None:
-        with self._store.lock:
-            row = self._store.limit_of(kind, group)
-            self._store.limits[kind, group] = change(row)
+    def _change(self, kind: str, group: str, **values: Any) -> None:
+        row = self._store.limit_of(kind, group)
+        self._store.limits[kind, group] = replace(row, **values)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections
 
-from delayed_queue.codecs import Codec
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.messages import Envelope, to_milliseconds
@@ -19,7 +18,6 @@ from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
 from delayed_queue.queue.store.inspect import StatsRow, StoredRow
 from delayed_queue.queue.store.offer import Columns
 from delayed_queue.queue.store.settle import ExtendedRow
-from delayed_queue.retries import RetryPolicy
 from delayed_queue.testing.limits import InMemoryGroups, InMemoryLimits
 from delayed_queue.testing.stores import InMemoryStore, Letter, ManualClock, Row, instant
 from delayed_queue.testing.tables import InMemoryLetters, InMemorySchedules
@@ -37,100 +35,51 @@ else:
 class InMemoryMessages(InMemoryGroups, _Messages):
     """The statements of MessageManager."""
 
-    def __init__(self, store: InMemoryStore) -> None:
-        self._store = store
-
     def offer(
-        self,
-        kind: str,
-        key: str,
-        payload: bytes,
-        *,
-        can_update: bool,
-        schedule_at: int | None = None,
-        delay: int = 0,
-        headers: str | None = None,
-        group: str | None = None,
-        now: int | None = None,
-        channel: str | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> bool | None:
+        self, kind: str, key: str, payload: bytes, *, can_update: bool,
+        schedule_at: int | None = None, delay: int = 0, headers: str | None = None,
+        group: str | None = None, now: int | None = None, channel: str | None = None, **_: Any,
+    ) -> bool | None:  # fmt: skip
         at = instant(now)
         due_at = at + delay if schedule_at is None else schedule_at
-        with self._store.lock:
-            old = self._store.find(kind, key)
-            if old is not None and not can_update:
-                return None
-            if old is not None and (old.payload, old.scheduled_at_initially) == (payload, due_at):
-                return None
-            row_id = self._store.new_id() if old is None else old.id
-            self._store.put(
-                Row(row_id, kind, key, payload, due_at, due_at, at, headers, group=group)
-            )
+        old = self._store.find(kind, key)
+        if old is not None and not can_update:
+            return None
+        if old is not None and (old.payload, old.scheduled_at_initially) == (payload, due_at):
+            return None
+        row_id = self._store.new_id() if old is None else old.id
+        self._store.put(Row(row_id, kind, key, payload, due_at, due_at, at, headers, group=group))
         if channel is not None:
             self.notify(channel)
         return old is None
 
     def offer_batch(
-        self,
-        kind: str,
-        offers: Columns,
-        *,
-        can_update: bool,
-        now: int | None = None,
-        channel: str | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> dict[str, bool]:
-        at = instant(now)
-        written: dict[str, bool] = {}
-        with self._store.lock:
-            for key, payload, schedule_at, text, group in zip(*offers, strict=True):
-                created = self.offer(
-                    kind, key, payload, can_update=can_update, schedule_at=schedule_at,
-                    headers=text, group=group, now=at,
-                )  # fmt: skip
-                if created is not None:
-                    written[key] = created
+        self, kind: str, offers: Columns, *, can_update: bool, now: int | None = None,
+        channel: str | None = None, **_: Any,
+    ) -> dict[str, bool]:  # fmt: skip
+        written = {
+            key: self.offer(
+                kind, key, payload, can_update=can_update, schedule_at=schedule_at,
+                headers=headers, group=group, now=now,
+            )
+            for key, payload, schedule_at, headers, group in zip(*offers, strict=True)
+        }  # fmt: skip
         if channel is not None:
             self.notify(channel)
-        return written
+        return {key: created for key, created in written.items() if created is not None}
 
     def claim(
-        self,
-        kind: str,
-        limit: int,
-        lease_id: str,
-        lease: int,
-        *,
-        strict: bool = False,
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
+        self, kind: str, limit: int, lease_id: str, lease: int, *, now: int | None = None, **_: Any
     ) -> list[LeasedRow]:
         at = instant(now)
-        with self._store.lock:
-            return [
-                self._lease(row, lease_id, at + lease)
-                for row in self._store.earliest_due(kind, limit, at)
-            ]
-
-    def _lease(self, row: Row, lease_id: str, until: int) -> LeasedRow:
-        attempts, due_at = row.attempts + 1, row.scheduled_at
-        leased = replace(
-            row, lease_id=lease_id, due_at=due_at, scheduled_at=until, attempts=attempts
-        )
-        self._store.put(leased)
-        return LeasedRow(
-            row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at, until,
-            row.attempts + 1, row.headers, row.lease_id is not None, row.group,
-        )  # fmt: skip
+        rows = self._store.earliest_due(kind, limit, at)
+        return [self._store.lease(row, lease_id, at + lease) for row in rows]
 
     def consume(
-        self, kind: str, limit: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
+        self, kind: str, limit: int, *, now: int | None = None, **_: Any
     ) -> list[ConsumedRow]:
-        with self._store.lock:
-            taken = self._store.earliest_due(kind, limit, instant(now))
-            for row in taken:
-                self._store.remove(row)
+        taken = self._store.earliest_due(kind, limit, instant(now))
+        self._remove(taken)
         return [
             ConsumedRow(
                 row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at,
@@ -140,97 +89,55 @@ class InMemoryMessages(InMemoryGroups, _Messages):
             for row in taken
         ]  # fmt: skip
 
-    def restore(
-        self, kind: str, row: ConsumedRow, lease_id: str, *, using: str = DEFAULT_DB_ALIAS
-    ) -> None:
-        with self._store.lock:
-            self._store.put(
-                Row(
-                    row.id, kind, row.key, row.payload, row.due_at, row.scheduled_at,
-                    row.created_at, row.headers, lease_id, row.attempts, row.due_at,
-                    row.first_error, row.last_error, row.group,
-                )
-            )  # fmt: skip
+    def restore(self, kind: str, row: ConsumedRow, lease_id: str, **_: Any) -> None:
+        self._store.put(
+            Row(
+                row.id, kind, row.key, row.payload, row.due_at, row.scheduled_at, row.created_at,
+                row.headers, lease_id, row.attempts, row.due_at, row.first_error, row.last_error,
+                row.group,
+            )
+        )  # fmt: skip
 
-    def acknowledge(
-        self, lease_id: str | None, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS
-    ) -> list[int]:
-        return self._remove(lambda: self._store.under_lease(lease_id, ids))
+    def acknowledge(self, lease_id: str | None, ids: Sequence[int], **_: Any) -> list[int]:
+        return self._remove(self._store.under_lease(lease_id, ids))
 
-    def acknowledge_lease(self, lease_id: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
-        return len(self._remove(lambda: self._store.of_lease(lease_id)))
+    def acknowledge_lease(self, lease_id: str, **_: Any) -> int:
+        return len(self._remove(self._store.of_lease(lease_id)))
 
     def release(
-        self,
-        lease_id: str | None,
-        ids: Sequence[int],
-        *,
-        delay: int | None = 0,
-        refund: int = 0,
-        error: str | None = None,
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> list[int]:
-        at = instant(now)
-        with self._store.lock:
-            released = [
-                self._store.put(
-                    replace(
-                        row,
-                        scheduled_at=_due_again(row, at, delay),
-                        lease_id=None,
-                        attempts=max(row.attempts - refund, 0),
-                        first_error=error if row.first_error is None else row.first_error,
-                        last_error=row.last_error if error is None else error,
-                    )
-                )
-                for row in self._store.under_lease(lease_id, ids)
-            ]
-        return [row.id for row in released]
-
-    def extend(
-        self,
-        lease_ids: Sequence[str],
-        ids: Sequence[int],
-        lease: int,
-        *,
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> list[ExtendedRow]:
-        until = instant(now) + lease
-        with self._store.lock:
-            rows = (self._store.rows.get(row_id) for row_id in dict.fromkeys(ids))
-            held = [row for row in rows if row is not None and row.lease_id in lease_ids]
-            for row in held:
-                self._store.put(replace(row, scheduled_at=max(row.scheduled_at, until)))
-        return [
-            ExtendedRow(row.id, str(row.lease_id), max(row.scheduled_at, until)) for row in held
-        ]
-
-    def dead_letter(
-        self,
-        lease_id: str | None,
-        ids: Sequence[int],
-        reason: str,
-        *,
-        error: str | None = None,
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> list[int]:
-        at = instant(now)
-        with self._store.lock:
-            rows = self._store.under_lease(lease_id, ids)
-            for row in rows:
-                self._store.remove(row)
-                letter = _letter(self._store.new_id(), row, reason, error, at)
-                self._store.letters[letter.id] = letter
+        self, lease_id: str | None, ids: Sequence[int], *, delay: int | None = 0, refund: int = 0,
+        error: str | None = None, now: int | None = None, **_: Any,
+    ) -> list[int]:  # fmt: skip
+        rows = self._store.under_lease(lease_id, ids)
+        for row in rows:
+            due_at, attempts = _due_again(row, instant(now), delay), max(row.attempts - refund, 0)
+            released = row.after(error, scheduled_at=due_at, lease_id=None, attempts=attempts)
+            self._store.put(released)
         return [row.id for row in rows]
 
-    def read(
-        self, kind: str, key: str, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
-    ) -> StoredRow | None:
-        with self._store.lock:
-            row = self._store.find(kind, key)
+    def extend(
+        self, lease_ids: Sequence[str], ids: Sequence[int], lease: int, *, now: int | None = None,
+        **_: Any,
+    ) -> list[ExtendedRow]:  # fmt: skip
+        until = instant(now) + lease
+        held = [row for each in {*lease_ids} for row in self._store.under_lease(each, ids)]
+        extended = [
+            self._store.put(replace(row, scheduled_at=max(row.scheduled_at, until))) for row in held
+        ]
+        return [ExtendedRow(row.id, str(row.lease_id), row.scheduled_at) for row in extended]
+
+    def dead_letter(
+        self, lease_id: str | None, ids: Sequence[int], reason: str, *, error: str | None = None,
+        now: int | None = None, **_: Any,
+    ) -> list[int]:  # fmt: skip
+        rows = self._store.under_lease(lease_id, ids)
+        for row in rows:
+            letter = Letter(self._store.new_id(), row.after(error), reason, instant(now))
+            self._store.letters[letter.id] = letter
+        return self._remove(rows)
+
+    def read(self, kind: str, key: str, *, now: int | None = None, **_: Any) -> StoredRow | None:
+        row = self._store.find(kind, key)
         if row is None:
             return None
         return StoredRow(
@@ -238,55 +145,42 @@ class InMemoryMessages(InMemoryGroups, _Messages):
             row.attempts, row.headers, row.last_error, row.payload, instant(now), row.group,
         )  # fmt: skip
 
-    def has_key(self, kind: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        with self._store.lock:
-            return self._store.find(kind, key) is not None
+    def has_key(self, kind: str, key: str, **_: Any) -> bool:
+        return self._store.find(kind, key) is not None
 
-    def drop(self, kind: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        with self._store.lock:
-            row = self._store.find(kind, key)
-            return bool(self._remove(lambda: [] if row is None else [row]))
+    def drop(self, kind: str, key: str, **_: Any) -> bool:
+        row = self._store.find(kind, key)
+        return bool(self._remove([] if row is None else [row]))
 
-    def drop_all(self, kind: str, *, using: str = DEFAULT_DB_ALIAS) -> int:
-        return len(self._remove(lambda: self._store.of_kind(kind)))
+    def drop_all(self, kind: str, **_: Any) -> int:
+        return len(self._remove(self._store.of_kind(kind)))
 
     def next_due(
-        self,
-        kinds: Sequence[str],
-        horizon: int,
-        *,
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
+        self, kinds: Sequence[str], horizon: int, *, now: int | None = None, **_: Any
     ) -> int | None:
         at = instant(now)
-        with self._store.lock:
-            later = (row.scheduled_at for kind in kinds for row in self._store.of_kind(kind))
-            return min((due - at for due in later if at < due <= at + horizon), default=None)
+        later = (row.scheduled_at for kind in kinds for row in self._store.of_kind(kind))
+        return min((due - at for due in later if at < due <= at + horizon), default=None)
 
-    def stats(
-        self, kind: str, cap: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
-    ) -> StatsRow:
-        at = instant(now)
-        with self._store.lock:
-            rows = self._store.of_kind(kind)
-            letters = self._store.letters_of(kind)
-        due = [row for row in rows if row.scheduled_at <= at]
-        leased = [row for row in rows if row.scheduled_at > at and row.lease_id is not None]
-        scheduled = len(rows) - len(due) - len(leased)
-        due_count, dead = min(len(due), cap), min(len(letters), cap)
-        age = max((at - row.scheduled_at for row in due), default=None)
-        return StatsRow(due_count, min(scheduled, cap), min(len(leased), cap), dead, age)
+    def stats(self, kind: str, cap: int, *, now: int | None = None, **_: Any) -> StatsRow:
+        at, rows = instant(now), self._store.of_kind(kind)
+        late = [at - row.scheduled_at for row in rows if row.scheduled_at <= at]
+        leased = sum(row.scheduled_at > at and row.lease_id is not None for row in rows)
+        scheduled, dead = len(rows) - len(late) - leased, len(self._store.letters_of(kind))
+        return StatsRow(
+            min(len(late), cap), min(scheduled, cap), min(leased, cap), min(dead, cap),
+            max(late, default=None),
+        )  # fmt: skip
 
-    def notify(self, channel: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
+    def notify(self, channel: str, **_: Any) -> None:
         """Wake every poll on the store, also those of other kinds."""
         self._store.wake()
 
-    def _remove(self, choose: Callable[[], list[Row]]) -> list[int]:
-        with self._store.lock:
-            rows = choose()
-            for row in rows:
-                self._store.remove(row)
-        return [row.id for row in rows]
+    def _remove(self, rows: Iterable[Row]) -> list[int]:
+        found = list(rows)
+        for row in found:
+            self._store.remove(row)
+        return [row.id for row in found]
 
 
 def _due_again(row: Row, at: int, delay: int | None) -> int:
@@ -294,15 +188,6 @@ def _due_again(row: Row, at: int, delay: int | None) -> int:
     if delay is None:
         return at if row.due_at is None else row.due_at
     return at + delay
-
-
-def _letter(letter_id: int, row: Row, reason: str, error: str | None, at: int) -> Letter:
-    return Letter(
-        letter_id, row.kind, row.key, row.payload, row.headers, row.attempts, reason,
-        error if row.first_error is None else row.first_error,
-        row.last_error if error is None else error,
-        row.scheduled_at_initially, row.created_at, at, row.group,
-    )  # fmt: skip
 
 
 class InMemoryQueue(DelayedQueue):
@@ -314,30 +199,9 @@ class InMemoryQueue(DelayedQueue):
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        codec: str | Codec = "json",
-        using: str = DEFAULT_DB_ALIAS,
-        lease_duration: timedelta | None = None,
-        poll_interval: timedelta | None = None,
-        retry_policy: RetryPolicy | None = None,
-        clock: Callable[[], datetime] | None = None,
-        kind: str | None = None,
-        claim: str = "fast",
-        store: InMemoryStore | None = None,
-    ) -> None:
-        super().__init__(
-            name,
-            codec=codec,
-            using=using,
-            lease_duration=lease_duration,
-            poll_interval=poll_interval,
-            retry_policy=retry_policy,
-            clock=clock,
-            kind=kind,
-            claim=claim,
-        )
+        self, name: str, *, store: InMemoryStore | None = None, **options: Any
+    ) -> None:  # the options of DelayedQueue
+        super().__init__(name, **options)
         self.store = InMemoryStore() if store is None else store
         self._messages = InMemoryMessages(self.store)
         self._letters = InMemoryLetters(self.store)
@@ -350,7 +214,8 @@ class InMemoryQueue(DelayedQueue):
         return to_milliseconds(self._local_now())
 
     def _repeat(self, call: Callable[[], T], **doubts: Any) -> T:
-        return call()
+        with self.store.lock:
+            return call()
 
     def _transaction(self, *, durable: bool = False) -> Any:
         # As the real consume(): the code under test must see the error.

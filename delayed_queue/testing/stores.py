@@ -6,16 +6,17 @@ import heapq
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet
 
 from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
+from delayed_queue.queue.store.claim import LeasedRow
 
 START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -84,24 +85,22 @@ class Row:
     def is_begun(self) -> bool:
         return self.lease_id is not None or self.scheduled_at > self.scheduled_at_initially
 
+    def after(self, error: str | None, **changes: Any) -> Row:
+        """Return the row with the error of its latest delivery, if any, and other changes."""
+        if error is not None:
+            first = error if self.first_error is None else self.first_error
+            changes |= {"first_error": first, "last_error": error}
+        return replace(self, **changes)
+
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A row of the dead letters' table."""
+    """A row of the dead letters' table: the message, and its end."""
 
     id: int
-    kind: str
-    key: str
-    payload: bytes
-    headers: str | None
-    attempts: int
+    row: Row
     reason: str
-    first_error: str | None
-    last_error: str | None
-    scheduled_at_initially: int
-    created_at: int
     died_at: int
-    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +128,8 @@ NO_LIMITS: Final = LimitRow()
 class InMemoryStore:
     """The tables under one lock; queues that share a store see each other's messages.
 
-    A transaction holds the lock to its end. So code inside ``consume()`` must not wait for another
-    thread that uses the same store.
+    A queue holds the lock during each operation, a transaction to its end. So code inside
+    ``consume()`` must not wait for another thread that uses the same store.
     """
 
     def __init__(self) -> None:
@@ -147,6 +146,16 @@ class InMemoryStore:
     def find(self, kind: str, key: str) -> Row | None:
         row_id = self._ids.get((kind, key))
         return None if row_id is None else self.rows[row_id]
+
+    def lease(self, row: Row, lease_id: str, until: int) -> LeasedRow:
+        attempts, due_at = row.attempts + 1, row.scheduled_at
+        self.put(
+            replace(row, lease_id=lease_id, scheduled_at=until, due_at=due_at, attempts=attempts)
+        )
+        return LeasedRow(
+            row.id, row.key, row.payload, row.scheduled_at_initially, due_at, until, attempts,
+            row.headers, row.lease_id is not None, row.group,
+        )  # fmt: skip
 
     def put(self, row: Row) -> Row:
         self.rows[row.id] = row
@@ -165,11 +174,8 @@ class InMemoryStore:
 
     def letters_of(self, kind: str | None) -> list[Letter]:
         """Return the dead letters of the kind, of all kinds for None, oldest first."""
-        return [
-            letter
-            for _, letter in sorted(self.letters.items())
-            if kind is None or letter.kind == kind
-        ]
+        letters = (letter for _, letter in sorted(self.letters.items()))
+        return [letter for letter in letters if kind in (None, letter.row.kind)]
 
     def earliest_due(self, kind: str, limit: int, now: int) -> list[Row]:
         if self.has_limits(kind):

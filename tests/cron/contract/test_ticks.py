@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,10 +9,8 @@ import pytest
 from django.db import transaction
 
 from delayed_queue import CronMessage, DelayedQueue
-from delayed_queue.cron.store import ScheduleManager
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.testing import ManualClock
-from delayed_queue.testing.tables import InMemorySchedules
 from tests.queue.contract.support import HOUR, MINUTE, MakeQueue, leased, polled_keys
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -262,11 +259,3 @@ def test_the_clock_of_the_database_serves_too(make_queue: MakeQueue):
     at = datetime.now().astimezone() - timedelta(seconds=1)
     assert queue.cron.install_tick(A, "report", [CronMessage(1, at)]).created == 1
     assert leased(queue).scheduled_at == at.replace(microsecond=at.microsecond // 1000 * 1000)
-
-
-def test_the_store_in_memory_has_every_statement_of_the_manager():
-    names = [name for name in vars(ScheduleManager) if not name.startswith("_")]
-    assert len(names) == 7
-    for name in names:
-        expected = inspect.signature(getattr(ScheduleManager, name))
-        assert inspect.signature(getattr(InMemorySchedules, name)) == expected, name
