@@ -1,4 +1,4 @@
-"""Read what ``EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)`` says about one statement."""
+"""Plans of single statements, by ``EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Plan:
 
     @property
     def buffers(self) -> int:
-        """Pages touched, hits included: what the statement costs when nothing is cached."""
+        """Pages touched, hits included: the cost when nothing is cached."""
         return sum(self.root.get(f"Shared {what} Blocks", 0) for what in ("Hit", "Read"))
 
     @property
     def indexes(self) -> set[str]:
-        """The indexes that were read, those that settle an ON CONFLICT included."""
+        """The indexes that were read, arbiters of an ON CONFLICT included."""
         arbiters = {
             name for node in self.nodes() for name in node.get("Conflict Arbiter Indexes", ())
         }
@@ -46,7 +46,7 @@ class Plan:
         return [node["Relation Name"] for node in self.nodes() if node["Node Type"] == "Seq Scan"]
 
     def rows_read(self) -> float:
-        """Return how many table rows all scans looked at, kept or not, repetitions included."""
+        """Return the table rows that all scans read, kept or not, repetitions included."""
         return sum(_rows_examined(node) for node in self.nodes() if "Scan" in node["Node Type"])
 
     def rows_sorted(self) -> list[float]:
@@ -64,7 +64,7 @@ def explain(
 ) -> Plan:
     """Run the statement, roll its effects back, and return the plan that was used.
 
-    ``generic`` is the plan that a prepared statement ends up with: made without its parameters.
+    ``generic`` plans without the parameters, as for a statement that is prepared and kept.
     """
     run = _explain_generic if generic else _explain_custom
     with connection.transaction(force_rollback=True):
@@ -100,7 +100,7 @@ def numbered(statement: str, params: Mapping[str, Any]) -> tuple[str, composed.C
 
 
 def planned_by(connection: psycopg.Connection[Any], execute: composed.Composable) -> Plan:
-    """Run what EXECUTE says, and return the plan that was used."""
+    """Run the EXECUTE, and return the plan that was used."""
     return Plan(connection.execute(composed.SQL(_EXPLAIN) + execute).fetchall()[0][0][0]["Plan"])
 
 

@@ -1,4 +1,4 @@
-"""Plans of job statements that are kept: made on empty tables, they must be right for full ones."""
+"""Kept plans of job statements: made on empty tables, they must suit full ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.store.adding import ADD_JOBS, KEEP_PLANS
 from tests.plans.case import DEAD_KEYS, KEYS, TOPICS
 from tests.plans.explain import numbered, planned_by
-from tests.plans.job_cases import adding
+from tests.plans.http_cases import adding
 from tests.plans.test_prepared import OFTEN, executions
 from tests.support.statements import sql
 
@@ -79,7 +79,7 @@ def add(job_id: str, if_exists: str = "fail", **fields: Any) -> str | None:
 def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(
     raw: psycopg.Connection[Any], name: str, state: str
 ):
-    """Nobody analyzes them meanwhile, which would have PostgreSQL make another."""
+    """Without an ANALYZE in between, after which PostgreSQL would plan again."""
     params, indexes = KEPT[name]
     prepare, arguments = numbered(getattr(sql, name), params)
     with raw.transaction(force_rollback=True):
@@ -109,7 +109,7 @@ def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(
 
 
 def test_all_that_is_kept_is_tried_above(raw: psycopg.Connection[Any]):
-    """What runs on a kept plan is known by what this session has prepared and how it ran."""
+    """PostgreSQL counts how often each prepared statement of a session ran on a kept plan."""
     configure_topic("orders", shards=3)
     for turn in range(OFTEN):
         add(f"{turn}")
@@ -127,7 +127,7 @@ def test_all_that_is_kept_is_tried_above(raw: psycopg.Connection[Any]):
 
 
 def shape(statement: str) -> str:
-    """The statement without what tells its parameters apart."""
+    """Return the letters of the statement, without its numbered parameters."""
     return "".join(each for each in statement if each.isalpha())
 
 
@@ -158,7 +158,7 @@ def test_a_callers_transaction_is_left_as_it_is(raw: psycopg.Connection[Any]):
 def test_a_kept_plan_survives_a_column_of_another_type(
     raw: psycopg.Connection[Any], other: psycopg.Connection[Any], name: str
 ):
-    """Of what a statement returns PostgreSQL takes no other type, and says so each time."""
+    """PostgreSQL refuses a kept plan whose result has changed its type, with an error."""
     change, back = {
         "pKey": ('ALTER "pKey" TYPE varchar(220)', 'ALTER "pKey" TYPE varchar(200)'),
         "headers": ("ADD COLUMN later int DEFAULT 1", "DROP COLUMN later"),

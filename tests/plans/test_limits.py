@@ -1,4 +1,4 @@
-"""Never more than the limit, whatever plan the server is talked into (Q18)."""
+"""A claim never exceeds its limit, under every plan that PostgreSQL can choose (Q18)."""
 
 from __future__ import annotations
 

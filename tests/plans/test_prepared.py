@@ -1,8 +1,8 @@
-"""What is prepared, and that a connection which began on an empty table serves a full one."""
+"""Prepared statements, and connections that opened on an empty table which has grown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -19,7 +19,7 @@ from delayed_queue.queue.store.settle import (
     return_leases_step,
 )
 
-# More often than PostgreSQL plans before it may keep a plan.
+# Above five runs PostgreSQL may keep a plan.
 OFTEN = 10
 MANY = 20_000
 
@@ -34,7 +34,7 @@ def raw(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
 
 
 def executions(raw: psycopg.Connection[Any], word: str) -> list[tuple[int, int]]:
-    """Return how often each prepared statement with the word ran on a kept plan, on a new one."""
+    """Return the runs of each prepared statement with the word: on a kept plan, on a new one."""
     found = raw.execute(
         "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
         " WHERE strpos(statement, %s) > 0",
@@ -44,24 +44,26 @@ def executions(raw: psycopg.Connection[Any], word: str) -> list[tuple[int, int]]
 
 
 def whole_reads(raw: psycopg.Connection[Any]) -> int:
-    """Return how often this connection has read the table from end to end of late."""
+    """Return the full scans of the queue by this connection in its transaction."""
     row = raw.execute("SELECT pg_stat_get_xact_numscans('delayed_queue'::regclass)").fetchone()
     assert row is not None
     return int(row[0])
 
 
-def test_a_producer_keeps_the_plan_of_its_offers(raw: psycopg.Connection[Any]):
-    queue = DelayedQueue("orders")
+def offer_one(queue: DelayedQueue, number: int) -> None:
+    queue.offer_or_update(f"k{number}", 1)
+
+
+def offer_two(queue: DelayedQueue, number: int) -> None:
+    queue.offer_batch([ScheduledMessage(f"{number}-{each}", 1) for each in range(2)])
+
+
+@pytest.mark.parametrize("offer", [offer_one, offer_two])
+def test_a_producer_keeps_the_plan_of_its_offers(
+    raw: psycopg.Connection[Any], offer: Callable[[DelayedQueue, int], None]
+):
     for number in range(OFTEN):
-        queue.offer_or_update(f"k{number}", 1)
-
-    assert executions(raw, "INSERT INTO delayed_queue") == [(OFTEN - 5, 5)]
-
-
-def test_a_producer_keeps_the_plan_of_its_batches(raw: psycopg.Connection[Any]):
-    queue = DelayedQueue("orders")
-    for number in range(OFTEN):
-        queue.offer_batch([ScheduledMessage(f"{number}-{each}", 1) for each in range(2)])
+        offer(DelayedQueue("orders"), number)
 
     assert executions(raw, "INSERT INTO delayed_queue") == [(OFTEN - 5, 5)]
 
@@ -69,7 +71,7 @@ def test_a_producer_keeps_the_plan_of_its_batches(raw: psycopg.Connection[Any]):
 def test_a_consumer_has_its_statements_planned_each_time(raw: psycopg.Connection[Any]):
     queue = DelayedQueue("orders")
     for number in range(OFTEN):
-        queue.offer_batch([ScheduledMessage(f"{number}-{each}", 1) for each in range(2)])
+        offer_two(queue, number)
         with queue.consume() as consumed:
             assert consumed is not None
         envelope = queue.try_poll()
@@ -86,7 +88,7 @@ def test_a_consumer_has_its_statements_planned_each_time(raw: psycopg.Connection
 def test_what_began_on_an_empty_table_does_not_read_a_full_one_to_its_end(
     raw: psycopg.Connection[Any],
 ):
-    """No ANALYZE comes to its help, and the kept plan would be one for an empty table."""
+    """Without an ANALYZE: a kept plan would be one for an empty table."""
     queue = DelayedQueue("orders")
     for _ in range(OFTEN):
         assert queue.try_poll() is None
@@ -104,7 +106,6 @@ def test_what_began_on_an_empty_table_does_not_read_a_full_one_to_its_end(
 def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
     raw: psycopg.Connection[Any],
 ):
-    """Made on an empty table, not one of them reads the full one to its end."""
     with using_own_connection("default"):
         for _ in range(OFTEN):
             turn("nothing", [])
@@ -127,7 +128,7 @@ def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
 def test_the_statements_of_a_worker_are_never_compiled(
     raw: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ):
-    """What its settings forbid counts as dear before PostgreSQL 18: it was, for seconds a claim."""
+    """Before PostgreSQL 18 a forbidden scan counts as dear: compiling took seconds a claim."""
     monkeypatch.setenv("PGOPTIONS", "-c jit=on")
     connection.close()
     turn("nothing", [])
@@ -144,7 +145,7 @@ def setting(name: str) -> str:
 
 
 def turn(lease_id: str, ids: list[int]) -> list[int]:
-    """Write and claim as a worker does; return the ids claimed."""
+    """Settle and claim as a worker does; return the claimed ids."""
     answers = run(
         "default",
         [

@@ -1,4 +1,4 @@
-"""Capped counts say that they are capped, whatever fills the cap (Q32)."""
+"""Capped counts are reported as capped, in every mix of states (Q32)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill_with_half_of_each(queue: DelayedQueue) -> None:
 
 
 def fill_behind_the_leases_of_another_queue(queue: DelayedQueue) -> None:
-    """Neither the first ten that are not due nor the first ten leases tell of our leases."""
+    """The first ten that are not due, and the first ten leases, are of other queues."""
     for each in range(20):
         lease(DelayedQueue(f"other {each}"), 1)
     schedule(queue, 20, after=timedelta(minutes=1))
@@ -59,7 +59,6 @@ def test_a_count_that_was_cut_short_is_called_capped(
 
 
 def test_leases_are_counted_in_full_behind_those_of_other_queues(queue: DelayedQueue):
-    """Where the messages that are not due are few, they are the whole truth."""
     for each in range(20):
         lease(DelayedQueue(f"other {each}"), 1)
     lease(queue, 5)

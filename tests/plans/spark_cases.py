@@ -1,0 +1,120 @@
+"""The statements of the pipeline: the ledger, the merges, the streams, the archives."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tests.plans.case import (
+    DEAD_DIED,
+    DUE,
+    KEYS,
+    LEASES,
+    LIMITS,
+    PRIMARY,
+    SAMPLES,
+    SCHEDULES,
+    Each,
+    cases,
+)
+from tests.plans.rows import NOW
+
+LEDGER: Final = "delayed_queue_offer_ledger_pkey"
+CHUNKS: Final = "offer_ledger_chunk"
+ATTEMPTS: Final = "offer_stage_attempt"
+
+_JOB: Final[dict[str, Any]] = {"job": "job-700", "batch": 0}
+_CHUNK: Final[dict[str, Any]] = {
+    "batch": 0, "partition": 3, "chunk": 5, "digest": "new", "rows": 1000, "created": 1000,
+    "job": Each("job-700", "new"),
+}  # fmt: skip
+CHUNKS_OF_JOBS: Final = [
+    *cases("CLAIM_CHUNK", CHUNKS, **_CHUNK),
+    *cases("CLOSE_JOB", CHUNKS, **_CHUNK | {"partition": -1}),
+    *cases("OPEN_JOB", CHUNKS, **_CHUNK | {"partition": -2}),
+    *cases("COUNT_ENDED", CHUNKS, **_CHUNK | {"digest": "done"}),
+    *cases("ENDED_OF", CHUNKS, **_JOB, n=10),
+    *cases("SETTLE_CHUNK", LEDGER, id=1, created=1, updated=0),
+    *cases("IS_CLOSED", CHUNKS, **_JOB),
+    *cases("ANSWER_OF", CHUNKS, job="job-7"),
+    *cases("NOTE_ANSWER", CHUNKS, job="job-7", answer="{}"),
+    *cases("COUNT_JOB", CHUNKS, job="job-700", n=10),
+    *cases("OFFERED_OF", CHUNKS, job="job-700", n=10),
+    *cases("PRUNE_LEDGER", "offer_ledger_recorded", age=Each(3_600_000, 24 * 3_600_000),
+           limit=1000, fixed=300),
+    *cases("NOTIFY_KINDS", channels=["one", "two"], max_rows=0),
+    *cases("LOOK_AROUND", max_rows=0),
+    *cases("WHICH_DATABASE", max_rows=1),
+]  # fmt: skip
+
+_STAGED: Final[dict[str, Any]] = {"n": 1000, "fixed": 300}
+_WHOLE: Final[dict[str, Any]] = {
+    "turn": 0,
+    "job": "job-7",
+    "attempts": ["attempt-14", "attempt-15"],
+}
+_OFFERED: Final = {"delayed_queue_offered"}
+MERGES: Final = [
+    *cases("MERGE_IF_NOT_EXISTS", KEYS, turn=0, scans=_OFFERED, **_STAGED),
+    *cases("MERGE_OR_UPDATE", KEYS, turn=0, scans=_OFFERED, **_STAGED),
+    *cases("MERGE_STAGE_IF_NOT_EXISTS", KEYS, ATTEMPTS, **_WHOLE, **_STAGED),
+    *cases("MERGE_STAGE_OR_UPDATE", KEYS, ATTEMPTS, **_WHOLE, **_STAGED),
+    *cases("COUNT_STAGED", ATTEMPTS, job="job-7", attempts=["attempt-14"], n=500),
+    *cases("CLEAR_STAGE", ATTEMPTS, job="job-7", **_STAGED),
+    *cases("PRUNE_STAGE", "offer_stage_recorded", age=600_000, limit=1000, fixed=300),
+]  # fmt: skip
+
+_LEASED: Final[dict[str, Any]] = {"kind": "leased|json"}
+_TAKEN_OVER: Final[dict[str, Any]] = {
+    "deliveries": 1,
+    "n": 100,
+    "max_rows": 8,
+    "fixed": 300,
+    **_LEASED,
+}
+STREAMS: Final = [
+    *cases("LEASE_DUE", DUE, PRIMARY, LIMITS, kind=Each("bulk|json", "due|json", "mixed|json"),
+           limit=Each(100, 1000), cutoff=Each(None, NOW), lease_id="mine", max_buffers=40,
+           fixed=400),
+    *cases("BACKLOG", DUE, kind=Each("bulk|json", "due|json", "mixed|json"), cap=100, n=100,
+           max_rows=6, max_buffers=6, fixed=100),
+    *cases("QUEUE_RULES", DUE, LIMITS, kind=Each("bulk|json"), max_rows=8),
+    *cases("QUEUE_RULES", DUE, DEAD_DIED, LIMITS, SCHEDULES, SAMPLES, kind=Each("nothing|json"),
+           max_rows=8),
+    *cases("LEASED_PIECES", LEASES, lease_id="lease-1760", most=8, least=10, n=100, max_rows=6),
+    # Other cases leave dead versions of the lease.
+    *cases("RENEW_LEASE", LEASES, lease_id="lease-1760", n=100, max_rows=6, fixed=300),
+    *cases("COUNT_DELIVERY", PRIMARY, id=1760, lease_id="lease-1760", or_reads=LEASES),
+    # Each run leaves dead versions under its lease: these leases are in no other case.
+    *cases("TAKE_OVER_LEASE", LEASES, lease_id=Each("lease-1761"), lease_ids=["lease-1761"] * 2,
+           **_TAKEN_OVER),
+    *cases("TAKE_OVER_LEASE", LEASES, lease_id=Each("new"), lease_ids=["lease-1762", "new"],
+           **_TAKEN_OVER),
+    *cases("SAMPLED_CUTS", kind=Each("bulk|json", None), parts=8, pages=20, n=2000,
+           scans={"delayed_queue"}),
+    *cases("ID_RANGE", PRIMARY, n=2, fixed=300),
+    *cases("READ_RANGE", PRIMARY, first=50_000, last=51_000, n=1000, max_buffers=5, fixed=100),
+    *cases("READ_LEASED", LEASES, **_LEASED, lease_id="lease-1760", first=0, last=10**9, n=100,
+           max_rows=6),
+]  # fmt: skip
+
+_HELD: Final[dict[str, Any]] = {"id": 1_002_600, "holder": "host:1:x"}
+_ARCHIVE: Final = "delayed_queue_archive_pkey"
+_UNFINISHED: Final = "archive_unfinished"
+_FILE: Final = "archive_file_name"
+_BATCH: Final[dict[str, Any]] = {"from": 0, "to": 500, "deleted": 500, "changed": 0}
+_HUNDRED: Final[dict[str, Any]] = dict.fromkeys(("sizes", "rows", "checksums"), [1] * 100)
+ARCHIVES: Final = [
+    *cases("PLAN_ARCHIVE", _UNFINISHED, source="table-60", path="lake", holder="me", max_rows=0),
+    *cases("UNFINISHED_ARCHIVE", _UNFINISHED, source="table-20"),
+    *cases("HOLD_ARCHIVE", _ARCHIVE, **_HELD, dead="x"),
+    *cases("ADVANCE_ARCHIVE", _ARCHIVE, **_HELD, state="written", to="pruned", rows=None,
+           deleted=1, changed=0),
+    *cases("DROP_ARCHIVE", _ARCHIVE, **_HELD),
+    *cases("SAVE_FILES", id=1_002_600, names=[f"new-{n}" for n in range(100)], **_HUNDRED, n=100),
+    *cases("FILES_OF", _FILE, id=1_002_600, n=100),
+    *cases("FILE_TO_PRUNE", _FILE, _ARCHIVE, **_HELD, name="part-7"),
+    *cases("COUNT_BATCH", _FILE, _ARCHIVE, **_HELD, name="part-7", **_BATCH),
+    *cases("SAVE_REPORT", "delayed_queue_report_pkey", figures="{}", plots="{}", keep=30, n=130),
+]  # fmt: skip
+
+SPARK_CASES: Final = [*ARCHIVES, *CHUNKS_OF_JOBS, *MERGES, *STREAMS]
