@@ -136,7 +136,6 @@ class CallbackResult:
     ``bytes_read``: bytes of the answer's body.
     """
 
-    started_at: datetime
     duration: timedelta
     failure: Failure | None = None
     detail: str = ""
@@ -176,21 +175,20 @@ def least_wait(step: timedelta, asked: timedelta | None) -> timedelta:
     return step if asked is None else max(step, asked)
 
 
-def retry_after_of(headers: Mapping[str, str], now: datetime, limit: timedelta) -> timedelta | None:
+def retry_after_of(headers: Mapping[str, str], limit: timedelta) -> timedelta | None:
     """Return the wait of the ``Retry-After`` header, from zero to the limit.
 
-    None without the header, and for a value that is neither seconds nor a date. A date is compared
-    with the answer's own ``Date``, so that a wrong clock of the receiver does not matter.
+    None without the header, and for a value that is neither seconds nor a date. A date counts from
+    the answer's own ``Date``, which every server with a clock sends, so no wrong clock matters.
     """
     asked = headers.get("Retry-After", "").strip()
     if asked.isascii() and asked.isdigit():
         # Checked before int(), which is slow for thousands of digits.
         return limit if len(asked) > 9 else min(timedelta(seconds=int(asked)), limit)
-    until = _http_date(asked)
-    if until is None:
+    until, since = _http_date(asked), _http_date(headers.get("Date", ""))
+    if until is None or since is None:
         return None
-    wait = until - (_http_date(headers.get("Date", "")) or now)
-    return min(max(wait, timedelta(0)), limit)
+    return min(max(until - since, timedelta(0)), limit)
 
 
 def _http_date(text: str) -> datetime | None:

@@ -7,7 +7,7 @@ import errno
 import io
 import ssl
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import Final, Self
@@ -141,7 +141,7 @@ class CallbackClient:
     async def _attempt(self, request: CallbackRequest, enter: Enter | None) -> CallbackResult:
         exchange = Exchange(self._policy, self.sockets, enter=enter)
         token = current.set(exchange)
-        began_at, began = datetime.now(UTC), time.monotonic()
+        began = time.monotonic()
         error: BaseException | None = None
         try:
             total = self._settings.TOTAL_TIMEOUT.total_seconds()
@@ -154,7 +154,7 @@ class CallbackClient:
             exchange.finish()
         if exchange.is_withdrawn:
             raise Withdrawn
-        return self._result(exchange, error, began_at, timedelta(seconds=time.monotonic() - began))
+        return self._result(exchange, error, timedelta(seconds=time.monotonic() - began))
 
     async def _exchange(self, request: CallbackRequest, exchange: Exchange) -> None:
         target = self._read_url(request.url)
@@ -180,30 +180,25 @@ class CallbackClient:
             await _read(response, exchange.body)
 
     def _result(
-        self,
-        exchange: Exchange,
-        error: BaseException | None,
-        began_at: datetime,
-        duration: timedelta,
+        self, exchange: Exchange, error: BaseException | None, duration: timedelta
     ) -> CallbackResult:
         failure, detail = outcome_of(error, exchange)
         return CallbackResult(
-            started_at=began_at,
             duration=duration,
             failure=failure,
             detail=detail,
             status=exchange.status,
             is_ambiguous=failure is not None and exchange.is_sent and not exchange.is_refused,
             address=exchange.address,
-            retry_after=self._asked_wait(exchange, began_at + duration),
+            retry_after=self._asked_wait(exchange),
             excerpt=excerpt_of(bytes(exchange.body), exchange.headers.get("Content-Encoding", "")),
             bytes_read=len(exchange.body),
         )
 
-    def _asked_wait(self, exchange: Exchange, now: datetime) -> timedelta | None:
+    def _asked_wait(self, exchange: Exchange) -> timedelta | None:
         if not exchange.is_refused:
             return None
-        return retry_after_of(exchange.headers, now, self._settings.RETRY_AFTER_LIMIT)
+        return retry_after_of(exchange.headers, self._settings.RETRY_AFTER_LIMIT)
 
 
 async def _read(response: ClientResponse, body: bytearray) -> None:

@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
 from zlib import crc32
@@ -196,7 +196,7 @@ def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback
 
 
 def _refused(error: UrlRefused) -> CallbackResult:
-    return CallbackResult(datetime.now(UTC), timedelta(0), Failure.BLOCKED, str(error))
+    return CallbackResult(timedelta(0), Failure.BLOCKED, str(error))
 
 
 def _sentence(callback: Callback, result: CallbackResult) -> str:

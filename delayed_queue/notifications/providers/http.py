@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from aiohttp import (
@@ -157,9 +157,8 @@ class HttpSmsProvider:
         if verdict is Verdict.ACCEPTED:
             return Outcome(verdict, shown, str(answer.get(self._id_field, ""))[:200])
         return Outcome(
-            verdict, shown, retry_after=retry_after_of(
-                wire.headers, datetime.now(UTC), callback_settings().RETRY_AFTER_LIMIT
-            ),
+            verdict, shown,
+            retry_after=retry_after_of(wire.headers, callback_settings().RETRY_AFTER_LIMIT),
             detail=cleaned(text), blames_provider=status >= 500 or status in (401, 402, 403),
         )  # fmt: skip
 

@@ -156,7 +156,7 @@ class TestLimits:
         host = breaker.HostState("h")
         for is_success in results:
             failure = None if is_success else Failure.TIMEOUT
-            host.note(CallbackResult(timezone.now(), timedelta(seconds=seconds), failure))
+            host.note(CallbackResult(timedelta(seconds=seconds), failure))
         assert host.window == window
 
     def test_j12_the_rate_of_an_endpoint_is_kept_and_nothing_fails(

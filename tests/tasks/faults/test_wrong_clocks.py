@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import time_machine
@@ -18,13 +19,44 @@ from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow
 from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.keeping import keep_days
 from delayed_queue.tasks.models import TaskResult
-from tests.support.processes import Process, environment, killed_at_last, wait_until
+from tests.support.processes import ROOT, Process, environment, killed_at_last, wait_until
 from tests.tasks.conftest import drained
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DAYS = pytest.mark.parametrize("days", [-40, 40], ids=["behind", "ahead"])
 RESULTS, SAMPLES = "delayed_queue_task_result", "delayed_queue_sample"
+
+# Each use of a host's clock in the package. None decides what is due, kept or dropped.
+CLOCKS: Final = re.compile(
+    r"(datetime|timezone)\.now\(|time\.time(_ns)?\(|utcnow\(|\.today\(|(local|gm)time\("
+)
+HOST: Final = {
+    "http/jobs/adding.py": "the hint to wake a poller",
+    "http/jobs/requests.py": "the bound of ten years",
+    "messages.py": "the text of an error",
+    "observe/metrics.py": "the lateness of deliveries as a metric",
+    "queue/base.py": "the hint to wake a poller, and the bound of a delay",
+    "spark/pipeline/doctor.py": "compared with the database's clock",
+    "spark/pipeline/manifests.py": "the name of a directory",
+    "spark/pipeline/offers.py": "the bound of the last schedule",
+    "spark/pipeline/records.py": "the bound of a delay",
+    "tasks/policies.py": "the text of an error",
+    "tasks/runs.py": "the times that a task sees of itself while it runs",
+    "testing/factories.py": "rows of tests",
+    "testing/stores.py": "the queue in memory",
+    "worker/process/health.py": "the age of a file of this host",
+}
+
+
+def test_each_use_of_the_hosts_clock_is_known() -> None:
+    package = ROOT / "delayed_queue"
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if CLOCKS.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == HOST.keys()
 
 
 @pytest.fixture(autouse=True)
