@@ -224,8 +224,8 @@ def _is_away(error: Exception) -> bool:
 class Link:
     """One connection to the database of the options, opened when it is first needed."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, options: Options, *, dsn: str | None = None) -> None:
+        self._options, self._dsn = options, dsn
         self._connection: Connection | None = None
 
     def repeat(self, what: str, work: Callable[[Connection], T]) -> T:
@@ -246,7 +246,7 @@ class Link:
 
     def _once(self, work: Callable[[Connection], T]) -> T:
         try:
-            self._connection = self._connection or connect(self._options)
+            self._connection = self._connection or connect(self._options, dsn=self._dsn)
             answer = work(self._connection)
             self._connection.commit()
         except BaseException:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from delayed_queue.db.sql import value_of
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.database import Connection, Link, connect, fetch
+from delayed_queue.spark.database import Connection, Link, fetch
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.store.offering import (
     CLOSE_JOB,
@@ -94,8 +94,8 @@ def counts(job: str, dsn: str | None = None) -> Counts:
     >>> counts("campaign-7")
     Counts(created=990000, updated=0, ignored=10000, is_complete=True)
     """
-    with closing(connect(Options(), dsn=dsn)) as connection:
-        return job_counts(connection, job)
+    with closing(Link(Options(), dsn=dsn)) as link:
+        return link.repeat("Reading the counts", lambda connection: job_counts(connection, job))
 
 
 def job_counts(connection: Connection, job: str) -> Counts:

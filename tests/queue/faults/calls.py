@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
+from django.db import connection
+
 from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
+from delayed_queue.cron.keeper import CronEntry, CronKeeper
 from delayed_queue.cron.rules import CronMessage
 from delayed_queue.http import tokens
 from delayed_queue.http.callbacks import operating
@@ -20,6 +23,8 @@ from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.models import Status
 from delayed_queue.queue import bulk
 from delayed_queue.queue.bulk import BulkPlan
+from delayed_queue.spark import dsn_from_django
+from delayed_queue.spark.source import ledger
 from delayed_queue.tasks._api import task_backends
 from tests.notifications.factories import enqueue
 from tests.notifications.requests import email
@@ -113,6 +118,21 @@ def installed(ready: Ready) -> Any:
     return partial(ready.queue.cron.install_tick, "hash", "tick", [message])
 
 
+def keeper(ready: Ready) -> CronKeeper:
+    return CronKeeper(entries=[CronEntry(ready.queue.name, "tick", "@hourly")])
+
+
+def kept(keeper: CronKeeper) -> Any:
+    found = keeper.check()
+    assert [each.error for each in found] == [""]
+    return found
+
+
+def kept_before(ready: Ready) -> CronKeeper:
+    kept(keeper(ready))
+    return keeper(ready)
+
+
 Case = tuple[str, Callable[[Ready], Any]]
 ON_QUEUE: Final[dict[str, Case]] = {
     "read": (ANY, lambda it: partial(it.offered().read, "key")),
@@ -162,6 +182,20 @@ ON_RUNS: Final[dict[str, Case]] = {
     ),
     "bulk.switch_run": (ANY, lambda it: partial(bulk.switch_run, it.run(), "pause")),
 }
+ON_CRON: Final[dict[str, Case]] = {
+    "CronService.install_tick": (COMMIT, installed),
+    "CronService.uninstall_tick": (
+        COMMIT, lambda it: partial(it.queue.cron.uninstall_tick, "hash", "tick"),
+    ),
+    "CronKeeper.check": (COMMIT, lambda it: partial(kept, keeper(it))),
+    "CronKeeper.uninstall": (COMMIT, lambda it: kept_before(it).uninstall),
+    "CronKeeper.listed": (ANY, lambda it: lambda: list(kept_before(it).listed())),
+}  # fmt: skip
+ON_SPARK: Final[dict[str, Case]] = {
+    "ledger.counts": (
+        ANY, lambda it: partial(ledger.counts, it.tag, dsn_from_django(connection.settings_dict)),
+    ),
+}  # fmt: skip
 ON_TASKS: Final[dict[str, Case]] = {
     "enqueue": (COMMIT, lambda it: partial(work().once.enqueue, it.tag)),
     "enqueue, plain": (OFFER, lambda it: partial(work().add.enqueue, 1, 2)),
@@ -252,9 +286,5 @@ CASES: Final[dict[str, Case]] = {
     **{f"DelayedQueue.{name}": case for name, case in ON_QUEUE.items()},
     **{f"GroupService.{name}": case for name, case in ON_GROUPS.items()},
     **{f"DelayedQueueBackend.{name}": case for name, case in ON_TASKS.items()},
-    "CronService.install_tick": (COMMIT, installed),
-    "CronService.uninstall_tick": (
-        COMMIT, lambda it: partial(it.queue.cron.uninstall_tick, "hash", "tick"),
-    ),
-    **ON_RUNS, **ON_TOKENS, **ON_JOBS, **ON_NOTIFICATIONS,
+    **ON_CRON, **ON_RUNS, **ON_TOKENS, **ON_JOBS, **ON_NOTIFICATIONS, **ON_SPARK,
 }  # fmt: skip

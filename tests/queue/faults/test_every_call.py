@@ -18,6 +18,7 @@ from django.db import Error, connection, connections
 from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, Groups
+from delayed_queue.cron.keeper import CronKeeper
 from delayed_queue.cron.service import CronService
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http import rates, tokens
@@ -29,6 +30,7 @@ from delayed_queue.queue import bulk
 from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.queue.groups import GroupService
 from delayed_queue.retries import Backoff
+from delayed_queue.spark.source import ledger
 from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.backend import DelayedQueueBackend
 from delayed_queue.tasks.models import TaskResult
@@ -62,9 +64,12 @@ INTERNAL: Final = {
     "managing": {"as_id"},
 }  # fmt: skip
 CLASSES: Final = (
-    DelayedQueue, GroupService, CronService, DelayedQueueBackend, BulkPlan, consuming.Pop,
+    DelayedQueue, GroupService, CronService, CronKeeper, DelayedQueueBackend, BulkPlan,
+    consuming.Pop,
 )  # fmt: skip
-MODULES: Final = (tokens, operating, adding, catalogue, consuming, dead, bulk, intake, managing)
+MODULES: Final = (
+    tokens, operating, adding, catalogue, consuming, dead, bulk, intake, managing, ledger,
+)  # fmt: skip
 WITHOUT_ALIAS: Final = (intake, managing)
 
 
@@ -86,7 +91,8 @@ def public_calls() -> Iterator[str]:
 
 
 def _asks(module: ModuleType, name: str) -> bool:
-    return module in WITHOUT_ALIAS or "using" in inspect.signature(getattr(module, name)).parameters
+    parameters = inspect.signature(getattr(module, name)).parameters
+    return module in WITHOUT_ALIAS or not parameters.keys().isdisjoint({"using", "dsn"})
 
 
 def _named(owner: str, name: str) -> Iterator[str]:
