@@ -31,9 +31,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("concurrency", [1, 10])
+@pytest.mark.parametrize(("concurrency", "seconds"), [(1, 2), (10, 8)])
 def test_a_worker_handles_what_is_offered_while_its_connections_are_half_open(
-    queue: DelayedQueue, proxy: Proxy, concurrency: int
+    queue: DelayedQueue, proxy: Proxy, concurrency: int, seconds: int
 ) -> None:
     handled: dict[str, threading.Event] = {key: threading.Event() for key in ("before", "after")}
 
@@ -41,7 +41,7 @@ def test_a_worker_handles_what_is_offered_while_its_connections_are_half_open(
         handled[envelope.key].set()
 
     handler = handler_of("faults", handle)
-    interval = timedelta(seconds=2)
+    interval = timedelta(seconds=seconds)
     with running(worker_with(handler, poll_interval=interval, concurrency=concurrency)):
         queue.offer_or_update("before", 1)
         assert handled["before"].wait(30)
