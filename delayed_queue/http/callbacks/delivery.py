@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
 from zlib import crc32
