@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from django.http import HttpResponse
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
+from delayed_queue.conf import MIB
 from delayed_queue.http.api import Api, ApiRequest, Endpoints, Problem
 from delayed_queue.http.api.auth import charge, demand_scope
 from delayed_queue.http.api.bodies import JSON, NDJSON, lines_of, parse, reply
@@ -17,7 +18,7 @@ from delayed_queue.http.api.problems import invalid
 from delayed_queue.http.reading import CONTROLS, Errors, read
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.intake import DEPTH, Accepted, Refused, read_json
+from delayed_queue.notifications.intake import BODY_BYTES, DEPTH, Accepted, Refused, read_json
 from delayed_queue.notifications.models import (
     Channel,
     Notification,
@@ -31,6 +32,7 @@ from delayed_queue.notifications.validation import FieldError
 
 TOPIC: Final = "notifications"
 MAX_PAGE: Final = 500
+BULK_BYTES: Final = 8 * MIB
 _LINE: Final = rf"^[^{CONTROLS}\u2028\u2029]*$"
 calls: Final = Endpoints("notifications")
 
@@ -60,13 +62,6 @@ class ListQuery(Struct, forbid_unknown_fields=True):
 # Replies
 
 
-class FieldReply(Struct):
-    """An error in one field."""
-
-    path: str
-    message: str
-
-
 class AcceptedReply(Struct):
     """An accepted request; ``duplicate``: the key was used before, by the notification ``id``."""
 
@@ -82,7 +77,7 @@ class BulkItem(Struct):
     id: uuid.UUID | UnsetType = UNSET
     status: Status | UnsetType = UNSET
     duplicate: bool | UnsetType = UNSET
-    errors: list[FieldReply] | UnsetType = UNSET
+    errors: Sequence[FieldError] | UnsetType = UNSET
 
 
 class BulkReply(Struct):
@@ -145,7 +140,7 @@ class NotificationPage(Struct):
     "add",
     status=202,
     accepts={JSON: NotificationBody},
-    limit=lambda _: get_settings().BODY_BYTES,
+    limit=lambda _: BODY_BYTES,
     answer=AcceptedReply,
 )
 def send(request: ApiRequest) -> HttpResponse:
@@ -164,7 +159,7 @@ def send(request: ApiRequest) -> HttpResponse:
     "add",
     status=202,
     accepts={JSON: Annotated[list[NotificationBody], _MANY], NDJSON: str},
-    limit=lambda _: get_settings().BULK_BYTES,
+    limit=lambda _: BULK_BYTES,
 )
 def send_many(request: ApiRequest) -> BulkReply:
     """Store the valid ones of many notifications in one transaction; return each item's result."""
@@ -218,7 +213,7 @@ def retry(request: ApiRequest, id: uuid.UUID) -> AcceptedReply:  # noqa: A002
     "suppressions",
     "manage",
     accepts={JSON: SuppressionRequest},
-    limit=lambda _: get_settings().BODY_BYTES,
+    limit=lambda _: BODY_BYTES,
 )
 def suppress(request: ApiRequest) -> None:
     """Send nothing more to a recipient, of any sender: in one category, or at all."""
@@ -229,7 +224,7 @@ def suppress(request: ApiRequest) -> None:
     "suppressions/lift",
     "manage",
     accepts={JSON: SuppressionRequest},
-    limit=lambda _: get_settings().BODY_BYTES,
+    limit=lambda _: BODY_BYTES,
 )
 def lift_suppression(request: ApiRequest) -> None:
     """Send to a recipient again; also 204 where there was no suppression."""
@@ -249,7 +244,7 @@ def change_suppression(raw: Any, *, is_lifted: bool) -> list[FieldError]:
     errors: Errors = []
     found = read(SuppressionRequest, raw, errors)
     if found is None:
-        return [FieldError(path, message) for path, message in errors]
+        return [FieldError(*each) for each in errors]
     if problem := problem_with(found.channel, found.to):
         return [FieldError("to", problem)]
     values = (found.channel, found.to, found.category or "")
@@ -293,8 +288,7 @@ def _invalid(errors: Sequence[FieldError]) -> Problem:
 
 def _bulk_item(index: int, answer: Accepted | Refused) -> BulkItem:
     if isinstance(answer, Refused):
-        errors = [FieldReply(each.path, each.message) for each in answer.errors]
-        return BulkItem(index, errors=errors)
+        return BulkItem(index, errors=answer.errors)
     return BulkItem(index, answer.id, answer.status, answer.is_duplicate or UNSET)
 
 

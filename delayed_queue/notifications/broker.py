@@ -29,6 +29,8 @@ HEARTBEAT: Final = 30
 # At a stop, wait for the broker's last answers at most N seconds.
 FAREWELL_SECONDS: Final = 3.0
 LINGER_SECONDS: Final = 0.05
+# At most N messages are stored in one transaction.
+BATCH: Final = 200
 LOOK_SECONDS: Final = 0.5
 FIRST_WAIT: Final = 0.2
 LONGEST_WAIT: Final = 30.0
@@ -38,9 +40,9 @@ _MAX_ID: Final = 200
 class Consumer:
     """Consumes batches from one queue of a broker until stopped; reconnects after outages.
 
-    A batch is what arrives within 50 ms, at most ``BROKER_BATCH``. It is stored in one transaction
-    and then acknowledged. If the broker or the database is lost before that, the broker delivers it
-    again. A repeated message with an id, or with a ``dedupeKey``, changes nothing.
+    A batch is what arrives within 50 ms, at most ``batch`` messages. It is stored in one
+    transaction and then acknowledged. If the broker or the database is lost before that, the broker
+    delivers it again. A repeated message with an id, or with a ``dedupeKey``, changes nothing.
     """
 
     def __init__(
@@ -48,14 +50,14 @@ class Consumer:
         url: str = "",
         queue: str = "",
         tenant: str = "",
-        batch: int | None = None,
+        batch: int = BATCH,
         heartbeat: int = HEARTBEAT,
     ) -> None:
         settings = get_settings()
         self.url = url or settings.BROKER_URL
         self.queue = queue or settings.BROKER_QUEUE
         self.tenant = tenant or settings.BROKER_TENANT
-        self.batch = settings.BROKER_BATCH if batch is None else batch
+        self.batch = batch
         _check(self.tenant, self.batch)
         self.tally = Tally()
         self._heartbeat = heartbeat

@@ -8,8 +8,6 @@ from datetime import timedelta
 from typing import Any, Final
 
 from delayed_queue.conf import (
-    KIB,
-    MIB,
     Rule,
     RuledSection,
     between,
@@ -31,14 +29,12 @@ class NotificationSettings:
     """Every key of ``DELAYED_QUEUE["NOTIFICATIONS"]``, in upper case.
 
     ``DEDUPE_WINDOW``: how long a ``dedupeKey`` stands for the first request that had it.
-    ``MAX_AHEAD``: how far in the future ``sendAt`` and ``expiresAt`` may lie.
     ``HASH_KEY``: the key of the recipients' hashes; empty takes it from ``SECRET_KEY``, and then
     suppressions are lost when that changes.
-    ``BODY_BYTES``, ``BULK_BYTES``, ``BULK_ITEMS``: the largest request, alone and in bulk.
+    ``BULK_ITEMS``: the maximum of requests in a bulk.
     ``BROKER_URL``: where ``consumenotifications`` connects; ``memory://`` is this process alone.
     ``BROKER_QUEUE``: the queue it reads.
     ``BROKER_TENANT``: whose notifications those of the broker are.
-    ``BROKER_BATCH``: the most messages it takes before it commits and acknowledges.
     ``RETENTION``: how long ended notifications are kept by ``prunenotifications``.
     ``PROVIDERS``: for each channel its providers in order of preference, each a dict of ``kind``
     (or a dotted path), ``name``, perhaps ``rate`` (per second, burst), and the kind's options.
@@ -46,7 +42,6 @@ class NotificationSettings:
     ``THROTTLE``: for each channel, how many a second one recipient gets, and how many at once.
     ``LEASE``: how long a dispatcher that died is waited for.
     ``CLAIM``: "fast", or "strict" where one batch must not be split between two dispatchers.
-    ``GATHER``: how long the start of a notification waits for others to share its statement.
     ``WAIT``: how long a dispatcher waits in place for a provider's rate, before it snoozes.
     ``SECRETS``: what webhooks and callbacks are signed with, the newest first; empty derives one
     from ``SECRET_KEY``.
@@ -55,15 +50,11 @@ class NotificationSettings:
     """
 
     DEDUPE_WINDOW: timedelta = timedelta(hours=24)
-    MAX_AHEAD: timedelta = timedelta(days=366)
     HASH_KEY: str = field(default="", repr=False)
-    BODY_BYTES: int = 256 * KIB
-    BULK_BYTES: int = 8 * MIB
     BULK_ITEMS: int = 1000
     BROKER_URL: str = field(default="memory://", repr=False)
     BROKER_QUEUE: str = "notifications"
     BROKER_TENANT: str = "broker"
-    BROKER_BATCH: int = 200
     RETENTION: timedelta = timedelta(days=90)
     PROVIDERS: Mapping[str, Sequence[Mapping[str, Any]]] = field(
         default_factory=lambda: CONSOLES, repr=False
@@ -74,7 +65,6 @@ class NotificationSettings:
     THROTTLE: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     LEASE: timedelta = timedelta(minutes=1)
     CLAIM: str = "fast"
-    GATHER: timedelta = timedelta(milliseconds=5)
     WAIT: timedelta = timedelta(milliseconds=500)
     SECRETS: Sequence[str] = field(default=(), repr=False)
     CIRCUIT_FAILURES: int = 30
@@ -106,18 +96,13 @@ def _of_up_to(most: timedelta, words: str) -> Rule:
 
 
 _YEARS: Final = _of_up_to(timedelta(days=3650), "3650 days")
-_SHORT: Final = _of_up_to(timedelta(minutes=1), "a minute")
 RULES: Final[Mapping[str, Rule]] = {
     "DEDUPE_WINDOW": _YEARS,
-    "MAX_AHEAD": _YEARS,
     "HASH_KEY": Rule(_is_text, "It must be a text."),
-    "BODY_BYTES": counts(KIB, 16 * MIB),
-    "BULK_BYTES": counts(KIB, 64 * MIB),
     "BULK_ITEMS": counts(1, 10_000),
     "BROKER_URL": Rule(_is_name, "It must be a url, as in 'amqp://…'."),
     "BROKER_QUEUE": Rule(_is_name, "It must be the name of a queue."),
     "BROKER_TENANT": Rule(_is_name, "It must be the name of a tenant."),
-    "BROKER_BATCH": counts(1, 10_000),
     "RETENTION": _YEARS,
     "PROVIDERS": Rule(
         _by_channel(each(lambda entry: isinstance(entry, Mapping))),
@@ -133,8 +118,7 @@ RULES: Final[Mapping[str, Rule]] = {
         "It must be a timedelta from a second to a day.",
     ),
     "CLAIM": Rule(lambda value: value in CLAIMS, f"It must be one of {', '.join(CLAIMS)}."),
-    "GATHER": _SHORT,
-    "WAIT": _SHORT,
+    "WAIT": _of_up_to(timedelta(minutes=1), "a minute"),
     "SECRETS": Rule(each(_is_text), "It must be a list of texts."),
     "CIRCUIT_FAILURES": counts(1, 1_000_000),
     "CIRCUIT_PAUSE": _of_up_to(timedelta(days=1), "a day"),

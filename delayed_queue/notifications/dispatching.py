@@ -32,6 +32,8 @@ from delayed_queue.notifications.services import USING, Begun
 from delayed_queue.notifications.settling import IN_DOUBT, Call, Settlement
 
 _NOW: Final = timedelta(0)
+# The start of a notification waits for others, to share a commit.
+GATHER_SECONDS: Final = 0.005
 # Delay after a call that was not made: the provider has no room, or the database is unavailable.
 _POSTPONED: Final = timedelta(seconds=1)
 _RECORDED: Final = {
@@ -267,7 +269,7 @@ async def _begin_all(place: None, starts: list[Start]) -> Sequence[Begun | None]
 
 
 def _gathering(key: None) -> Starting:
-    return LoopGathering(_begin_all, pause=get_settings().GATHER.total_seconds())
+    return LoopGathering(_begin_all, pause=GATHER_SECONDS)
 
 
 _starting: Final[LoopLocal[None, Starting]] = LoopLocal(_gathering)

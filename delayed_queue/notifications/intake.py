@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, LiteralString
 
 from django.db import transaction
+from msgspec import json, structs
 
 from delayed_queue import ScheduledMessage
+from delayed_queue.conf import KIB
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import Lost, repeat
 from delayed_queue.db.sql import Step
@@ -61,29 +63,28 @@ WITH ended AS (
         status, outcome, ended_at, attempts, provider, provider_id, error_class
     )
     SELECT
-        id, %(tenant)s::text, channel, priority, category, recipient, recipient_hash, template,
+        id, %(tenant)s::text, channel, priority, category, recipient, hash, template,
         template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
         expires_at, dedupe_key, callback_url,
         CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
         CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
         CASE WHEN is_suppressed THEN statement_timestamp() END,
         0, '', '', ''
-    FROM unnest(
-        %(ids)s::uuid[], %(channels)s::text[], %(priorities)s::text[], %(categories)s::text[],
-        %(recipients)s::text[], %(recipient_hashes)s::bytea[], %(templates)s::text[],
-        %(template_versions)s::int[], %(subjects)s::text[], %(bodies)s::text[], %(htmls)s::text[],
-        %(send_ats)s::timestamptz[], %(expires_ats)s::timestamptz[], %(dedupe_keys)s::text[],
-        %(callback_urls)s::text[], %(claims)s::text[]
-    ) WITH ORDINALITY AS request (
-        id, channel, priority, category, recipient, recipient_hash, template, template_version,
-        subject, body, html, send_at, expires_at, dedupe_key, callback_url, claim, place
-    )
+    FROM ROWS FROM (
+        jsonb_to_recordset(%(requests)s::jsonb) AS (
+            id uuid, channel text, priority text, category text, recipient text,
+            recipient_hash text, template text, template_version int, subject text, body text,
+            html text, send_at timestamptz, expires_at timestamptz, dedupe_key text,
+            callback_url text, claim text
+        )
+    ) WITH ORDINALITY AS request
+    CROSS JOIN LATERAL decode(recipient_hash, 'base64') AS hash
     CROSS JOIN LATERAL (
         SELECT EXISTS (
             SELECT 1
             FROM delayed_queue_notification_suppression AS s
             WHERE s.channel = request.channel
-                AND s.recipient_hash = request.recipient_hash
+                AND s.recipient_hash = hash
                 AND s.category IN ('', request.category)
         ) AS is_suppressed
     ) AS suppression
@@ -94,7 +95,7 @@ WITH ended AS (
             WHERE held.tenant = %(tenant)s::text
                 AND held.key = claim
         ) = id
-    ORDER BY place
+    ORDER BY ordinality
     RETURNING id, status, callback_url
 )"""
     + CALLBACKS
@@ -107,6 +108,8 @@ FROM ended
 
 # Deeper than validation allows, so that validation reports the path.
 DEPTH: Final = 32
+# The largest request.
+BODY_BYTES: Final = 256 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +214,7 @@ class _Batch:
         # A key whose notification was deleted stands for nothing.
         orphans = [each for each in taken if each.claim not in holders]
         if orphans:
-            rows = fetch(INSERT, self._columns(orphans) | {"claims": [""] * len(orphans)})
+            rows = fetch(INSERT, self._insert_params([replace(each, claim="") for each in orphans]))
             statuses |= statuses_of(rows)
         self._offer([each for each in asked if each.id in statuses], statuses)
         return self._answers(statuses, holders)
@@ -231,7 +234,7 @@ class _Batch:
 
     def _insert(self, asked: list[_Candidate]) -> dict[uuid.UUID, Status]:
         """Claim the keys and store those that got theirs, in one round trip."""
-        steps: list[Step] = [(INSERT, self._columns(asked))]
+        steps: list[Step] = [(INSERT, self._insert_params(asked))]
         if self._firsts:
             steps.insert(0, (CLAIM_KEYS, self._claim_params()))
         return statuses_of(run(USING, steps, savepoint=False)[-1])
@@ -245,15 +248,15 @@ class _Batch:
             "window": get_settings().DEDUPE_WINDOW,
         }
 
-    def _columns(self, candidates: list[_Candidate]) -> dict[str, Any]:
-        params: dict[str, Any] = {
-            plural: [getattr(each.request, name) for each in candidates]
-            for plural, name in _COLUMNS
-        }
-        params["ids"] = [each.id for each in candidates]
-        params["claims"] = [each.claim for each in candidates]
-        params["send_ats"] = [each.send_at for each in candidates]
-        return params | {"tenant": self._tenant}
+    def _insert_params(self, candidates: list[_Candidate]) -> dict[str, str]:
+        rows = [
+            {
+                **structs.asdict(each.request),
+                "id": each.id, "send_at": each.send_at, "claim": each.claim,
+            }
+            for each in candidates
+        ]  # fmt: skip
+        return {"tenant": self._tenant, "requests": json.encode(rows).decode()}
 
     def _holders(self, held: Iterable[_Candidate]) -> dict[str, tuple[uuid.UUID, Status]]:
         """Return the notifications that hold the keys of these."""
@@ -287,20 +290,3 @@ class _Batch:
             id_, status = (first.id, statuses[first.id]) if is_new else holders[each.claim]
             found.append(Accepted(id_, status, is_duplicate=not is_new or first is not each))
         return found
-
-
-_COLUMNS: Final = (
-    ("channels", "channel"),
-    ("priorities", "priority"),
-    ("categories", "category"),
-    ("recipients", "recipient"),
-    ("recipient_hashes", "recipient_hash"),
-    ("templates", "template"),
-    ("template_versions", "template_version"),
-    ("subjects", "subject"),
-    ("bodies", "body"),
-    ("htmls", "html"),
-    ("expires_ats", "expires_at"),
-    ("dedupe_keys", "dedupe_key"),
-    ("callback_urls", "callback_url"),
-)

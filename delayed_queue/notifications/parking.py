@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from hashlib import sha256
 from typing import Any, Final, LiteralString
 
 from django.db import DataError, IntegrityError, transaction
+from msgspec import json
 
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.notifications import intake
@@ -124,8 +124,8 @@ def _unreadable(message: Incoming) -> str:
         return f"has the content type {_shown(kind)}, not {JSON}"
     if message.encoding.lower() not in ENCODINGS:
         return f"is encoded in {_shown(message.encoding)}, not in UTF-8"
-    most = get_settings().BODY_BYTES
-    return f"has more than {most} bytes" if len(message.body) > most else ""
+    is_large = len(message.body) > intake.BODY_BYTES
+    return f"has more than {intake.BODY_BYTES} bytes" if is_large else ""
 
 
 def _shown(text: str) -> str:
@@ -153,7 +153,7 @@ def park(refused: Iterable[tuple[Incoming, Refused]], origin: str, tenant: str) 
         "content_types": [_storable(each.content_type) for each, _ in kept],
         "bodies": [each.body for each, _ in kept],
         "reasons": [_reason(answer) for _, answer in kept],
-        "errors": [json.dumps([e.as_dict() for e in answer.errors]) for _, answer in kept],
+        "errors": [json.encode(answer.errors).decode() for _, answer in kept],
         "times": [times[digest] for digest, _ in rows],
     }
     execute(PARK, params)

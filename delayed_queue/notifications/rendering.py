@@ -268,4 +268,5 @@ def _render_text(template: CompiledText, values: dict[str, Any]) -> str:
         raise NotRenderable(f"the template cannot use a value: {type(error).__name__}") from None
     if len(text) > MAX_RENDERED:
         raise NotRenderable(_TOO_LONG)
-    return str(text)
+    # Without the mark of a SafeString, which str() keeps.
+    return str.__str__(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,19 +47,20 @@ called AS (
 # Reads: the primary key, the index of deliveries by notification.
 _SETTLED: Final[LiteralString] = (
     """settled AS (
-    SELECT id, lease_id, status, calls, provider, provider_id, outcome, error_class
-    FROM unnest(
-        %(ids)s::uuid[], %(leases)s::uuid[], %(statuses)s::text[], %(calls)s::int[],
-        %(providers)s::text[], %(provider_ids)s::text[], %(outcomes)s::text[],
-        %(error_classes)s::text[]
-    ) AS settled (id, lease_id, status, calls, provider, provider_id, outcome, error_class)
+    SELECT *
+    FROM jsonb_to_recordset(%(settled)s::jsonb) AS settled (
+        id uuid, lease_id uuid, status text, outcome text, attempt int, calls jsonb
+    )
 ),
 held AS MATERIALIZED (
     SELECT
-        n.id, settled.status, settled.calls, settled.provider_id, settled.error_class,
+        n.id, settled.status, jsonb_array_length(settled.calls) AS calls,
         COALESCE(settled.outcome, n.outcome) AS outcome,
+        COALESCE(settled.calls #>> '{-1,provider_id}', '') AS provider_id,
+        COALESCE(settled.calls #>> '{-1,error_class}', '') AS error_class,
         COALESCE(
-            settled.provider, CASE WHEN n.outcome = 'in doubt' THEN n.provider ELSE '' END
+            settled.calls #>> '{-1,provider}',
+            CASE WHEN n.outcome = 'in doubt' THEN n.provider ELSE '' END
         ) AS provider
     FROM delayed_queue_notification AS n
     JOIN settled ON settled.id = n.id AND settled.lease_id = n.lease_id
@@ -71,19 +73,18 @@ recorded AS (
         notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
     )
     SELECT
-        notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
-    FROM unnest(
-        %(call_ids)s::uuid[], %(call_attempts)s::int[], %(call_providers)s::text[],
-        %(call_provider_ids)s::text[], %(call_outcomes)s::text[], %(call_error_classes)s::text[],
-        %(call_details)s::text[], %(call_durations)s::int[]
-    ) AS call (
-        notification_id, attempt, provider, provider_id, outcome, error_class, detail, duration_ms
+        settled.id, settled.attempt, call.provider, call.provider_id, call.outcome,
+        call.error_class, call.detail, call.duration_ms
+    FROM settled
+    CROSS JOIN LATERAL jsonb_to_recordset(settled.calls) AS call (
+        provider text, provider_id text, outcome text, error_class text, detail text,
+        duration_ms int
     )
     WHERE (
             SELECT TRUE
             FROM delayed_queue_notification_delivery AS d
-            WHERE d.notification_id = call.notification_id
-                AND d.attempt = call.attempt
+            WHERE d.notification_id = settled.id
+                AND d.attempt = settled.attempt
                 AND d.provider = call.provider
             LIMIT 1
         ) IS NULL
@@ -214,12 +215,12 @@ def settling(settled: Settled, done: Sequence[Envelope]) -> Step:
         "messages": [each.message_id for each in done],
         "message_leases": list({each.lease_id for each in done}),
     }
-    return SETTLE, params | _settlement_params(settled) | _call_params(settled)
+    return SETTLE, params | _params(settled)
 
 
 def deferring(settled: Settled) -> Step:
     """Return the statement that writes the ends of attempts whose messages are released."""
-    return DEFER, _settlement_params(settled) | _call_params(settled)
+    return DEFER, _params(settled)
 
 
 def failing(failed: Sequence[tuple[uuid.UUID | str, str, str]]) -> Step:
@@ -238,37 +239,27 @@ def failing(failed: Sequence[tuple[uuid.UUID | str, str, str]]) -> Step:
 # all settlements of its statement.
 
 
-def _settlement_params(settled: Settled) -> dict[str, list[Any]]:
-    last = [each.calls[-1] if each.calls else None for _, each in settled]
+def _params(settled: Settled) -> dict[str, str]:
+    rows = [
+        {
+            "id": envelope.key,
+            "lease_id": envelope.lease_id,
+            "status": each.status,
+            "outcome": each.outcome and storable(each.outcome),
+            "attempt": each.attempt,
+            "calls": [_row_of(call) for call in each.calls],
+        }
+        for envelope, each in settled
+    ]
+    return {"settled": json.dumps(rows)}
+
+
+def _row_of(call: Call) -> dict[str, Any]:
     return {
-        "ids": [envelope.key for envelope, _ in settled],
-        "leases": [envelope.lease_id for envelope, _ in settled],
-        "statuses": [each.status.value for _, each in settled],
-        "calls": [len(each.calls) for _, each in settled],
-        "providers": [call and call.provider for call in last],
-        "provider_ids": [storable(call.provider_id) if call else "" for call in last],
-        "outcomes": [each.outcome and storable(each.outcome) for _, each in settled],
-        "error_classes": [_name_of_error(call) if call else "" for call in last],
+        "provider": call.provider,
+        "provider_id": storable(call.provider_id),
+        "outcome": call.outcome,
+        "error_class": storable(call.error_class)[:MAX_NAME_LENGTH],
+        "detail": storable(call.detail),
+        "duration_ms": call.duration and call.duration // timedelta(milliseconds=1),
     }
-
-
-def _call_params(settled: Settled) -> dict[str, list[Any]]:
-    calls = [(envelope, each, call) for envelope, each in settled for call in each.calls]
-    return {
-        "call_ids": [envelope.key for envelope, _, _ in calls],
-        "call_attempts": [each.attempt for _, each, _ in calls],
-        "call_providers": [call.provider for _, _, call in calls],
-        "call_provider_ids": [storable(call.provider_id) for _, _, call in calls],
-        "call_outcomes": [call.outcome.value for _, _, call in calls],
-        "call_error_classes": [_name_of_error(call) for _, _, call in calls],
-        "call_details": [storable(call.detail) for _, _, call in calls],
-        "call_durations": [_milliseconds(call.duration) for _, _, call in calls],
-    }
-
-
-def _name_of_error(call: Call) -> str:
-    return storable(call.error_class)[:MAX_NAME_LENGTH]
-
-
-def _milliseconds(duration: timedelta | None) -> int | None:
-    return None if duration is None else duration // timedelta(milliseconds=1)

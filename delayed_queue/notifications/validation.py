@@ -9,14 +9,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
+from msgspec import Struct
+
 from delayed_queue.db.clock import database_now
 from delayed_queue.http.reading import MAX_GUESSES, Errors, read
-from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Channel, Priority
 from delayed_queue.notifications.recipients import problem_with, problem_with_url, recipient_hash
 from delayed_queue.notifications.rendering import (
@@ -35,6 +35,7 @@ MAX_TEXT: Final = 100_000
 # Ten parts of a long message.
 MAX_SMS: Final = 1530
 MAX_ERRORS: Final = 20
+MAX_AHEAD: Final = timedelta(days=366)
 _BLANK: Final = frozenset(("subject", "html", "priority", "sendAt", "expiresAt", "callbackUrl"))
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _PATH: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,100}")
@@ -50,35 +51,34 @@ _INSTANT: Final = re.compile(
 Place = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FieldError:
+class FieldError(Struct, frozen=True):
     """An error in one field; the path is as in ``items[2].to``."""
 
     path: str
     message: str
 
-    def as_dict(self) -> dict[str, str]:
-        return {"path": self.path, "message": self.message}
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A valid request, rendered; ``send_at`` None is at once."""
 
     channel: str
-    recipient: str = field(repr=False)
-    recipient_hash: bytes = field(repr=False)
+    recipient: str
+    recipient_hash: bytes
     priority: str
     category: str
-    subject: str = field(repr=False)
-    body: str = field(repr=False)
-    html: str = field(repr=False)
-    template: str = ""
-    template_version: int | None = None
-    send_at: datetime | None = None
-    expires_at: datetime | None = None
-    dedupe_key: str = ""
-    callback_url: str = ""
+    subject: str
+    body: str
+    html: str
+    template: str
+    template_version: int | None
+    send_at: datetime | None
+    expires_at: datetime | None
+    dedupe_key: str
+    callback_url: str
+
+    def __repr__(self) -> str:
+        # Without the recipient and texts, because logs and tracebacks contain it.
+        return f"<Request {self.channel}>"
 
 
 # Finds a template by channel, name and version; None is the latest version.
@@ -215,8 +215,8 @@ class _Reader:
             at = None
         if at is None:
             self._refuse(name, "must be a time with zone such as 2031-05-01T12:00:00Z")
-        elif at - self._now > get_settings().MAX_AHEAD:
-            self._refuse(name, f"is more than {get_settings().MAX_AHEAD.days} days ahead")
+        elif at - self._now > MAX_AHEAD:
+            self._refuse(name, f"is more than {MAX_AHEAD.days} days ahead")
         return at
 
     def _content(self, channel: str) -> tuple[Compiled | None, Rendered | None]:

@@ -7,6 +7,7 @@ own, and a plan that was made without them is never met.
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -168,22 +169,27 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
     one, new = str(ids[0]), [uuid.uuid4() for _ in ids]
     texts = [""] * SOME
     suppressed, by_version = "notification_suppression", "notification_template_version"
+    call = {"provider": "smtp", "provider_id": "", "outcome": "sent", "error_class": "",
+            "detail": "", "duration_ms": 1}  # fmt: skip
+    ends = [
+        {"id": str(id_), "lease_id": str(lease_id), "status": "ENQUEUED", "outcome": "",
+         "attempt": 1, "calls": [call]}
+        for id_, lease_id in zip(ids, new, strict=True)
+    ]  # fmt: skip
     settlement = {
-        "ids": ids, "leases": new, "statuses": ["ENQUEUED"] * SOME,
-        "calls": [1] * SOME, "providers": texts, "provider_ids": texts,
-        "outcomes": texts, "error_classes": texts, "call_ids": ids, "call_attempts": [1] * SOME,
-        "call_providers": texts, "call_provider_ids": texts, "call_outcomes": ["sent"] * SOME,
-        "call_error_classes": texts, "call_details": texts, "call_durations": [1] * SOME,
-        "messages": list(range(1, SOME)), "message_leases": [str(each) for each in new],
+        "settled": json.dumps(ends), "messages": list(range(1, SOME)),
+        "message_leases": [str(each) for each in new],
     }  # fmt: skip
-    requests = {
-        "ids": new, "tenant": "shop", "source": "rest", "channels": ["email"] * SOME,
-        "priorities": ["normal"] * SOME, "categories": texts, "recipients": texts,
-        "recipient_hashes": [b"x" * 16] * SOME, "templates": texts,
-        "template_versions": [None] * SOME, "subjects": texts, "bodies": texts, "htmls": texts,
-        "send_ats": [None] * SOME, "expires_ats": [None] * SOME, "dedupe_keys": texts,
-        "callback_urls": texts, "claims": [f"key:customer-{n}@example.org" for n in range(SOME)],
-    }  # fmt: skip
+    texts_of = dict.fromkeys(
+        ("category", "recipient", "template", "subject", "body", "html", "dedupe_key",
+         "callback_url"), "",
+    )  # fmt: skip
+    rows = [
+        {**texts_of, "id": str(each), "channel": "email", "priority": "normal",
+         "recipient_hash": "eHh4eHh4eHh4eHh4eHh4eA==", "claim": f"key:customer-{n}@example.org"}
+        for n, each in enumerate(new)
+    ]  # fmt: skip
+    requests = {"tenant": "shop", "requests": json.dumps(rows)}
     claims = {
         "tenant": "shop", "keys": [f"key:customer-{n}@example.org" for n in range(1, SOME)],
         "ids": new[1:], "window": timedelta(hours=1),

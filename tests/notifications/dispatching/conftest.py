@@ -38,7 +38,6 @@ def dispatch(settings: Settings, smtp: FakeSmtp, sms: FakeSms) -> dict[str, Any]
         {
             "PROVIDERS": {"email": [email_entry(smtp)], "sms": [sms_entry(sms)]},
             "RETRY": RetryPolicy.exponential(timedelta(milliseconds=10), max_attempts=4),
-            "GATHER": timedelta(milliseconds=1),
             "CIRCUIT_FAILURES": 1000,
         },
     )

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.conf import get_settings
 from delayed_queue.management.base import QueueCommand
-from delayed_queue.notifications.broker import Consumer
+from delayed_queue.notifications.broker import BATCH, Consumer
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -32,17 +32,18 @@ class Command(QueueCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--queue", default="", help=_("the broker's queue"))
         parser.add_argument("--tenant", default="", help=_("the tenant of the notifications"))
-        parser.add_argument("--batch-size", type=int, help=_("maximum messages per transaction"))
+        parser.add_argument(
+            "--batch-size", type=int, default=BATCH, help=_("maximum messages per transaction")
+        )
 
-    def handle(self, *, queue: str, tenant: str, batch_size: int | None, **options: Any) -> None:
+    def handle(self, *, queue: str, tenant: str, batch_size: int, **options: Any) -> None:
         """Consume; the first SIGTERM or SIGINT ends it after the batch, the second at once."""
         try:
             consumer = Consumer(queue=queue, tenant=tenant, batch=batch_size)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         if consumer.url.startswith("memory:"):
-            said = _("memory:// holds messages of this process only. Set AMQP_URL.")
-            self.stderr.write(said)
+            self.stderr.write("memory:// holds messages of this process only. Set AMQP_URL.")
         seconds = get_settings().SHUTDOWN_TIMEOUT.total_seconds() + LAST_EXIT_SECONDS
         with last_exit(seconds) as arm:
 
@@ -56,6 +57,6 @@ class Command(QueueCommand):
                 signal.signal(each, stop)
             consumer.run()
         tally = consumer.tally
-        facts = {"accepted": tally.accepted, "again": tally.duplicates, "parked": tally.parked}
-        said = _("accepted %(accepted)s, duplicates %(again)s, parked %(parked)s")
-        self.stdout.write(said % facts)
+        self.stdout.write(
+            f"accepted {tally.accepted}, duplicates {tally.duplicates}, parked {tally.parked}"
+        )

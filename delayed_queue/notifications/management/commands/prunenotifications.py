@@ -31,8 +31,8 @@ class Command(QueueCommand):
         if age < settings.DEDUPE_WINDOW:
             # A dedupe key without its notification would let each repetition through.
             raise CommandError(
-                _("--days must not be below DEDUPE_WINDOW (%s).") % settings.DEDUPE_WINDOW
+                f"--days must not be below DEDUPE_WINDOW ({settings.DEDUPE_WINDOW})."
             )
         deleted = prune(age)
-        said = _("notifications deleted: %s") % deleted
-        tell(self.stdout, said, options["format"], deleted=deleted, days=age.days)
+        text = f"notifications deleted: {deleted}"
+        tell(self.stdout, text, options["format"], deleted=deleted, days=age.days)
