@@ -146,6 +146,8 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
     start = int(datetime.now(UTC).timestamp() * 1000) - 86_400_000
     with psycopg.connect(url, autocommit=True) as own:
         try:
+            # Earlier tests have left dead rows.
+            own.execute(f"TRUNCATE {TABLES}")
             own.execute(FILL, {"start": start})
             own.execute(FILL_OTHERS.replace("%%", "%"))
             own.execute(f"VACUUM ANALYZE {TABLES}")
