@@ -1,57 +1,41 @@
 """The queue's table, as the seed has it with our own columns, and the small tables beside it."""
 
-import django.db.models.functions.comparison
 from django.db import migrations, models
+from django.db.models.functions import Coalesce
 
-import delayed_queue.fields
+from delayed_queue.fields import CountsField, LongNamedIndex
 from delayed_queue.migrations._operations import (
     END_TURN,
+    ID,
     TAKE_TURN,
     CreateModelOnce,
     CreateTableOfDays,
+    instant,
 )
 
 # The queue's rows live for seconds: each leaves a dead version per lease and one at its end, in
 # every index. Vacuum by count rather than by share, without pauses, and analyze as often. Giving
 # pages back would need an exclusive lock for room that the next burst needs again. A fillfactor
 # of 70 leaves room for the leased version on the page of the first.
-STORAGE = """
-ALTER TABLE delayed_queue SET (
-    fillfactor = 70,
-    autovacuum_vacuum_scale_factor = 0.01,
-    autovacuum_vacuum_threshold = 1000,
-    autovacuum_vacuum_insert_scale_factor = 0.05,
-    autovacuum_vacuum_cost_delay = 0,
-    autovacuum_analyze_scale_factor = 0.05,
-    autovacuum_analyze_threshold = 1000,
-    vacuum_truncate = false
-);
-"""
-NO_STORAGE = """
-ALTER TABLE IF EXISTS delayed_queue RESET (
-    fillfactor,
-    autovacuum_vacuum_scale_factor,
-    autovacuum_vacuum_threshold,
-    autovacuum_vacuum_insert_scale_factor,
-    autovacuum_vacuum_cost_delay,
-    autovacuum_analyze_scale_factor,
-    autovacuum_analyze_threshold,
-    vacuum_truncate
-);
-"""
-
+_STORAGE = {
+    "fillfactor": "70",
+    "autovacuum_vacuum_scale_factor": "0.01",
+    "autovacuum_vacuum_threshold": "1000",
+    "autovacuum_vacuum_insert_scale_factor": "0.05",
+    "autovacuum_vacuum_cost_delay": "0",
+    "autovacuum_analyze_scale_factor": "0.05",
+    "autovacuum_analyze_threshold": "1000",
+    "vacuum_truncate": "false",
+}
+_SET = ", ".join(f"{name} = {value}" for name, value in _STORAGE.items())
+STORAGE = f"ALTER TABLE delayed_queue SET ({_SET});"
+NO_STORAGE = f"ALTER TABLE IF EXISTS delayed_queue RESET ({', '.join(_STORAGE)});"
 
 # The columns with which a service in another language may have created the table.
 SEED_COLUMNS = (
-    "id",
-    "pKey",
-    "pKind",
-    "payload",
-    "scheduledAt",
-    "scheduledAtInitially",
-    "lockUuid",
+    "id", "pKey", "pKind", "payload", "scheduledAt", "scheduledAtInitially", "lockUuid",
     "createdAt",
-)
+)  # fmt: skip
 
 
 class Migration(migrations.Migration):
@@ -65,53 +49,23 @@ class Migration(migrations.Migration):
             name="Message",
             adopts=SEED_COLUMNS,
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "key",
-                    models.CharField(db_collation="C", db_column="pKey", max_length=200),
-                ),
+                ID,
+                ("key", models.CharField(db_collation="C", db_column="pKey", max_length=200)),
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
                 ("payload", models.BinaryField()),
-                (
-                    "scheduled_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAt"),
-                ),
-                (
-                    "scheduled_at_initially",
-                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
-                ),
+                ("scheduled_at", instant("scheduledAt")),
+                ("scheduled_at_initially", instant("scheduledAtInitially")),
                 (
                     "lease_id",
                     models.CharField(blank=True, db_column="lockUuid", max_length=36, null=True),
                 ),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
+                ("created_at", instant("createdAt")),
                 ("attempts", models.IntegerField(db_default=0)),
                 ("headers", models.JSONField(blank=True, null=True)),
-                (
-                    "due_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="dueAt", null=True
-                    ),
-                ),
-                (
-                    "first_error",
-                    models.TextField(blank=True, db_column="firstError", null=True),
-                ),
+                ("due_at", instant("dueAt", blank=True, null=True)),
+                ("first_error", models.TextField(blank=True, db_column="firstError", null=True)),
                 ("last_error", models.TextField(blank=True, db_column="lastError", null=True)),
-                (
-                    "version_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="versionAt", null=True
-                    ),
-                ),
+                ("version_at", instant("versionAt", blank=True, null=True)),
                 (
                     "group",
                     models.CharField(blank=True, db_collation="C", max_length=100, null=True),
@@ -131,27 +85,27 @@ class Migration(migrations.Migration):
                 ],
                 "default_permissions": ["view"],
                 "indexes": [
-                    delayed_queue.fields.LongNamedIndex(
+                    LongNamedIndex(
                         condition=models.Q(("scheduled_at__isnull", False)),
                         fields=["kind", "scheduled_at", "id"],
                         name="delayed_queue__KindPlusScheduledAtIndex",
                     ),
-                    delayed_queue.fields.LongNamedIndex(
+                    LongNamedIndex(
                         condition=models.Q(("lease_id__isnull", False)),
                         fields=["lease_id", "id"],
                         name="delayed_queue__LockUuidPlusIdIndex",
                     ),
-                    delayed_queue.fields.LongNamedIndex(
+                    LongNamedIndex(
                         condition=models.Q(("group__isnull", False), ("lease_id__isnull", True)),
                         fields=["kind", "group", "scheduled_at", "id"],
                         name="delayed_queue__GroupPlusScheduledAtIndex",
                     ),
-                    delayed_queue.fields.LongNamedIndex(
+                    LongNamedIndex(
                         condition=models.Q(("group__isnull", False), ("lease_id__isnull", False)),
                         fields=["kind", "group", "scheduled_at", "id"],
                         name="delayed_queue__GroupPlusLeasedUntilIndex",
                     ),
-                    delayed_queue.fields.LongNamedIndex(
+                    LongNamedIndex(
                         condition=models.Q(
                             ("group__isnull", False),
                             ("lease_id__isnull", True),
@@ -171,35 +125,18 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="DeadLetter",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ID,
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
-                (
-                    "key",
-                    models.CharField(db_collation="C", db_column="pKey", max_length=200),
-                ),
+                ("key", models.CharField(db_collation="C", db_column="pKey", max_length=200)),
                 ("payload", models.BinaryField()),
                 ("headers", models.JSONField(blank=True, null=True)),
                 ("attempts", models.IntegerField()),
                 ("reason", models.TextField()),
-                (
-                    "first_error",
-                    models.TextField(blank=True, db_column="firstError", null=True),
-                ),
+                ("first_error", models.TextField(blank=True, db_column="firstError", null=True)),
                 ("last_error", models.TextField(blank=True, db_column="lastError", null=True)),
-                (
-                    "scheduled_at_initially",
-                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAtInitially"),
-                ),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
-                ("died_at", delayed_queue.fields.EpochMillisecondField(db_column="diedAt")),
+                ("scheduled_at_initially", instant("scheduledAtInitially")),
+                ("created_at", instant("createdAt")),
+                ("died_at", instant("diedAt")),
                 ("fingerprint", models.CharField(blank=True, db_default="", max_length=16)),
                 (
                     "group",
@@ -243,12 +180,7 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="BulkRun",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ID,
                 ("action", models.CharField(max_length=10)),
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
                 ("fingerprint", models.CharField(blank=True, max_length=16, null=True)),
@@ -266,10 +198,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("is_canary_over", models.BooleanField(db_column="isCanaryOver", db_default=False)),
-                (
-                    "died_until",
-                    delayed_queue.fields.EpochMillisecondField(db_column="diedUntil"),
-                ),
+                ("died_until", instant("diedUntil")),
                 ("newest_id", models.BigIntegerField(db_column="newestId")),
                 ("total", models.BigIntegerField()),
                 ("is_total_cut", models.BooleanField(db_column="isTotalCut")),
@@ -284,17 +213,9 @@ class Migration(migrations.Migration):
                 ("note", models.TextField(blank=True, db_default="")),
                 ("started_by", models.TextField(blank=True, db_column="startedBy", db_default="")),
                 ("why", models.TextField(blank=True, db_default="")),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
-                ("next_at", delayed_queue.fields.EpochMillisecondField(db_column="nextAt")),
-                (
-                    "ended_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="endedAt", null=True
-                    ),
-                ),
+                ("created_at", instant("createdAt")),
+                ("next_at", instant("nextAt")),
+                ("ended_at", instant("endedAt", blank=True, null=True)),
             ],
             options={
                 "verbose_name": "bulk run",
@@ -311,9 +232,7 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.UniqueConstraint(
                         models.F("kind"),
-                        django.db.models.functions.comparison.Coalesce(
-                            "fingerprint", models.Value("")
-                        ),
+                        Coalesce("fingerprint", models.Value("")),
                         condition=models.Q(("state__in", ["running", "paused"])),
                         name="bulk_run_in_progress",
                     )
@@ -323,12 +242,7 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="Schedule",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ID,
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
                 (
                     "key_prefix",
@@ -370,18 +284,8 @@ class Migration(migrations.Migration):
                         db_default=models.Value([], models.JSONField()),
                     ),
                 ),
-                (
-                    "last_tick",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        db_column="lastTick", null=True
-                    ),
-                ),
-                (
-                    "installed_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        db_column="installedAt", null=True
-                    ),
-                ),
+                ("last_tick", instant("lastTick", null=True)),
+                ("installed_at", instant("installedAt", null=True)),
                 ("interval", models.BigIntegerField(db_column="scheduleInterval", null=True)),
             ],
             options={
@@ -409,36 +313,15 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="Worker",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ID,
                 ("name", models.TextField()),
-                (
-                    "host",
-                    models.TextField(
-                        verbose_name="host",
-                    ),
-                ),
+                ("host", models.TextField(verbose_name="host")),
                 ("pid", models.IntegerField()),
                 ("process", models.IntegerField(db_default=0)),
                 ("queues", models.JSONField()),
-                (
-                    "version",
-                    models.TextField(
-                        verbose_name="version",
-                    ),
-                ),
-                (
-                    "started_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="startedAt"),
-                ),
-                (
-                    "heartbeat_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="heartbeatAt"),
-                ),
+                ("version", models.TextField(verbose_name="version")),
+                ("started_at", instant("startedAt")),
+                ("heartbeat_at", instant("heartbeatAt")),
                 ("in_flight", models.BigIntegerField(db_column="inFlight", db_default=0)),
                 ("done", models.BigIntegerField(db_default=0)),
                 ("failed", models.BigIntegerField(db_default=0)),
@@ -470,34 +353,18 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="Limit",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ID,
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
                 (
                     "group",
                     models.CharField(blank=True, db_collation="C", db_default="", max_length=100),
                 ),
-                (
-                    "paused_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="pausedAt", null=True
-                    ),
-                ),
-                (
-                    "paused_by",
-                    models.TextField(blank=True, db_column="pausedBy", db_default=""),
-                ),
+                ("paused_at", instant("pausedAt", blank=True, null=True)),
+                ("paused_by", models.TextField(blank=True, db_column="pausedBy", db_default="")),
                 ("reason", models.TextField(blank=True, db_default="")),
                 ("is_ordered", models.BooleanField(db_column="isOrdered", db_default=False)),
                 ("is_fair", models.BooleanField(db_column="isFair", db_default=True)),
-                (
-                    "blocks_on_dead",
-                    models.BooleanField(db_column="blocksOnDead", db_default=False),
-                ),
+                ("blocks_on_dead", models.BooleanField(db_column="blocksOnDead", db_default=False)),
                 ("queue_interval", models.FloatField(db_column="queueInterval", null=True)),
                 ("queue_burst", models.IntegerField(db_column="queueBurst", null=True)),
                 ("declared", models.TextField(null=True)),
@@ -506,12 +373,7 @@ class Migration(migrations.Migration):
                 ("interval", models.FloatField(null=True)),
                 ("burst", models.IntegerField(null=True)),
                 ("spent_until", models.FloatField(db_column="spentUntil", null=True)),
-                (
-                    "resumed_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="resumedAt", null=True
-                    ),
-                ),
+                ("resumed_at", instant("resumedAt", blank=True, null=True)),
             ],
             options={
                 "db_table": "delayed_queue_limit",
@@ -547,7 +409,7 @@ class Migration(migrations.Migration):
                 ("failed", models.IntegerField(db_default=0)),
                 ("died", models.IntegerField(db_default=0)),
                 ("kind", models.CharField(db_collation="C", db_column="pKind", max_length=100)),
-                ("times", delayed_queue.fields.CountsField(db_default=models.Value("{}"))),
+                ("times", CountsField(db_default=models.Value("{}"))),
                 ("versions", models.TextField(null=True)),
             ],
             options={"db_table": "delayed_queue_sample", "default_permissions": []},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from django.db import migrations
+from django.db import migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import ProjectState
+
+from delayed_queue.fields import EpochMillisecondField
 
 # Processes that migrate at the same time queue up here, until the winner's commit. The limit on
 # waiting for table locks is set after that, so it does not cut short an orderly wait.
@@ -17,6 +19,16 @@ SET LOCAL lock_timeout = '5s';
 # The first and the last operation of each migration: one for each way.
 TAKE_TURN = migrations.RunSQL(_TAKE_TURNS, reverse_sql=migrations.RunSQL.noop)
 END_TURN = migrations.RunSQL(migrations.RunSQL.noop, reverse_sql=_TAKE_TURNS)
+
+
+ID: Final = (
+    "id",
+    models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+)
+
+
+def instant(column: str, **options: Any) -> EpochMillisecondField:
+    return EpochMillisecondField(db_column=column, **options)
 
 
 # Marks the columns that a table of another service got from us: a migration back drops no others.
