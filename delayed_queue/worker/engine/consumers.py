@@ -24,8 +24,6 @@ from delayed_queue.worker.engine.scanning import Poll, PollResult, ScanSchedule
 
 # Seconds of work that a transaction takes at a time.
 BATCH_SECONDS: Final = 0.25
-# Fraction of the slots of a dynamic queue that has not yet shown that it frees them soon.
-FIRST_WINDOW: Final = 1 / 8
 # Fraction of the usual time for which a worker leases ahead from a queue with limits.
 LIMITED_AHEAD: Final = 0.25
 # Number of messages in the moving average.
@@ -45,13 +43,12 @@ class FairShare:
 
     ``had_turn``: in this round. ``overdue_since``: the due time of its next message, in
     milliseconds of the epoch; if unknown, it is polled first. ``running``: its messages that the
-    event loop handles now, at most ``window``.
+    event loop handles now.
     """
 
     had_turn: bool = False
     overdue_since: float = -math.inf
     running: int = 0
-    window: float = math.inf
 
 
 @dataclass(slots=True)

@@ -160,7 +160,7 @@ class Dispatcher:
     def _room(self, consumer: Consumer, load: Counter[Pool | Consumer]) -> int:
         pool = self.pool_of(consumer)
         if consumer.is_dynamic:
-            room = pool.share(consumer.limit, load[pool], load[consumer], consumer.share.window)
+            room = pool.share(consumer.limit, load[pool], load[consumer])
         else:
             room = pool.room(consumer.limit, load[pool], consumer.ahead_share)
         if consumer.walk is not None and consumer.is_rated:

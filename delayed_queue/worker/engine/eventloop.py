@@ -21,11 +21,8 @@ from delayed_queue.exceptions import HandlerTimeout
 from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.claims import Claim
-from delayed_queue.worker.engine.consumers import FIRST_WINDOW, Consumer
+from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.executor import (
-    FAIR_FACTOR,
-    SLOW_WINDOW,
-    SOON_SECONDS,
     TIDY_SECONDS,
     Pool,
     Work,
@@ -161,29 +158,11 @@ class EventLoop(Pool):
     def _may_run(self, consumer: Consumer) -> bool:
         """Return whether a consumer leaves slots for others.
 
-        Its first message may always run. The next ones may within its window, while it has less
-        than ``FAIR_FACTOR`` times the slots that it leaves free.
+        Its first message may always run, the next ones while it has no more slots than are free.
         """
         if not consumer.is_dynamic or not consumer.share.running:
             return True
-        return consumer.share.running < min(
-            consumer.share.window, FAIR_FACTOR * (len(self._free_slots) - 1)
-        )
-
-    def _adapt_window(self, consumer: Consumer, spent: float, *, is_done: bool) -> None:
-        """Widen the window of a consumer that frees slots soon, narrow that of a stuck one.
-
-        Slots cannot be taken back, so a consumer starts with few. A slow one whose messages succeed
-        may have half of them.
-        """
-        first = max(self.capacity * FIRST_WINDOW, 1)
-        if spent < SOON_SECONDS:
-            consumer.share.window = min(consumer.share.window + 1, self.capacity)
-        elif is_done:
-            most = max(consumer.share.window / 2, self.capacity * SLOW_WINDOW, first)
-            consumer.share.window = min(consumer.share.window + 1, most)
-        else:
-            consumer.share.window = max(consumer.share.window / 2, first)
+        return consumer.share.running < len(self._free_slots) - 1
 
     def _unpark(self, consumer: Consumer) -> Work:
         parked = self._parked.pop(consumer)
@@ -193,7 +172,7 @@ class EventLoop(Pool):
         return work
 
     async def _handle(self, claim: Claim, envelope: Envelope, slot: int) -> None:
-        began_at, is_done = time.monotonic(), False
+        began_at = time.monotonic()
         self._board.mark(slot, is_suspect=claim.is_suspect)
         self._board.take(slot, envelope.message_id)
         expect_first_statement(self._kept)
@@ -206,15 +185,12 @@ class EventLoop(Pool):
             if not self._is_stopped:
                 claim.fail(envelope, error)
         else:
-            is_done = True
             claim.done.append(envelope.message_id)
         finally:
             self._running.pop(envelope, None)
             self._board.take(slot, 0)
             self._free_slots.append(slot)
             claim.consumer.share.running -= 1
-            if claim.consumer.is_dynamic:
-                self._adapt_window(claim.consumer, time.monotonic() - began_at, is_done=is_done)
         self._is_tidy.set()
         self._begin()
         self.ended(began_at, claim)

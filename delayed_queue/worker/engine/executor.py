@@ -40,13 +40,6 @@ TIDY_SECONDS: Final = 1.0
 # Seconds between two checks for connections that broke without an error of the handler.
 CHECK_SECONDS: Final = 0.001
 
-# A dynamic queue may hold N times the slots that it leaves free: alone, eight ninths of them.
-FAIR_FACTOR: Final = 8
-# Maximum fraction of the slots of a slow dynamic queue.
-SLOW_WINDOW: Final = 1 / 2
-# A dynamic queue whose messages end within N seconds is not slow.
-SOON_SECONDS: Final = 1.0
-
 # A message that waits for a handler.
 Work = tuple[Claim, Envelope]
 T = TypeVar("T")
@@ -126,23 +119,20 @@ class Pool:
             return max(min(self.capacity - unhandled, batch_size), 0)
         return free
 
-    def share(self, batch_size: int, unhandled: int, held: int, window: float) -> int:
+    def share(self, batch_size: int, unhandled: int, held: int) -> int:
         """Return how many messages a consumer that holds ``held`` may claim.
 
-        No consumer holds more than ``FAIR_FACTOR`` times what it leaves free, nor more than its
-        window and its part of what is leased ahead.
+        No consumer holds more than it leaves free.
         """
         ahead = self.ahead(batch_size, unhandled)
-        wanted = self.capacity + ahead
-        free = wanted - unhandled
+        free = self.capacity + ahead - unhandled
         if free <= 0:
             return 0
-        target = min(window / self.capacity, 1) * wanted
-        more = int(min((FAIR_FACTOR * free - held) / (1 + FAIR_FACTOR), target - held))
+        more = (free - held) // 2
         if not held:
             return min(max(more, 1), batch_size)
         # None rather than few, as above.
-        return min(more, batch_size) if more >= min(free + held, target, ahead) / 4 else 0
+        return min(more, batch_size) if more >= min(free + held, ahead) / 4 else 0
 
     def take_back_stalled(self) -> list[Work]:
         """Return what waits, if nothing has ended for longer than expected."""

@@ -21,7 +21,7 @@ from delayed_queue.messages import MILLISECOND, to_milliseconds
 from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.worker.engine.consumers import FIRST_WINDOW, Consumer
+from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.scanning import IDLE, full_scan_pause
 from delayed_queue.worker.options import WorkerOptions
 
@@ -235,7 +235,7 @@ class DynamicQueues:
                 if known is not None and known.handler == handler:
                     yield known
                 elif handler.kind not in self._reserved:
-                    yield self._consumer(handler)
+                    yield consumer_of(handler, self._options, is_dynamic=True)
 
     def _handlers_of(self, source: Source) -> list[Handler]:
         named = self._options.sourced
@@ -249,12 +249,6 @@ class DynamicQueues:
             log(logging.ERROR, "source_failed", error, source=source.name)
             return [consumer.handler for consumer in self._consumers.values()]
         return [each for each in found if named is None or each.queue in named]
-
-    def _consumer(self, handler: Handler) -> Consumer:
-        consumer = consumer_of(handler, self._options, is_dynamic=True)
-        if handler.is_async:
-            consumer.share.window = max(self._options.async_concurrency * FIRST_WINDOW, 1)
-        return consumer
 
     # The idle scan
 
