@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from django.apps import AppConfig, apps
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.autoreload import autoreload_started
 from django.utils.module_loading import module_has_submodule
 from django.utils.translation import gettext_lazy
 
-from delayed_queue.conf import SETTING, QueueSettings, find_problems, get_settings, register_check
+from delayed_queue.conf import register_check
 from delayed_queue.handlers import registry
 from delayed_queue.logs import log
 from delayed_queue.observe import signals
 
-_WATCH: Final = "delayed_queue.watch"
 _NO_DRIVER: Final = (
     "psycopg cannot be loaded ({error}): pip install 'psycopg[binary]', or install libpq."
 )
@@ -60,12 +57,7 @@ class DelayedQueueConfig(AppConfig):
 
     def ready(self) -> None:
         signals.connect()
-        # With wrong settings the default is enough, so that the system check can report them.
-        if find_problems(getattr(settings, SETTING, {})):
-            module = QueueSettings().HANDLERS_MODULE
-        else:
-            module = get_settings().HANDLERS_MODULE
-        registry.failures = import_modules(module)
+        registry.failures = import_modules("handlers")
         import_module("delayed_queue.checks")
 
 
@@ -76,7 +68,6 @@ def import_modules(name: str) -> dict[str, str]:
     workers report the sentences.
     """
     failures: dict[str, str] = {}
-    files: list[Path] = []
     for app in apps.get_app_configs():
         if not module_has_submodule(app.module, name):
             continue
@@ -85,41 +76,23 @@ def import_modules(name: str) -> dict[str, str]:
             import_module(path)
         # Foreign code may raise anything.
         except Exception as error:
-            places = _places_of(error)
-            files += [file for file, _ in places]
-            failures[path] = _sentence(path, error, places)
+            failures[path] = _sentence(path, error)
     for path, failure in failures.items():
         log(logging.ERROR, "handlers_failed", module=path, error=failure)
-    _watch(files)
     return failures
-
-
-def _places_of(error: Exception) -> list[tuple[Path, int | None]]:
-    """Return the files and lines of the failed import, the innermost last."""
-    places = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError) and error.filename:
-        places.append((error.filename, error.lineno))
-    return [(Path(file), line) for file, line in places if Path(file).is_file()]
 
 
 # Where Python and packages are installed.
 _INSTALLED: Final = re.compile(r"[/\\](?:lib[/\\]python3\.\d+|site-packages|dist-packages)[/\\]")
 
 
-def _sentence(path: str, error: Exception, places: list[tuple[Path, int | None]]) -> str:
+def _sentence(path: str, error: Exception) -> str:
     said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(".")
+    places = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    places = [each for each in places if Path(each[0]).is_file()]
     # The last line of the project's own code, below which libraries raise.
-    own = [each for each in places if not _INSTALLED.search(str(each[0]))] or places
+    own = [each for each in places if not _INSTALLED.search(each[0])] or places
     where = " ({}, line {})".format(*own[-1]) if own else ""  # no files in a zip
     return f"{path} cannot be imported: {said}{where}."
-
-
-def _watch(files: list[Path]) -> None:
-    """Let ``runserver`` restart when these files change; it watches imported ones by itself."""
-
-    def add(sender: Any, **kwargs: Any) -> None:
-        sender.extra_files.update(files)
-
-    if files:
-        autoreload_started.disconnect(dispatch_uid=_WATCH)
-        autoreload_started.connect(add, weak=False, dispatch_uid=_WATCH)

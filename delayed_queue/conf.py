@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple, Protocol, get_type_hints
 
 from django.conf import settings
 from django.core.signals import setting_changed
@@ -99,53 +99,6 @@ class RuledSection(NamedTuple):
 _sections: Final[dict[str, Section]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSettings:
-    """Defaults of queues and workers: the keys of ``DELAYED_QUEUE``, in upper case.
-
-    Apps add sections of their own: ``register_section``.
-
-    ``LEASE_DURATION``: how long a polled message stays exclusive.
-    ``POLL_INTERVAL``: the longest time between two polls of a sleeping poller.
-    ``RETRY_POLICY``: the delays after failed attempts, unless the queue or handler has its own.
-    ``BACKOFF``: the repetition of calls while the database is away.
-    ``NOTIFY``: wake sleeping pollers with LISTEN/NOTIFY; False polls only.
-    ``PREPARE``: use prepared statements; None: unless the database alias has
-    ``DISABLE_SERVER_SIDE_CURSORS``, as behind a transaction pooler.
-    ``CONCURRENCY``: handler threads of a worker.
-    ``ASYNC_CONCURRENCY``: ``async def`` handlers that a worker runs at a time.
-    ``BATCH_SIZE``: the maximum of messages that one claim of a worker leases.
-    ``SHUTDOWN_TIMEOUT``: how long a stopping worker waits for handlers in flight.
-    ``WATCHDOG``: how long a worker's claim loop may stand still before its process is replaced.
-    ``HANDLERS_MODULE``: the module of each installed app that is imported for its handlers.
-    ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
-    ``INSTRUMENTS``: code that runs around offers and handlers: objects, or dotted paths to them
-    or to their classes.
-    ``DEAD_LETTER_RETENTION``: how long workers keep dead letters; None keeps them forever.
-    ``SAMPLE_RETENTION``: how long samples of queues are kept; None takes no samples.
-    ``LOG_ERRORS``: log a handler's error with its traceback, which may contain parts of the
-    payload; None: while ``DEBUG`` is on.
-    """
-
-    LEASE_DURATION: timedelta = timedelta(minutes=5)
-    POLL_INTERVAL: timedelta = timedelta(seconds=3)
-    RETRY_POLICY: RetryPolicy = field(default_factory=RetryPolicy.exponential)
-    BACKOFF: Backoff = field(default_factory=Backoff)
-    NOTIFY: bool = True
-    PREPARE: bool | None = None
-    CONCURRENCY: int = 8
-    ASYNC_CONCURRENCY: int = 100
-    BATCH_SIZE: int = 500
-    SHUTDOWN_TIMEOUT: timedelta = timedelta(seconds=30)
-    WATCHDOG: timedelta = timedelta(minutes=2)
-    HANDLERS_MODULE: str = "handlers"
-    CRON: Sequence[Any] = ()
-    INSTRUMENTS: Sequence[Any] = ()
-    DEAD_LETTER_RETENTION: timedelta | None = timedelta(days=30)
-    SAMPLE_RETENTION: timedelta | None = timedelta(days=8)
-    LOG_ERRORS: bool | None = None
-
-
 def is_instrument(value: Any) -> bool:
     return all(callable(getattr(value, name, None)) for name in INSTRUMENT_METHODS)
 
@@ -173,31 +126,71 @@ _LEASE: Final = Rule(
 _INTERVAL: Final = Rule(
     between(_MILLISECOND, MAX_INTERVAL), "It must be a timedelta from 1 ms to one day."
 )
-_RULES: Final[dict[str, Rule]] = {
-    "LEASE_DURATION": _LEASE,
-    "POLL_INTERVAL": _INTERVAL,
-    "RETRY_POLICY": Rule(lambda value: isinstance(value, RetryPolicy), "It must be a RetryPolicy."),
-    "BACKOFF": Rule(lambda value: isinstance(value, Backoff), "It must be a Backoff."),
-    "NOTIFY": _FLAG,
-    "PREPARE": optional(_FLAG),
-    "CONCURRENCY": counts(1, 1000),
-    "ASYNC_CONCURRENCY": counts(1, 10_000),
-    "BATCH_SIZE": counts(1, 10_000),
-    "SHUTDOWN_TIMEOUT": at_least(timedelta(0), "0"),
-    "WATCHDOG": at_least(timedelta(seconds=10), "10 seconds"),
-    "HANDLERS_MODULE": Rule(
-        lambda value: isinstance(value, str) and value.isidentifier(),
-        "It must be the name of a module, as in 'handlers'.",
-    ),
-    "INSTRUMENTS": Rule(
-        each(_names_instrument),
-        "It must be a list of dotted paths, as in 'shop.tracing.Instrument', or of objects "
-        "with offering() and handling().",
-    ),
-    "DEAD_LETTER_RETENTION": optional(at_least(timedelta(hours=1), "an hour")),
-    "SAMPLE_RETENTION": optional(at_least(timedelta(days=1), "a day")),
-    "LOG_ERRORS": optional(_FLAG),
-}
+_INSTRUMENTS: Final = Rule(
+    each(_names_instrument),
+    "It must be a list of dotted paths, as in 'shop.tracing.Instrument', or of objects "
+    "with offering() and handling().",
+)
+
+
+def _of(cls: type) -> Rule:
+    return Rule(lambda value: isinstance(value, cls), f"It must be a {cls.__name__}.")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Defaults of queues and workers: the keys of ``DELAYED_QUEUE``, in upper case.
+
+    Apps add sections of their own: ``register_section``.
+
+    ``LEASE_DURATION``: how long a polled message stays exclusive.
+    ``POLL_INTERVAL``: the longest time between two polls of a sleeping poller.
+    ``RETRY_POLICY``: the delays after failed attempts, unless the queue or handler has its own.
+    ``BACKOFF``: the repetition of calls while the database is away.
+    ``NOTIFY``: wake sleeping pollers with LISTEN/NOTIFY; False polls only.
+    ``PREPARE``: use prepared statements; None: unless the database alias has
+    ``DISABLE_SERVER_SIDE_CURSORS``, as behind a transaction pooler.
+    ``CONCURRENCY``: handler threads of a worker.
+    ``ASYNC_CONCURRENCY``: ``async def`` handlers that a worker runs at a time.
+    ``BATCH_SIZE``: the maximum of messages that one claim of a worker leases.
+    ``SHUTDOWN_TIMEOUT``: how long a stopping worker waits for handlers in flight.
+    ``WATCHDOG``: how long a worker's claim loop may stand still before its process is replaced.
+    ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
+    ``INSTRUMENTS``: code that runs around offers and handlers: objects, or dotted paths to them
+    or to their classes.
+    ``DEAD_LETTER_RETENTION``: how long workers keep dead letters; None keeps them forever.
+    ``SAMPLE_RETENTION``: how long samples of queues are kept; None takes no samples.
+    ``LOG_ERRORS``: log a handler's error with its traceback, which may contain parts of the
+    payload; None: while ``DEBUG`` is on.
+    """
+
+    LEASE_DURATION: Annotated[timedelta, _LEASE] = timedelta(minutes=5)
+    POLL_INTERVAL: Annotated[timedelta, _INTERVAL] = timedelta(seconds=3)
+    RETRY_POLICY: Annotated[RetryPolicy, _of(RetryPolicy)] = field(
+        default_factory=RetryPolicy.exponential
+    )
+    BACKOFF: Annotated[Backoff, _of(Backoff)] = field(default_factory=Backoff)
+    NOTIFY: Annotated[bool, _FLAG] = True
+    PREPARE: Annotated[bool | None, optional(_FLAG)] = None
+    CONCURRENCY: Annotated[int, counts(1, 1000)] = 8
+    ASYNC_CONCURRENCY: Annotated[int, counts(1, 10_000)] = 100
+    BATCH_SIZE: Annotated[int, counts(1, 10_000)] = 500
+    SHUTDOWN_TIMEOUT: Annotated[timedelta, at_least(timedelta(0), "0")] = timedelta(seconds=30)
+    WATCHDOG: Annotated[timedelta, at_least(timedelta(seconds=10), "10 seconds")] = timedelta(
+        minutes=2
+    )
+    CRON: Sequence[Any] = ()
+    INSTRUMENTS: Annotated[Sequence[Any], _INSTRUMENTS] = ()
+    DEAD_LETTER_RETENTION: Annotated[
+        timedelta | None, optional(at_least(timedelta(hours=1), "an hour"))
+    ] = timedelta(days=30)
+    SAMPLE_RETENTION: Annotated[
+        timedelta | None, optional(at_least(timedelta(days=1), "a day"))
+    ] = timedelta(days=8)
+    LOG_ERRORS: Annotated[bool | None, optional(_FLAG)] = None
+
+
+_HINTS: Final = get_type_hints(QueueSettings, include_extras=True)
 # Checks that raise DelayedQueueError for a wrong value, by key; packages add their own.
 _checks: Final[dict[str, Callable[[Any], object]]] = {}
 
@@ -232,8 +225,7 @@ def find_problems(configured: Any) -> list[Problem]:
     """Return all problems of a DELAYED_QUEUE dict."""
     if not isinstance(configured, dict):
         return [Problem(SETTING, f"{SETTING} must be a dict.", f"Write {SETTING} = {{…}}.")]
-    known = {each.name for each in fields(QueueSettings)}
-    all_known = known | _sections.keys()
+    all_known = {*_HINTS, *_sections}
     problems = [_unknown(key, all_known) for key in configured if key not in all_known]
     for key, value in configured.items():
         if key in _sections:
@@ -241,7 +233,7 @@ def find_problems(configured: Any) -> list[Problem]:
                 Problem(key, f"{SETTING}[{key!r}]{wrong}", hint)
                 for wrong, hint in _sections[key].wrongs(value)
             ]
-        elif key in known and (wrong := _wrong(key, value)):
+        elif key in _HINTS and (wrong := _wrong(key, value)):
             problems.append(Problem(key, f"{SETTING}[{key!r}] is {value!r}.", wrong))
     return problems
 
@@ -261,8 +253,8 @@ def _wrong(key: str, value: Any) -> str:
             _checks[key](value)
     except DelayedQueueError as error:
         return str(error)
-    rule = _RULES.get(key)
-    return "" if rule is None or rule.accepts(value) else rule.hint
+    rules: tuple[Rule, ...] = getattr(_HINTS[key], "__metadata__", ())
+    return next((rule.hint for rule in rules if not rule.accepts(value)), "")
 
 
 @lru_cache(maxsize=1)

@@ -17,7 +17,6 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import Client
 from django.urls import clear_url_caches
-from django.utils.autoreload import StatReloader, autoreload_started
 from pytest_django import Settings
 
 from delayed_queue import CronEntry
@@ -295,12 +294,6 @@ class TestHandlers:
     def test_the_command_of_a_worker_too(self) -> None:
         with pytest.raises(CommandError, match=r"Handlers are missing\. tests\.brokenapp"):
             call_command("runqueueworker", "--queue", "ledger")
-
-    @pytest.mark.usefixtures("broken")
-    def test_runserver_watches_the_file_that_is_to_be_mended(self) -> None:
-        reloader = StatReloader()
-        autoreload_started.send(sender=reloader)
-        assert {"handlers.py"} <= {path.name for path in reloader.extra_files}
 
     def test_it_is_logged_for_web_processes(
         self, settings: Settings, caplog: pytest.LogCaptureFixture
