@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import random
-import select
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.conf import get_settings
 from delayed_queue.cron.models import Schedule
@@ -28,13 +26,12 @@ from delayed_queue.cron.registry import (
     schedule_of,
 )
 from delayed_queue.cron.rules import Schedule as Rule
-from delayed_queue.cron.service import CronService, ScheduleInstaller
+from delayed_queue.cron.service import CronService, RepeatingThread, ScheduleInstaller, mistake
 from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.cron.ticking import TickReport, Ticks
 from delayed_queue.db.resilience import repeat
-from delayed_queue.db.wakeups import StopSignal
-from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
-from delayed_queue.logs import described, first_line, log
+from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.queue.offering import Offering
 
@@ -135,8 +132,8 @@ class CronKeeper:
             yield duty.entry, duty.installer, duty.row
 
     def _duties(self, *, is_dry: bool) -> list[_Duty]:
-        described = repeat(self._using, lambda: Schedule.objects.described(using=self._using))
-        found = {(row.kind, row.key_prefix): (now, row) for now, row in described}
+        rows = repeat(self._using, lambda: Schedule.objects.described(using=self._using))
+        found = {(row.kind, row.key_prefix): (now, row) for now, row in rows}
         self._made = {
             name: duty
             for name, (_, row) in found.items()
@@ -165,8 +162,8 @@ class CronKeeper:
                 kept = self._keep(duty, force=force, is_dry=is_dry)
         # A generator may raise anything; the other schedules must still run.
         except Exception as error:
-            self._complain(duty.entry.id, _text_of(error), error)
-            return Kept(name, config_hash, error=_text_of(error))
+            self._complain(duty.entry.id, described(error), error)
+            return Kept(name, config_hash, error=described(error))
         self._errors.pop(duty.entry.id, None)
         return kept
 
@@ -190,25 +187,16 @@ class CronKeeper:
 
     def _describe(self, duty: _Duty) -> None:
         """Show operators the declared definition, once it is installed."""
-        described = _row_of(duty.entry)
-        if duty.row is None or _definition(duty.row) != _definition(described):
-            write = partial(Schedule.objects.describe, described, using=self._using)
+        declared = _row_of(duty.entry)
+        if duty.row is None or _definition(duty.row) != _definition(declared):
+            write = partial(Schedule.objects.describe, declared, using=self._using)
             repeat(self._using, write)
 
     def _complain(self, name: tuple[str, str], text: str, error: Exception | None = None) -> None:
         if self._errors.get(name) != text:  # each error once, not every pass
             fields = {"schedule": "/".join(name), "error": text}
-            log(logging.ERROR, "install_failed", _mistake(error), **fields)
+            log(logging.ERROR, "install_failed", mistake(error), **fields)
         self._errors[name] = text
-
-
-def _text_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _mistake(error: Exception | None) -> Exception | None:
-    """Return the error if its traceback should be logged: not for an outage."""
-    return None if isinstance(error, Error | ResourceUnavailable) else error
 
 
 @contextmanager
@@ -259,40 +247,17 @@ def _definition(row: ScheduleRow) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-class CronThread:
+class CronThread(RepeatingThread):
     """Runs a keeper in a thread with a connection of its own, as workers do."""
 
+    event = "cron_failed"
+
     def __init__(self, keeper: CronKeeper, using: str = DEFAULT_DB_ALIAS) -> None:
+        super().__init__(using, "cron-keeper")
         self._keeper = keeper
-        self._using = using
-        self._stop = StopSignal()
-        self._thread = threading.Thread(target=self._serve, name="cron-keeper", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
+    def work(self) -> None:
+        self._keeper.check()
 
-    def stop(self) -> None:
-        """Stop within five seconds; the ticks stay."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
-
-    def run(self) -> None:
-        """Keep the schedules in the calling thread, until another one or a signal stops it."""
-        self._serve()
-
-    def _serve(self) -> None:
-        while not self._stop.is_set():
-            try:
-                with self._stop.cancelling(self._using):
-                    self._keeper.check()
-            # An outage, or a table that is not migrated yet: the next pass may succeed.
-            except Exception as error:
-                self._complain(error)
-            finally:
-                connections[self._using].close()
-            select.select([self._stop], [], [], self._keeper.pause)
-
-    def _complain(self, error: Exception) -> None:
-        if not self._stop.is_set():
-            log(logging.ERROR, "cron_failed", _mistake(error), error=described(error))
+    def pause(self, *, is_done: bool) -> float:
+        return self._keeper.pause

@@ -22,7 +22,7 @@ from delayed_queue.cron.schedules import (
     PeriodicSchedule,
     hour_text,
 )
-from delayed_queue.exceptions import InvalidConfiguration, suggest
+from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
 from delayed_queue.messages import EPOCH, MILLISECOND
 from delayed_queue.retries import parse_duration
 
@@ -168,21 +168,16 @@ def entries_of(configured: Any) -> list[CronEntry]:
     """Return the entries of ``DELAYED_QUEUE["CRON"]``: CronEntry objects, or dicts of them."""
     if not isinstance(configured, list | tuple):
         raise InvalidConfiguration(f"It must be a list of CronEntry or dict, not {configured!r}.")
-    table = CronTable()
-    for each in configured:
-        table.add(each if isinstance(each, CronEntry) else _entry(each))
-    return list(table)
+    return joined(each if isinstance(each, CronEntry) else _entry(each) for each in configured)
 
 
 def _entry(configured: Any) -> CronEntry:
     if not isinstance(configured, dict):
         raise InvalidConfiguration(f"An entry is a CronEntry or a dict, not {configured!r}.")
     known = {each.name for each in fields(CronEntry)}
-    for key in configured:
-        if key not in known:
-            close = suggest(key, known)
-            hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}."
-            raise InvalidConfiguration(f"An entry has no {key!r}: {hint}")
+    if unknown := next((key for key in configured if key not in known), None):
+        hint = did_you_mean(unknown, known) or f" Known: {', '.join(sorted(known))}."
+        raise InvalidConfiguration(f"An entry has no {unknown!r}.{hint}")
     if lacking := {"queue", "key_prefix", "schedule"} - configured.keys():
         raise InvalidConfiguration(f"The entry {configured!r} lacks {', '.join(sorted(lacking))}.")
     return CronEntry(**configured)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.conf import settings
-from django.db import connections
+from django.db import Error, connections
 
 from delayed_queue.cron.rules import (
     CronMessage,
@@ -30,7 +30,8 @@ from delayed_queue.cron.schedules import (
 from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.cron.ticking import TickReport, Ticks
 from delayed_queue.db.wakeups import StopSignal
-from delayed_queue.logs import log
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 
 CLOSE_SECONDS: Final = 5.0
@@ -42,15 +43,24 @@ GenerateMany = Callable[[datetime], Iterable[CronMessage]]
 
 
 class Installer:
-    """Keeps the ticks of one prefix written ahead; each run is one transaction."""
+    """Keeps the ticks of one prefix written ahead, as a function of the current time returns them.
+
+    Each run is one transaction.
+    """
 
     def __init__(
-        self, ticks: Ticks, key_prefix: str, config_hash: str, interval: timedelta
+        self,
+        ticks: Ticks,
+        key_prefix: str,
+        config_hash: str,
+        interval: timedelta,
+        generate_many: GenerateMany = lambda _: (),
     ) -> None:
         self.ticks = ticks
         self.key_prefix = check_key_prefix(key_prefix, check_config_hash(config_hash))
         self.config_hash = config_hash
         self.interval = check_duration("interval", interval, MILLISECOND)
+        self._generate_many = generate_many
         self.is_first = True
         self.is_closed = False
         self._told = TickReport()
@@ -60,7 +70,7 @@ class Installer:
 
     def messages(self, now: datetime, state: ScheduleRow | None) -> list[CronMessage]:
         """Return the ticks to install at ``now``, given the state of the schedule's row."""
-        raise NotImplementedError
+        return list(self._generate_many(now))
 
     def run(self, *, yields: bool = True) -> TickReport:
         """Write the next ticks ahead, unless a newer configuration is active (logged once).
@@ -90,24 +100,6 @@ class Installer:
         if report.is_paused and not self._told.is_paused:
             log(logging.INFO, "schedule_paused", schedule=self)
         self._told = report
-
-
-class ManyInstaller(Installer):
-    """Installs the ticks that a function of the current time returns."""
-
-    def __init__(
-        self,
-        ticks: Ticks,
-        key_prefix: str,
-        config_hash: str,
-        interval: timedelta,
-        generate_many: GenerateMany,
-    ) -> None:
-        super().__init__(ticks, key_prefix, config_hash, interval)
-        self._generate_many = generate_many
-
-    def messages(self, now: datetime, state: ScheduleRow | None) -> list[CronMessage]:
-        return list(self._generate_many(now))
 
 
 class ScheduleInstaller(Installer):
@@ -151,20 +143,75 @@ def in_default_zone(schedule: Schedule) -> Schedule:
     return schedule
 
 
-class InstallerHandle:
-    """A thread that runs an installer at once and then every interval, until closed.
+class RepeatingThread:
+    """A thread that works again and again until it is stopped; it logs errors as ``event``."""
 
-    It logs the errors of a run and continues. A context manager.
-    """
+    event: str
+
+    def __init__(self, using: str, name: str) -> None:
+        self._using = using
+        self._stop = StopSignal()
+        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def pause(self, *, is_done: bool) -> float:
+        """Return the seconds until the next run."""
+        raise NotImplementedError
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the log line of an error."""
+        return {}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Stop within five seconds, keeping the ticks; return whether the thread has ended."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS)
+        return not self._thread.is_alive()
+
+    def run(self) -> None:
+        """Run in the calling thread, until another one or a signal stops it."""
+        while not self._stop.is_set():
+            seconds = self.pause(is_done=self._try())
+            select.select([self._stop], [], [], seconds)
+
+    def _try(self) -> bool:
+        try:
+            with self._stop.cancelling(self._using):
+                self.work()
+        # A generator may raise anything; the next run tries again.
+        except Exception as error:
+            if not self._stop.is_set():
+                fields = {**self.fields(), "error": described(error)}
+                log(logging.ERROR, self.event, mistake(error), **fields)
+            return False
+        else:
+            return True
+        finally:
+            # Not kept between runs, which may be hours apart.
+            connections.close_all()
+
+
+def mistake(error: Exception | None) -> Exception | None:
+    """Return the error if its traceback should be logged: not for an outage."""
+    return None if isinstance(error, Error | ResourceUnavailable) else error
+
+
+class InstallerHandle(RepeatingThread):
+    """Runs an installer at once and then every interval, until closed. A context manager."""
+
+    event = "install_failed"
 
     def __init__(self, installer: Installer) -> None:
+        super().__init__(installer.ticks.queue.using, f"cron {installer.key_prefix}")
         self.installer = installer
-        self._stop = StopSignal()
         self._installed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._serve, name=f"cron {installer.key_prefix}", daemon=True
-        )
-        self._thread.start()
+        self.start()
 
     def __enter__(self) -> InstallerHandle:
         return self
@@ -177,41 +224,21 @@ class InstallerHandle:
         return self._installed.wait(timeout)
 
     def close(self) -> bool:
-        """Stop within five seconds, keeping the ticks; return whether the thread has ended.
-
-        It has not ended while the generator is running; its result is not installed.
-        """
+        """Stop as ``stop``; the result of a generator that is still running is not installed."""
         self.installer.is_closed = True
-        self._stop.set()
-        self._thread.join(CLOSE_SECONDS)
-        return not self._thread.is_alive()
+        return self.stop()
 
-    def _serve(self) -> None:
-        while not self._stop.is_set():
-            seconds = self.installer.interval.total_seconds()
-            if not self._run():
-                seconds = min(seconds, RETRY_SECONDS)
-            select.select([self._stop], [], [], seconds)
+    def work(self) -> None:
+        self.installer.run()
+        if not self.installer.is_closed:
+            self._installed.set()
 
-    def _run(self) -> bool:
-        try:
-            with self._stop.cancelling(self.installer.ticks.queue.using):
-                self.installer.run()
-        # A generator may raise anything; the next run tries again.
-        except Exception as error:
-            self._complain(error)
-            return False
-        else:
-            if not self.installer.is_closed:
-                self._installed.set()
-            return True
-        finally:
-            # Not kept between runs, which may be hours apart.
-            connections.close_all()
+    def pause(self, *, is_done: bool) -> float:
+        seconds = self.installer.interval.total_seconds()
+        return seconds if is_done else min(seconds, RETRY_SECONDS)
 
-    def _complain(self, error: Exception) -> None:
-        if not self._stop.is_set():
-            log(logging.ERROR, "install_failed", error, schedule=self.installer)
+    def fields(self) -> dict[str, Any]:
+        return {"schedule": self.installer}
 
 
 class CronService:
@@ -250,7 +277,7 @@ class CronService:
     ) -> InstallerHandle:
         """Install ``generate_many(now)`` at once and every interval, until the handle is closed."""
         return InstallerHandle(
-            ManyInstaller(self.ticks, key_prefix, config_hash, schedule_interval, generate_many)
+            Installer(self.ticks, key_prefix, config_hash, schedule_interval, generate_many)
         )
 
     def install_schedule(

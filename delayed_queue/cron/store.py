@@ -22,45 +22,32 @@ _STATE: Final[LiteralString] = """
 # each sees what the last one committed. The update changes nothing, but also locks a row that
 # another transaction has just inserted, where SELECT FOR UPDATE would find none.
 # Reads: schedule_kind_prefix.
-LOCK_SCHEDULE: Final[LiteralString] = (
-    """
+LOCK_SCHEDULE: Final[LiteralString] = f"""
 INSERT INTO delayed_queue_schedule ("pKind", "keyPrefix", queue, codec)
 VALUES (%(kind)s, %(key_prefix)s, %(queue)s, %(codec)s)
 ON CONFLICT ("pKind", "keyPrefix") DO UPDATE
 SET "keyPrefix" = EXCLUDED."keyPrefix"
-RETURNING"""
-    + _STATE
-)
+RETURNING{_STATE}"""
 
 # The clock, and the schedule's row if there is one, without a lock.
 # Reads: schedule_kind_prefix.
-READ_SCHEDULE: Final[LiteralString] = (
-    CLOCK
-    + """
-SELECT now,"""
-    + _STATE
-    + """
+READ_SCHEDULE: Final[LiteralString] = f"""{CLOCK}
+SELECT now,{_STATE}
 FROM clock
 LEFT JOIN delayed_queue_schedule
     ON "pKind" = %(kind)s
     AND "keyPrefix" = %(key_prefix)s
 """
-)
 
 # All schedules with a definition, by an operator or by code; not those of install_tick(). The
 # planner would take "type" <> '' for nearly all rows of a table that was never analyzed.
 # Reads: schedule_described.
-DESCRIBED_SCHEDULES: Final[LiteralString] = (
-    CLOCK
-    + """
-SELECT (SELECT now FROM clock),"""
-    + _STATE
-    + """
+DESCRIBED_SCHEDULES: Final[LiteralString] = f"""{CLOCK}
+SELECT (SELECT now FROM clock),{_STATE}
 FROM delayed_queue_schedule
 WHERE "type" IN ('cron', 'daily', 'periodic', 'other')
 ORDER BY id
 """
-)
 
 # Lock and return the ticks of a prefix, except those that CONSUME has locked. Two-segment keys
 # below the prefix are ticks; other keys belong to callers. '0' follows '/', so in the "C"
@@ -99,14 +86,11 @@ LEFT JOIN pending ON true
 
 # Delete ticks that PENDING_TICKS has locked, and notify their lease holders.
 # Reads: the primary key.
-DROP_TICKS: Final[LiteralString] = (
-    """
+DROP_TICKS: Final[LiteralString] = f"""
 DELETE FROM delayed_queue AS stored
 WHERE id = ANY (%(ids)b::bigint[])
-RETURNING """
-    + TELL_HOLDER
-    + "\n"
-)
+RETURNING {TELL_HOLDER}
+"""
 
 # Save the state after an installation, under LOCK_SCHEDULE. Reads: schedule_kind_prefix.
 SAVE_SCHEDULE: Final[LiteralString] = """

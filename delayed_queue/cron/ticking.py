@@ -259,8 +259,7 @@ class Ticks:
 
     def _install(self, wanted: Installation, *, yields: bool) -> TickReport:
         with self._transaction():
-            state = self._lock_schedule(wanted.key_prefix)
-            now, rows = self._pending_ticks(wanted.key_prefix)
+            state, now, rows = self._locked(wanted.key_prefix)
             if yields and not state.is_enabled:
                 return TickReport(is_paused=True)
             if yields and (winner := rival(state, wanted.config_hash, now)):
@@ -268,7 +267,7 @@ class Ticks:
             steps = plan(wanted, state, rows, now)
             removed = self._drop_ticks(steps.drops)
             outcomes = Counter(self.queue.offer_batch(steps.offers))
-            self._save_schedule(steps.state)
+            self._schedules.save(steps.state, using=self.queue.using)
         return TickReport(
             created=outcomes[OfferOutcome.CREATED],
             updated=outcomes[OfferOutcome.UPDATED],
@@ -279,29 +278,22 @@ class Ticks:
 
     def _uninstall(self, config_hash: str, key_prefix: str) -> int:
         with self._transaction():
-            state = self._lock_schedule(key_prefix)
-            now, rows = self._pending_ticks(key_prefix)
+            state, now, rows = self._locked(key_prefix)
             drops, after = plan_removal(config_hash, key_prefix, state, rows, now)
             removed = self._drop_ticks(drops)
-            self._save_schedule(after)
+            self._schedules.save(after, using=self.queue.using)
         return removed
 
-    def _lock_schedule(self, key_prefix: str) -> ScheduleRow:
-        return self._schedules.lock(
-            self.queue.kind,
-            key_prefix,
-            queue=self.queue.name,
-            codec=self.queue.codec.name,
-            using=self.queue.using,
+    def _locked(self, key_prefix: str) -> tuple[ScheduleRow, int, list[TickRow]]:
+        """Lock the row of the prefix and its pending ticks; return them, with the clock between."""
+        queue = self.queue
+        state = self._schedules.lock(
+            queue.kind, key_prefix, queue=queue.name, codec=queue.codec.name, using=queue.using
         )
-
-    def _pending_ticks(self, key_prefix: str) -> tuple[int, list[TickRow]]:
-        return self._schedules.pending_ticks(
-            self.queue.kind, key_prefix, now=self._now(), using=self.queue.using
+        now, rows = self._schedules.pending_ticks(
+            queue.kind, key_prefix, now=self._now(), using=queue.using
         )
+        return state, now, rows
 
     def _drop_ticks(self, ids: list[int]) -> int:
         return self._schedules.drop_ticks(ids, using=self.queue.using) if ids else 0
-
-    def _save_schedule(self, row: ScheduleRow) -> None:
-        self._schedules.save(row, using=self.queue.using)

@@ -59,9 +59,7 @@ LIMIT 1
 # The cost of an old snapshot: dead rows, the slowest full scan of any live worker, and the number
 # of sessions that the role may not see: without pg_read_all_stats, those of other users.
 # Reads: worker_heartbeat.
-SNAPSHOT_COST: Final[LiteralString] = (
-    CLOCK
-    + """,
+SNAPSHOT_COST: Final[LiteralString] = f"""{CLOCK},
 alive AS MATERIALIZED (
     SELECT scanned, "scanSeconds" AS seconds
     FROM delayed_queue_worker
@@ -80,7 +78,6 @@ SELECT
             AND datname = current_database()
     )
 """
-)
 
 
 class SnapshotRow(NamedTuple):
@@ -116,9 +113,7 @@ def oldest_snapshot_row(using: str = db.DEFAULT_ALIAS) -> SnapshotRow | None:
 # same pages while it does not grow; nothing for small tables. The planner's own statistics would
 # not do: they treat kind and schedule as independent.
 # Reads: that many pages of the tables.
-ESTIMATES: Final[LiteralString] = (
-    CLOCK
-    + """,
+ESTIMATES: Final[LiteralString] = f"""{CLOCK},
 shares AS MATERIALIZED (
     SELECT
         CASE WHEN pages < %(small)s::float8 THEN 0
@@ -160,7 +155,6 @@ SELECT
 FROM found
 GROUP BY kind
 """
-)
 
 
 # The minute of a sample: counts that arrive within 30 seconds of its end still belong to it.
@@ -170,14 +164,10 @@ _MINUTE: Final[LiteralString] = "((SELECT now FROM clock) - 30000) / 60000"
 # versions of the live workers. No worker waits: the advisory lock is only tried.
 # Returns the clock and the minute; NULL if another worker has it.
 # Reads: worker_heartbeat, the primary key of samples.
-TAKE_MINUTE: Final[LiteralString] = (
-    CLOCK
-    + """,
+TAKE_MINUTE: Final[LiteralString] = f"""{CLOCK},
 taken AS (
     INSERT INTO delayed_queue_sample ("pKind", minute, versions)
-    SELECT '', """
-    + _MINUTE
-    + """, (
+    SELECT '', {_MINUTE}, (
         SELECT string_agg(DISTINCT version, ', ')
         FROM (
             SELECT version
@@ -194,7 +184,6 @@ taken AS (
 SELECT now, (SELECT minute FROM taken)
 FROM clock
 """
-)
 
 # Write the depths of queues at the end of a minute. Sorted, so that two writers of the same rows
 # do not deadlock. Reads: the primary key of samples.
@@ -219,13 +208,9 @@ SET due = EXCLUDED.due,
 # Add the counts of a worker since its last report. An element of a histogram has its bucket in the
 # upper six bits and the count in the lower 25. Sorted, as above.
 # Reads: the primary key of samples.
-ADD_COUNTS: Final[LiteralString] = (
-    CLOCK
-    + """
+ADD_COUNTS: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_sample AS stored ("pKind", minute, done, failed, died, times)
-SELECT kind, """
-    + _MINUTE
-    + """, done, failed, died, times::integer[]
+SELECT kind, {_MINUTE}, done, failed, died, times::integer[]
 FROM unnest(
     %(kinds)b::text[], %(done)s::integer[], %(failed)s::integer[], %(died)s::integer[],
     %(times)b::text[]
@@ -242,7 +227,6 @@ SET done = stored.done + EXCLUDED.done,
         ORDER BY each >> 25
     )
 """
-)
 
 # The history of queues by steps of some minutes: maximum depths, the last number of stored
 # messages, and sums. Reads: the primary key of samples.
@@ -285,9 +269,7 @@ ORDER BY 1
 
 # The last minute that was sampled, within a day. Not max(): PostgreSQL 15 reads the whole day for
 # it until the table is analyzed. Reads: the primary key of samples, backwards.
-LAST_SAMPLED: Final[LiteralString] = (
-    CLOCK
-    + """
+LAST_SAMPLED: Final[LiteralString] = f"""{CLOCK}
 SELECT now / 60000, (
     SELECT minute
     FROM delayed_queue_sample
@@ -299,13 +281,10 @@ SELECT now / 60000, (
 )
 FROM clock
 """
-)
 
 # Delete expired samples outside the daily partitions, at most ``limit``.
 # Reads: all of that partition, which is small.
-PRUNE_SAMPLES: Final[LiteralString] = (
-    CLOCK
-    + """
+PRUNE_SAMPLES: Final[LiteralString] = f"""{CLOCK}
 DELETE FROM delayed_queue_sample_rest
 WHERE ctid = ANY (ARRAY(
     SELECT ctid
@@ -314,7 +293,6 @@ WHERE ctid = ANY (ARRAY(
     LIMIT %(limit)s::integer
 ))
 """
-)
 _MINUTES_A_DAY: Final = 1440
 
 SAMPLES_BY_DAY: Final = DailyTable(

@@ -77,8 +77,8 @@ def test_the_settings_take_dicts_and_entries(settings: Any):
 @pytest.mark.parametrize(
     ("configured", "hint"),
     [
-        ([{**HOURLY, "key_prefx": "x"}], "did you mean 'key_prefix'?"),
-        ([{**HOURLY, "nonsense": "x"}], "known: codec"),
+        ([{**HOURLY, "key_prefx": "x"}], "Did you mean 'key_prefix'?"),
+        ([{**HOURLY, "nonsense": "x"}], "Known: codec"),
         ([{"queue": "ledger"}], "lacks key_prefix, schedule"),
         ([{**HOURLY, "schedule": "61 * * * *"}], "Bad cron expression"),
         ([{**HOURLY, "schedule": 5}], "schedule is a cron expression"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, fields
 from datetime import UTC, datetime, time, timedelta, timezone
 from itertools import islice
 from pathlib import Path
@@ -214,19 +211,6 @@ SCHEDULES = [
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda each: type(each).__name__)
 class TestAll:
-    def test_is_immutable(self, schedule):
-        for field in fields(schedule):
-            with pytest.raises(FrozenInstanceError):
-                setattr(schedule, field.name, 1)
-            with pytest.raises(FrozenInstanceError):
-                delattr(schedule, field.name)
-
-    def test_is_equal_to_its_copies_and_can_be_a_key(self, schedule):
-        twins = [copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule))]  # noqa: S301
-        assert twins == [schedule, schedule]
-        assert {schedule, *twins} == {schedule}
-        assert sum(schedule == other for other in SCHEDULES) == 1
-
     def test_prints_as_it_is_made(self, schedule):
         # repr() of datetime's values names their module.
         names = {**vars(delayed_queue.cron.schedules), "datetime": sys.modules["datetime"]}

@@ -11,7 +11,7 @@ from delayed_queue import (
     Envelope,
     PeriodicSchedule,
 )
-from delayed_queue.cron.service import Installer, ManyInstaller
+from delayed_queue.cron.service import Installer
 from delayed_queue.testing import ManualClock
 from tests.queue.contract.support import DAY, HOUR, MINUTE
 
@@ -30,7 +30,7 @@ def hourly(queue: DelayedQueue, config_hash: str = A, payload: Any = "tick") -> 
         hour = now.replace(minute=0, second=0, microsecond=0)
         return [CronMessage(payload, hour + each * HOUR) for each in (1, 2)]
 
-    return ManyInstaller(queue.cron.ticks, "report", config_hash, 10 * MINUTE, messages)
+    return Installer(queue.cron.ticks, "report", config_hash, 10 * MINUTE, messages)
 
 
 def drained(queue: DelayedQueue) -> list[Envelope]:

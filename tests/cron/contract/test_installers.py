@@ -16,7 +16,7 @@ from delayed_queue import (
     DelayedQueue,
     Envelope,
 )
-from delayed_queue.cron.service import Installer, ManyInstaller
+from delayed_queue.cron.service import Installer
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.testing import ManualClock
 from tests.cron.contract.schedules import HOURLY, A, B, drained, hourly, payload_of
@@ -37,7 +37,7 @@ def test_c5_a_first_run_that_fails_does_not_use_it_up(queue: DelayedQueue):
     payloads: list[Any] = [object(), "new"]
     now = queue.cron.ticks.read_schedule("report")[0]
     at = datetime.fromtimestamp(now // 1000, UTC) + HOUR
-    installer = ManyInstaller(
+    installer = Installer(
         queue.cron.ticks, "report", A, MINUTE, lambda _: [CronMessage(payloads.pop(0), at)]
     )
 
