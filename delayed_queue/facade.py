@@ -33,6 +33,7 @@ from delayed_queue.queue.base import awaited, nothing
 from delayed_queue.queue.groups import GroupService
 from delayed_queue.queue.offering import Offering, outcome_of, redrive_again
 from delayed_queue.queue.polling import Polling, seconds_of
+from delayed_queue.queue.store.claim import NO_FLOOR
 from delayed_queue.queue.store.inspect import StoredRow
 
 if TYPE_CHECKING:
@@ -83,9 +84,7 @@ class DelayedQueue(Offering, Polling):
     def read(self, key: str) -> StoredMessage | None:
         """Return the message as it stands, without leasing it; None when there is none."""
         check_key(key)
-        row = self._repeat(
-            lambda: self._messages.read(self.kind, key, now=self._now(), using=self.using)
-        )
+        row = self._call(self._messages.read, key, now=self._now())
         return None if row is None else self._stored(key, row)
 
     def _stored(self, key: str, row: StoredRow) -> StoredMessage:
@@ -108,7 +107,7 @@ class DelayedQueue(Offering, Polling):
     def contains_message(self, key: str) -> bool:
         """Return whether a message is stored under the key, in any state."""
         check_key(key)
-        return self._repeat(lambda: self._messages.has_key(self.kind, key, using=self.using))
+        return self._call(self._messages.has_key, key)
 
     def drop_message(self, key: str) -> bool:
         """Delete the message in any state; return whether there was one.
@@ -116,10 +115,7 @@ class DelayedQueue(Offering, Polling):
         Raises OutcomeUnknown if the connection was lost and the message is gone.
         """
         check_key(key)
-        dropped: bool = self._repeat(
-            lambda: self._messages.drop(self.kind, key, using=self.using), doubt=nothing
-        )
-        return dropped
+        return self._call(self._messages.drop, key, doubt=nothing)
 
     def drop_all_messages(self, confirm: str) -> int:
         """Delete every message of this queue, leased ones too; return their number.
@@ -130,18 +126,13 @@ class DelayedQueue(Offering, Polling):
             raise ConfirmationRequired(
                 f"To drop every message of {self.name!r}, pass {DROP_ALL_CONFIRMATION!r}."
             )
-        dropped: int = self._repeat(
-            lambda: self._messages.drop_all(self.kind, using=self.using), doubt=nothing
-        )
-        return dropped
+        return self._call(self._messages.drop_all, doubt=nothing)
 
     def stats(self, cap: int = STATS_CAP) -> QueueStats:
         """Count the queue's messages by state; each count stops at ``cap``."""
         if type(cap) is not int or not 1 <= cap <= 1_000_000:
             raise InvalidConfiguration(f"cap must be from 1 to 1000000, not {cap!r}.")
-        row = self._repeat(
-            lambda: self._messages.stats(self.kind, cap, now=self._now(), using=self.using)
-        )
+        row = self._call(self._messages.stats, cap, now=self._now())
         age = None if row.oldest_due_age is None else row.oldest_due_age * MILLISECOND
         return QueueStats(row.due, row.scheduled, row.leased, row.dead, age, cap)
 
@@ -156,13 +147,9 @@ class DelayedQueue(Offering, Polling):
         dead letter is gone.
         """
         call = partial(
-            self._letters.redrive,
-            letter_ids,
-            overwrite=overwrite,
-            kind=self.kind,
-            now=self._now(),
-            using=self.using,
-        )
+            self._letters.redrive, letter_ids, overwrite=overwrite, kind=self.kind,
+            now=self._now(), using=self.using,
+        )  # fmt: skip
         again = partial(redrive_again, letter_ids, call, kind=self.kind, using=self.using)
         rows = self._repeat(call, truth=again)
         if rows:
@@ -179,7 +166,7 @@ class DelayedQueue(Offering, Polling):
         """
         ids, older = self._newest_ids(reason)
         outcomes = Counter({OfferOutcome.IGNORED: older} if older else {})
-        size = self._repeat(lambda: self._letters.batch_size(self.kind, using=self.using))
+        size = self._call(self._letters.batch_size)
         for start in range(0, len(ids), size):
             batch = ids[start : start + size]
             outcomes.update(self.redrive(batch, overwrite=overwrite).values())
@@ -187,15 +174,14 @@ class DelayedQueue(Offering, Polling):
 
     def _newest_ids(self, reason: str | None) -> tuple[Sequence[int], int]:
         """Return the ids of the newest dead letter per key, and the number of the others."""
-        next_letters = partial(
-            self._letters.next_letters, self.kind, reason=reason, limit=_BATCH, using=self.using
-        )
+        next_letters = partial(self._call, self._letters.next_letters, reason=reason, limit=_BATCH)
         # Eight bytes each: ten million letters fit.
-        ids, found, last = array("q"), 0, 0
-        while batch := self._repeat(partial(next_letters, after=last)):
+        ids, older, after = array("q"), 0, (NO_FLOOR, 0)
+        while batch := next_letters(after=after):
             ids.extend(each.id for each in batch if each.is_newest)
-            found, last = found + len(batch), batch[-1].id
-        return ids, found - len(ids)
+            older += sum(each.is_newest is False for each in batch)
+            after = batch[-1].died_at, batch[-1].id
+        return ids, older
 
     def prune_dead_letters(self, older_than: timedelta) -> int:
         """Delete dead letters older than this, 1,000 at a time; return their number.
@@ -206,12 +192,8 @@ class DelayedQueue(Offering, Polling):
             raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
         age = older_than // MILLISECOND
         total = 0
-        while batch := self._repeat(
-            lambda: self._letters.prune(
-                self.kind, age, limit=_BATCH, now=self._now(), using=self.using
-            ),
-            doubt=never,
-        ):
+        prune = partial(self._call, self._letters.prune, age, limit=_BATCH, doubt=never)
+        while batch := prune(now=self._now()):
             total += batch
         return total
 
@@ -224,32 +206,22 @@ class DelayedQueue(Offering, Polling):
         and released. A second pause keeps the reason of the first. After a lost connection, False
         may also mean that an earlier try paused it.
         """
-        return self._repeat(
-            lambda: self._limits.pause(
-                self.kind,
-                reason=storable(reason),
-                by=storable(by),
-                now=self._now(),
-                using=self.using,
-            ),
-            doubt=never,
-        )
+        texts = {"reason": storable(reason), "by": storable(by)}
+        return self._call(self._limits.pause, now=self._now(), doubt=never, **texts)
 
     def resume(self) -> bool:
         """Deliver messages again and wake sleeping consumers; return whether it was paused.
 
         After a lost connection, False may also mean that an earlier try resumed it.
         """
-        resumed = self._repeat(
-            lambda: self._limits.resume(self.kind, using=self.using), doubt=never
-        )
+        resumed = self._call(self._limits.resume, doubt=never)
         # Also after False: an earlier try whose result was lost has not woken the consumers.
         self._wake()
         return resumed
 
     def is_paused(self) -> bool:
         """Return whether the queue is paused."""
-        return self._repeat(lambda: self._limits.is_paused(self.kind, using=self.using))
+        return self._call(self._limits.is_paused)
 
     # Asynchronous forms
 

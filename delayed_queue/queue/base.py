@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -105,6 +106,17 @@ class QueueBase:
         check_vendor(self.using)
         return repeat(self.using, call, doubt=doubt, truth=truth)
 
+    def _call(
+        self,
+        method: Callable[..., T],
+        *args: Any,
+        doubt: Callable[[T], bool] | None = None,
+        **options: Any,
+    ) -> T:
+        """Run a statement for this queue's kind and alias, repeated as ``_repeat`` does."""
+        call = partial(method, self.kind, *args, using=self.using, **options)
+        return self._repeat(call, doubt=doubt)
+
     def _transaction(self, *, durable: bool = False) -> Any:
         if durable or not connections[self.using].in_atomic_block:
             drop_if_lost(self.using)
@@ -149,15 +161,11 @@ class QueueBase:
 
     def _read_rules(self) -> RulesRow | None:
         """Return the limits of the queue as a whole; None if it has none."""
-        return self._repeat(
-            lambda: self._limits.rules(self.kind, now=self._now(), using=self.using)
-        )
+        return self._call(self._limits.rules, now=self._now())
 
     def _read_groups(self, limit: int) -> list[GroupRow]:
         """Return the first groups that have messages, as a claim finds them."""
-        return self._repeat(
-            lambda: self._messages.groups(self.kind, limit, now=self._now(), using=self.using)
-        )
+        return self._call(self._messages.groups, limit, now=self._now())
 
     @property
     def _channel(self) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from delayed_queue.cron.store import ScheduleManager, ScheduleRow, TickRow
 from delayed_queue.models import DeadLetter, Schedule
 from delayed_queue.queue.hooks import hooks
-from delayed_queue.queue.store.dead_letters import DeadLetterManager, ListedRow, RedrivenRow
+from delayed_queue.queue.store.bulk import MeantRow
+from delayed_queue.queue.store.dead_letters import DeadLetterManager, RedrivenRow
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
 if TYPE_CHECKING:
@@ -63,13 +64,22 @@ class InMemoryLetters(_Letters):
         return active is None
 
     def next_letters(
-        self, kind: str, *, after: int = 0, reason: str | None = None, limit: int = 1000, **_: Any
-    ) -> list[ListedRow]:
+        self,
+        kind: str,
+        *,
+        after: tuple[int, int],
+        reason: str | None = None,
+        limit: int = 1000,
+        **_: Any,
+    ) -> list[MeantRow]:
         letters = self._store.letters_of(kind)
         wanted = [each for each in letters if each.reason.startswith(reason or "")]
         newest = {each.row.key: each.id for each in wanted}
-        rows = [ListedRow(each.id, newest[each.row.key] == each.id) for each in wanted]
-        return [row for row in rows if row.id > after][:limit]
+        rows = [
+            MeantRow(each.id, each.row.key, each.died_at, "", newest[each.row.key] == each.id)
+            for each in sorted(wanted, key=lambda each: (each.died_at, each.id))
+        ]
+        return [row for row in rows if (row.died_at, row.id) > after][:limit]
 
     def batch_size(self, kind: str, **_: Any) -> int:
         return 1000

@@ -8,7 +8,6 @@ from delayed_queue.queue.store.dead_letters import family_params
 from tests.plans.case import (
     DEAD_DIED,
     DEAD_GROUPS,
-    DEAD_IDS,
     DEAD_KEYS,
     DEAD_PRIMARY,
     KEYS,
@@ -29,9 +28,6 @@ LETTERS: Final = [
     *cases("LOCK_JOBS_OF_LETTERS", TOPICS, ids=Each(1, 200), kind=Each("no topic|json"), most=200),
     # Above the limit no job is locked.
     *cases("LOCK_JOBS_OF_LETTERS", ids=Each(1000), kind=DUE, most=200, max_rows=0),
-    # Half of the letters have another reason, and three quarters another kind.
-    *cases("DEAD_LETTER_IDS", DEAD_IDS, DEAD_KEYS, kind=Each("bulk|json", DUE), after=0,
-           limit=1000, reason=Each(None, "rejected"), max_rows=11, or_reads=DEAD_PRIMARY),
     *cases("PRUNE_DEAD_LETTERS", DEAD_DIED, DEAD_PRIMARY, kind=Each("bulk|json", DUE), age=0,
            limit=1000),
     # 150 groups of a thousand or two, of which ten are counted.

@@ -40,7 +40,7 @@ DEAR: Final = {"FIND_RESULT", "REDRIVE"}
 # They walk an index in its order and stop at a limit.
 WALKS: Final = {
     "CLAIM", "CLAIM_STRICT", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS",
-    "DEAD_LETTER_KINDS", "DEAD_LETTER_IDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS",
+    "DEAD_LETTER_KINDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS",
     "PEEK_JOBS", "DEFERRED_JOBS", "NEXT_DUE_OF_KINDS", "LEASE_DUE",
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, models
 from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of, value_of
 from delayed_queue.db.statements import execute, fetch, run
 from delayed_queue.queue.hooks import hooks
+from delayed_queue.queue.store.bulk import NEXT_OF_QUEUE, MeantRow
 from delayed_queue.queue.store.fragments import REPLACE, offer_again
 from delayed_queue.queue.store.inspect import distinct_values
 
@@ -79,43 +80,6 @@ gone AS (
 SELECT locked.id, redriven.created, locked."pKind"
 FROM locked
 LEFT JOIN redriven ON redriven.id = locked.id
-"""
-
-# A page of dead letters in id order, each marked if it is the newest of its key: an older one in
-# another batch must not be redriven first. Only the last letter of a key in the page is checked.
-# A NULL reason stands for any. Inside COALESCE the planner expects the prefix to keep half of the
-# rows; without it, next to none, and it would sort all letters of the kind.
-# Reads: dead_letter_kind_id, or the primary key where the kind has much of the table;
-# dead_letter_key.
-DEAD_LETTER_IDS: Final[LiteralString] = """
-SELECT
-    id,
-    CASE WHEN id = last_of_key THEN NOT EXISTS (
-        SELECT 1
-        FROM delayed_queue_dead_letter AS newer
-        WHERE newer."pKey" = page."pKey"
-            AND COALESCE(newer."pKind" = %(kind)s::text, false)
-            AND COALESCE(newer.id > page.id, false)
-            AND COALESCE(starts_with(newer.reason, %(reason)s::text), true)
-    ) ELSE false END
-FROM (
-    SELECT id, "pKey", max(id) OVER (PARTITION BY "pKey") AS last_of_key
-    FROM (
-        SELECT id, "pKey"
-        FROM (
-            SELECT id, "pKey"
-            FROM delayed_queue_dead_letter
-            WHERE "pKind" || '' = %(kind)s::text
-                AND id > %(after)s::bigint
-                AND COALESCE(starts_with(reason, %(reason)s::text), true)
-            ORDER BY id
-            LIMIT (SELECT %(limit)s::integer)
-        ) AS next
-        ORDER BY id
-        LIMIT %(limit)s::integer
-    ) AS bounded
-) AS page
-ORDER BY id
 """
 
 # Delete a bounded batch of dead letters that are older than the age, except those that a redrive
@@ -241,6 +205,7 @@ WHERE id = ANY (%(ids)b::bigint[])
 
 M = TypeVar("M", bound=models.Model)
 _BATCH: Final = 1000
+_MAX: Final = 2**63 - 1
 MAX_GROUPS: Final = 5_000
 GROUP_CAP: Final = 10_001
 
@@ -251,13 +216,6 @@ class RedrivenRow(NamedTuple):
     id: int
     created: bool | None
     kind: str
-
-
-class ListedRow(NamedTuple):
-    """A dead letter, and whether it is the newest of its key."""
-
-    id: int
-    is_newest: bool
 
 
 class GroupRow(NamedTuple):
@@ -330,14 +288,18 @@ class DeadLetterManager(models.Manager[M]):
         self,
         kind: str,
         *,
-        after: int = 0,
+        after: tuple[int, int],
         reason: str | None = None,
         limit: int = 1000,
         using: str = DEFAULT_DB_ALIAS,
-    ) -> list[ListedRow]:
-        """Return the next letters in id order whose reason starts with the text."""
-        params = {"kind": kind, "after": after, "reason": reason, "limit": limit}
-        return rows_of(ListedRow, fetch(using, DEAD_LETTER_IDS, params))
+    ) -> list[MeantRow]:
+        """Return the next letters by time of death and id, marked if the reason matches."""
+        params = {
+            "kind": kind, "after_at": after[0], "after": after[1], "reason": reason,
+            "limit": limit, "fingerprint": None, "key_from": None, "key_before": None,
+            "newest": _MAX, "until": _MAX,
+        }  # fmt: skip
+        return rows_of(MeantRow, fetch(using, NEXT_OF_QUEUE, params))
 
     def kinds(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
         """Return the kinds that have dead letters, at most ``limit``, in the index's order."""
