@@ -8,9 +8,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_KEY_LENGTH: Final = 200
 MAX_GROUP_LENGTH: Final = 100
@@ -205,17 +208,7 @@ class Leases(Protocol):
 
     def acknowledge_batch(self, batch: Batch) -> int: ...
 
-    async def aacknowledge(self, envelope: Envelope) -> bool: ...
-
-    async def arelease(
-        self, envelope: Envelope, delay: timedelta | None = None, error: str = ""
-    ) -> bool: ...
-
-    async def aextend(self, envelope: Envelope, duration: timedelta | None = None) -> bool: ...
-
-    async def areject(self, envelope: Envelope, reason: str) -> bool: ...
-
-    async def aacknowledge_batch(self, batch: Batch) -> int: ...
+    async def in_thread(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -307,16 +300,16 @@ class Envelope:
         return self.leases.reject(self, reason)
 
     async def aacknowledge(self) -> bool:
-        return await self.leases.aacknowledge(self)
+        return await self.leases.in_thread(self.acknowledge)
 
     async def arelease(self, delay: timedelta | None = None, error: str = "") -> bool:
-        return await self.leases.arelease(self, delay, error)
+        return await self.leases.in_thread(self.release, delay, error)
 
     async def aextend(self, duration: timedelta | None = None) -> bool:
-        return await self.leases.aextend(self, duration)
+        return await self.leases.in_thread(self.extend, duration)
 
     async def areject(self, reason: str) -> bool:
-        return await self.leases.areject(self, reason)
+        return await self.leases.in_thread(self.reject, reason)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -344,7 +337,7 @@ class Batch(Sequence[Envelope]):
         return self.leases.acknowledge_batch(self)
 
     async def aacknowledge(self) -> int:
-        return await self.leases.aacknowledge_batch(self)
+        return await self.leases.in_thread(self.acknowledge)
 
 
 @dataclass(frozen=True, slots=True)

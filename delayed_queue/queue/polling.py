@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
+from asgiref.sync import sync_to_async
 from django.db import Error, OperationalError
 
 from delayed_queue.codecs import decode
@@ -22,7 +23,7 @@ from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
 from delayed_queue.logs import log_poll
 from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
-from delayed_queue.queue.base import QueueBase, T, awaited, nothing
+from delayed_queue.queue.base import P, QueueBase, T, nothing
 from delayed_queue.queue.dealing import UNLIMITED
 from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow, RankedRow
@@ -130,11 +131,9 @@ class Leasing(QueueBase):
             lease_id, ids, reason, error=error, now=self._now(), using=self.using
         )
 
-    aacknowledge = awaited(acknowledge)
-    aacknowledge_batch = awaited(acknowledge_batch)
-    arelease = awaited(release)
-    aextend = awaited(extend)
-    areject = awaited(reject)
+    async def in_thread(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call in asgiref's thread, whose connections Django's async code shares."""
+        return await sync_to_async(call)(*args, **kwargs)
 
 
 TakenRow = LeasedRow | RankedRow | ConsumedRow

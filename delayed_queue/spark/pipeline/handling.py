@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from delayed_queue.codecs import Codec, codec_named, decode
 from delayed_queue.db.sql import first_row, rows_of
@@ -43,6 +43,8 @@ from delayed_queue.spark.store.streaming import COUNT_DELIVERY
 if TYPE_CHECKING:
     import pyarrow as pa
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _SETTINGS: Final = "DJANGO_SETTINGS_MODULE"
 
 
@@ -435,23 +437,5 @@ class ExecutorLeases:
     def acknowledge_batch(self, batch: Batch) -> int:
         return sum(self.acknowledge(each) for each in batch)
 
-    async def aacknowledge(self, envelope: Envelope) -> bool:
-        return await _elsewhere(self.acknowledge, envelope)
-
-    async def arelease(
-        self, envelope: Envelope, delay: timedelta | None = None, error: str = ""
-    ) -> bool:
-        return await _elsewhere(self.release, envelope, delay, error)
-
-    async def aextend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
-        return await _elsewhere(self.extend, envelope, duration)
-
-    async def areject(self, envelope: Envelope, reason: str) -> bool:
-        return await _elsewhere(self.reject, envelope, reason)
-
-    async def aacknowledge_batch(self, batch: Batch) -> int:
-        return await asyncio.to_thread(self.acknowledge_batch, batch)
-
-
-async def _elsewhere(function: Callable[..., bool], *arguments: Any) -> bool:
-    return await asyncio.to_thread(function, *arguments)
+    async def in_thread(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(call, *args, **kwargs)

@@ -51,6 +51,8 @@ INTERNAL: Final = {
         "install", "install_daily_schedule", "install_periodic_tick", "install_schedule",
         "installer",
     },
+    # Envelopes run the others in it.
+    "DelayedQueue": {"in_thread"},
     "DelayedQueueBackend": {"check", "task_class", "validate_task"},
     "bulk": {"step"},
     "adding": {"add_batch", "find_row", "write_jobs"},
