@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -97,17 +96,6 @@ class TestTransactions:
         queue.offer_or_update("a", 1, delay=delay)
         assert len(list(other.notifies(timeout=0.05))) == (delay < HOUR)
 
-    def test_q13_a_key_inserted_meanwhile_costs_only_itself(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
-        messages = [ScheduledMessage(key, 1, can_update=False) for key in ("a", "b", "c")]
-        with other.transaction():
-            _insert(other, queue.kind, "b")
-            future = in_thread(lambda: queue.offer_batch(messages))
-            await_locked(other)
-        assert future.result(TIMEOUT) == [CREATED, IGNORED, CREATED]
-        assert Message.objects.filter(kind=queue.kind).count() == 3
-
     def test_q13_an_insertion_that_is_undone_meanwhile_costs_nothing(
         self, queue: DelayedQueue, other: psycopg.Connection[Any]
     ):
@@ -117,44 +105,6 @@ class TestTransactions:
             future = in_thread(lambda: queue.offer_batch(messages))
             await_locked(other)
         assert future.result(TIMEOUT) == [CREATED] * 3
-
-    def test_q7_an_offer_waits_for_the_deletion_of_its_key(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
-        queue.offer_or_update("a", 1)
-        for offer in (queue.offer_or_update, queue.offer_if_not_exists):
-            with other.transaction():
-                other.execute("DELETE FROM delayed_queue")
-                future = in_thread(partial(offer, "a", 2))
-                await_locked(other)
-            assert future.result(TIMEOUT) is CREATED
-
-    def test_q17_a_locked_row_is_skipped(self, queue: DelayedQueue, other: psycopg.Connection[Any]):
-        queue.offer_batch([ScheduledMessage("locked", 1), ScheduledMessage("free", 1)])
-        lock = """SELECT 1 FROM delayed_queue WHERE "pKey" = 'locked' FOR UPDATE"""
-        with transaction.atomic(), connection.cursor() as cursor:
-            # Whoever waits is told so, instead of being stuck.
-            cursor.execute("SET LOCAL lock_timeout = '2s'")
-            with other.transaction():
-                other.execute(lock)
-                assert polled_keys(queue) == ["free"]
-                assert queue.try_poll() is None
-            assert polled_keys(queue) == ["locked"]
-
-    def test_q30_a_locked_row_is_not_consumed(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
-        queue.offer_or_update("a", 1)
-        with other.transaction():
-            other.execute("SELECT 1 FROM delayed_queue FOR UPDATE")
-            with queue.consume() as envelope:
-                assert envelope is None
-
-    def test_q30_what_is_being_consumed_is_not_delivered(self, queue: DelayedQueue):
-        queue.offer_or_update("a", 1)
-        with queue.consume():
-            assert in_thread(queue.try_poll).result(TIMEOUT) is None
-            assert in_thread(lambda: queue.read("a")).result(TIMEOUT) is not None
 
 
 @pytest.mark.django_db

@@ -20,7 +20,7 @@ from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 from tests.workerapp.models import Effect
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 TIMEOUT: Final = 20
 HOUR: Final = timedelta(hours=1)

@@ -13,7 +13,7 @@ from delayed_queue.models import Message
 from delayed_queue.worker.board import InFlight
 from delayed_queue.worker.process.crashes import CrashReport, give_back
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 KEYS = ("a", "b", "c", "d")
 

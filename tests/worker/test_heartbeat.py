@@ -22,7 +22,7 @@ from delayed_queue.worker.engine.heartbeat import BEAT, MAX_LEASES, Heartbeat, S
 from tests.support.factories import worker_row
 from tests.support.processes import wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 FAST: Final = timedelta(milliseconds=20)
 IDLE: Final = Snapshot(name="worker-1", process=3, queues=("orders", "mail"))
@@ -121,13 +121,6 @@ def test_w12_rates_are_those_since_the_last_beat():
     assert rates["orders"] == pytest.approx(5 * rates["mail"], rel=0.01)
 
 
-def test_w12_a_queue_that_rests_has_no_rate():
-    teller = Teller(replace(IDLE, done=1, done_by_queue={"orders": 7}))
-    with beating(teller):
-        teller.await_beats(3)
-        assert only().rates == {}
-
-
 def test_w12_of_the_leases_it_tells_the_latest():
     leases = [f"lease-{each}" for each in range(MAX_LEASES + 5)]
     with beating(Teller(replace(IDLE, lease_ids=leases))):
@@ -223,8 +216,3 @@ def test_w12_it_removes_what_has_been_silent_for_a_day():
     with beating(Teller(), interval=BEAT):
         wait_until(lambda: not Worker.objects.filter(id=gone.id).exists())
         assert Worker.objects.filter(id=kept.id).exists()
-
-
-def test_w12_stopped_before_it_was_started_it_is_silent():
-    Heartbeat("default", Teller()).stop()
-    assert not Worker.objects.exists()

@@ -16,8 +16,6 @@ from tests.plans.explain import explain
 from tests.support.concurrency import raw_connection
 from tests.support.running import handler_of, worker_with
 
-pytestmark = pytest.mark.usefixtures("both_paths")
-
 HANDLED = 50_000
 BATCH = 100
 # Of a bulk offer, all due at one instant: how many there are, are handled, and a claim takes.

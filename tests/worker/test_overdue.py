@@ -14,7 +14,7 @@ from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
 from tests.support.running import handler_of, registry_with
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def offer(queue: str, count: int, *, late: timedelta) -> None:

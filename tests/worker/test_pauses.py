@@ -17,7 +17,7 @@ from tests.support.processes import wait_until
 from tests.support.running import registry_of, running
 from tests.worker.test_worker import burst
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 # A worker would oversleep by that much if nothing woke it.
 MINUTE = timedelta(minutes=1)

@@ -16,7 +16,7 @@ from tests.support.concurrency import raw_connection
 from tests.support.factories import DeadLetterFactory, from_now
 from tests.support.processes import wait_until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 DAYS_31 = from_now(days=-31)
 
 

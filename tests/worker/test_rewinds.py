@@ -16,7 +16,7 @@ from delayed_queue.worker.engine.worker import Worker
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture

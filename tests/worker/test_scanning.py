@@ -25,8 +25,6 @@ from delayed_queue.worker.options import WorkerOptions
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, registry_with, running, worker_with
 
-pytestmark = pytest.mark.usefixtures("both_paths")
-
 POLL = 3.0
 LIMIT = 10
 DUE = 1_800_000_000_000

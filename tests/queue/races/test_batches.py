@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +23,6 @@ from tests.support.concurrency import (
     together,
     wait_until_blocked,
 )
-from tests.support.processes import wait_until
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
 SIZE: Final = 500
@@ -105,50 +103,26 @@ def test_racing_batches_if_not_exists_create_every_key_once(queue: DelayedQueue)
         assert Counter(outcomes) == {CREATED: 1, IGNORED: 5}
 
 
-@contextmanager
-def two_batches_at_a_held_key(
-    statement: str, kind: str, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-) -> Iterator[tuple[Call[list[Any]], Call[list[Any]]]]:
-    """Two batches of the keys a, b, c in opposite orders, that wait while b is held."""
-    with ExitStack() as stack:
-        calls = []
-        other.execute("BEGIN")
-        insert(other, kind, "b")
-        for keys in (["a", "b", "c"], ["c", "b", "a"]):
-            connection = stack.enter_context(raw_connection())
-            connection.execute("SET deadlock_timeout = '20ms'")
-            params = {
-                "kind": kind, "keys": keys, "payloads": [b"1"] * 3, "schedules": [None] * 3,
-                "headers": [None] * 3, "groups": [None] * 3, "now": None,
-            }  # fmt: skip
-            calls.append(stack.enter_context(running(connection, statement, params)))
-            wait_until_blocked(admin, calls[-1])
-        yield calls[0], calls[1]
-
-
 def test_two_batches_with_the_same_keys_in_opposite_orders_take_turns(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
     """Q13: the first holds a and waits for b; the second holds nothing and waits for a."""
-    statement = OFFER_BATCH_OR_UPDATE
-    with two_batches_at_a_held_key(statement, queue.kind, other, admin) as (first, second):
+    with ExitStack() as stack:
+        calls: list[Call[list[Any]]] = []
+        other.execute("BEGIN")
+        insert(other, queue.kind, "b")
+        for keys in (["a", "b", "c"], ["c", "b", "a"]):
+            connection = stack.enter_context(raw_connection())
+            connection.execute("SET deadlock_timeout = '20ms'")
+            params = {
+                "kind": queue.kind, "keys": keys, "payloads": [b"1"] * 3, "schedules": [None] * 3,
+                "headers": [None] * 3, "groups": [None] * 3, "now": None,
+            }  # fmt: skip
+            calls.append(stack.enter_context(running(connection, OFFER_BATCH_OR_UPDATE, params)))
+            wait_until_blocked(admin, calls[-1])
         other.execute("ROLLBACK")
 
+        first, second = calls
         assert sorted(first.answer()) == [("a", True), ("b", True), ("c", True)]
         # With the same payload, but due at another instant.
         assert sorted(second.answer()) in ([], [("a", False), ("b", False), ("c", False)])
-
-
-def test_without_the_order_by_they_deadlock(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
-    """The first would hold a, the second c, and each would wait for what the other holds."""
-    ordered = 'ORDER BY key COLLATE "C"'
-    assert ordered in OFFER_BATCH_OR_UPDATE
-    naive = OFFER_BATCH_OR_UPDATE.replace(ordered, "")
-    with two_batches_at_a_held_key(naive, queue.kind, other, admin) as calls:
-        other.execute("ROLLBACK")
-        wait_until(lambda: all(call.future.done() for call in calls))
-        errors = [call.future.exception() for call in calls]
-
-    assert [type(error) for error in errors if error] == [psycopg.errors.DeadlockDetected]

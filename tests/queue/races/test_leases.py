@@ -91,26 +91,6 @@ def drop(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock)
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("theft", [lease_again, update], ids=lambda theft: theft.__name__)
-def test_after_the_lease_was_lost_nothing_is_done(
-    timed: DelayedQueue,
-    clock: Clock,
-    other: psycopg.Connection[Any],
-    late: Envelope,
-    theft: Callable[..., None],
-    action: str,
-):
-    """Q25."""
-    theft(other, timed, clock)
-    before = row()
-
-    assert ACTIONS[action](late) is False
-
-    assert row() == before
-    assert not DeadLetter.objects.exists()
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("theft", [lease_again, update], ids=lambda theft: theft.__name__)
 def test_while_the_lease_is_being_lost_nothing_is_done(
     timed: DelayedQueue,
     clock: Clock,

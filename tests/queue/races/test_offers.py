@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -23,35 +23,6 @@ from tests.support.concurrency import at_most, calling, together, wait_until_blo
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
 PAST: Final = datetime(2020, 1, 1, tzinfo=UTC)
-
-
-def outcomes(calls: Sequence[Callable[[], OfferOutcome]]) -> Counter[OfferOutcome]:
-    return Counter(together(calls))
-
-
-def test_of_many_different_offers_of_a_key_one_creates_and_the_others_update(queue: DelayedQueue):
-    """Q6."""
-    offers = [partial(queue.offer_or_update, "key", payload, PAST) for payload in range(10)]
-
-    assert outcomes(offers) == {CREATED: 1, UPDATED: 9}
-    assert Message.objects.count() == 1
-
-
-def test_of_many_equal_offers_of_a_key_one_creates_and_the_others_are_ignored(queue: DelayedQueue):
-    """Q6."""
-    offers = [partial(queue.offer_or_update, "key", "same", PAST)] * 10
-
-    assert outcomes(offers) == {CREATED: 1, IGNORED: 9}
-
-
-def test_of_many_offers_if_not_exists_one_creates_and_the_payload_is_its_own(queue: DelayedQueue):
-    """Q6."""
-    answers = together(
-        [partial(queue.offer_if_not_exists, "key", payload) for payload in range(10)]
-    )
-
-    assert Counter(answers) == {CREATED: 1, IGNORED: 9}
-    assert stored(queue, "key").payload == answers.index(CREATED)
 
 
 def test_a_hundred_rapid_updates_from_ten_threads_lose_nothing(queue: DelayedQueue):

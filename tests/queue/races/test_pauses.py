@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import psycopg
 
 from delayed_queue import DelayedQueue
-from delayed_queue.models import Limit
-from delayed_queue.queue.store.limits import PAUSE
 from tests.support.answers import polled
-from tests.support.concurrency import calling, together, wait_until_blocked
+from tests.support.concurrency import together
 
 INSERT = """INSERT INTO delayed_queue_limit ("pKind", "pausedAt") VALUES (%s, 0)"""
 
@@ -42,19 +39,3 @@ def test_w12_an_operator_does_not_wait_for_handlers(
         assert envelope is not None
         assert other.execute(INSERT, [impatient.kind]).rowcount == 1
     assert not impatient.contains_message("a")
-
-
-def test_w12_the_first_reason_stands(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
-    """Also when the second operator pauses before the first one's commit."""
-    params = {"kind": queue.kind, "group": "", "by": "first", "reason": "upgrade", "now": None}
-    with other.transaction():
-        other.execute(PAUSE, params)
-        with calling(partial(queue.pause, "later", by="second")) as second:
-            wait_until_blocked(admin, second)
-            other.execute("COMMIT; BEGIN")
-            assert second.answer() is False
-
-    row = Limit.objects.get()
-    assert (row.kind, row.paused_by, row.reason) == (queue.kind, "first", "upgrade")

@@ -83,13 +83,6 @@ def test_of_two_pollers_with_batch_two_one_gets_both_messages(strict: DelayedQue
     assert Rounds(strict, messages=2, batch=2).run() == {(0, 2): ROUNDS}
 
 
-@pytest.mark.parametrize("mode", ["fast", "strict"])
-def test_of_two_pollers_with_batch_one_each_gets_one_message(queue: DelayedQueue, mode: str):
-    """N5: one each in 200 of 200 rounds."""
-    pollers = DelayedQueue(queue.name, claim=mode)
-    assert Rounds(pollers, messages=2, batch=1).run() == {(1, 1): ROUNDS}
-
-
 def test_a_strict_poll_waits_for_one_that_is_being_made(
     strict: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):

@@ -23,7 +23,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.models import DeadLetter, Message, Worker
+from delayed_queue.models import Message, Worker
 from delayed_queue.worker.board import START_SECONDS
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.process.supervisor import (
@@ -122,24 +122,6 @@ def test_w6_what_a_killed_child_had_leased_ahead_comes_back_uncounted() -> None:
     # handled again, uncounted.
     assert len({key for key, counted in found.items() if 2 in counted}) <= 1
     assert {key for key, counted in found.items() if len(counted) > 1} <= held
-
-
-@pytest.mark.long
-def test_w5_poison_message_under_a_supervisor_spares_the_rest() -> None:
-    queue = DelayedQueue("conduct")
-    queue.offer_or_update("poison", "die")
-    offer(queue, 20)
-    with worker("--queue", "conduct", "--concurrency", "1", *LEASE) as process:
-        wait_until(lambda: not Message.objects.exists())
-        process.send_signal(signal.SIGTERM)
-        code, output = process.ended()
-    assert code == 0
-    assert output.count("event=process_died") == 3
-    assert DeadLetter.objects.get().reason.startswith("crashed")
-    found = attempts()
-    assert found.pop("poison") == [1, 2, 3]
-    # Handled twice may be what was handled and not yet acknowledged; none of it is counted.
-    assert {key: set(each) for key, each in found.items()} == {f"k{n}": {1} for n in range(20)}
 
 
 def test_w4_children_of_a_killed_supervisor_drain_and_end() -> None:

@@ -122,17 +122,6 @@ def ran(step: Step) -> int:
 
 @pytest.mark.parametrize("theft", THEFTS, ids=lambda theft: theft.__name__)
 @pytest.mark.parametrize("name", STEPS)
-def test_what_was_taken_before_is_left_alone(
-    queue: DelayedQueue, other: psycopg.Connection[Any], step: Step, theft: Theft
-):
-    theft(other, queue)
-    before = rows()
-    assert ran(step) == 0
-    assert rows() == before
-
-
-@pytest.mark.parametrize("theft", THEFTS, ids=lambda theft: theft.__name__)
-@pytest.mark.parametrize("name", STEPS)
 def test_what_is_being_taken_is_left_alone(
     queue: DelayedQueue,
     other: psycopg.Connection[Any],
