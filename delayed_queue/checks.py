@@ -26,9 +26,7 @@ NO_APP_HINT: Final = "Add 'delayed_queue' and 'delayed_queue.tasks' to INSTALLED
 
 
 @register()
-def check_settings(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """E001: an unknown key or a wrong value in DELAYED_QUEUE."""
     return [
         Error(problem.message, hint=problem.hint, id="delayed_queue.E001", obj=SETTING)
@@ -37,9 +35,7 @@ def check_settings(
 
 
 @register()
-def check_backends(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_backends(**kwargs: Any) -> list[CheckMessage]:
     """E012: a backend of tasks, whose app is not installed and so cannot report it."""
     configured = getattr(settings, "TASKS", None)
     if apps.is_installed("delayed_queue.tasks") or not isinstance(configured, dict):
@@ -52,9 +48,7 @@ def check_backends(
 
 
 @register()
-def check_zones(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_zones(**kwargs: Any) -> list[CheckMessage]:
     """W004: no time zone database, so schedules have no local times."""
     from delayed_queue.cron.rules import has_zones
 
@@ -70,9 +64,7 @@ def check_zones(
 
 
 @register()
-def check_instruments(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_instruments(**kwargs: Any) -> list[CheckMessage]:
     """E003: an instrument that cannot be loaded."""
     configured = getattr(settings, SETTING, {})
     if find_problems(configured):
@@ -81,11 +73,7 @@ def check_instruments(
 
 
 @register()
-def check_handlers(
-    app_configs: Sequence[AppConfig] | None = None,
-    databases: Sequence[str] | None = None,
-    **kwargs: Any,
-) -> list[CheckMessage]:
+def check_handlers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """E006: handlers that cannot be imported, or a wrong TASKS. W006: the same with a database.
 
     ``migrate`` checks with a database; an error would stop it, although it calls no handler.
@@ -108,9 +96,7 @@ def check_handlers(
 
 
 @register()
-def check_pools(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_pools(**kwargs: Any) -> list[CheckMessage]:
     """W012: a pool with fewer connections than a worker process needs."""
     if find_problems(getattr(settings, SETTING, {})):
         return []
@@ -133,9 +119,7 @@ def check_pools(
 
 
 @register()
-def check_schedules(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_schedules(**kwargs: Any) -> list[CheckMessage]:
     """W005: a schedule whose ticks no handler takes."""
     configured = getattr(settings, SETTING, {})
     if find_problems(configured) or registry.failures:
@@ -168,11 +152,7 @@ def _loading(entry: Any) -> list[CheckMessage]:
 
 
 @register()
-def check_vendors(
-    app_configs: Sequence[AppConfig] | None = None,
-    databases: Sequence[str] | None = None,
-    **kwargs: Any,
-) -> list[CheckMessage]:
+def check_vendors(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """E002: without named databases, the router allows the tables on no PostgreSQL."""
     homes = filter(is_home, connections)
     if databases is not None or any(connections[each].vendor == "postgresql" for each in homes):
@@ -210,9 +190,7 @@ _ONE_ALIAS: Final = gettext_lazy(
 
 
 @register()
-def check_tenants(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_tenants(**kwargs: Any) -> list[CheckMessage]:
     """E013: tables in each tenant's schema; a worker would see one of them."""
     wrong = [
         each for each in getattr(settings, "TENANT_APPS", ()) if each.startswith("delayed_queue")
@@ -225,9 +203,7 @@ def check_tenants(
 
 
 @register()
-def check_time_zone(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+def check_time_zone(**kwargs: Any) -> list[CheckMessage]:
     """E015: an app of the package with DateTimeFields, and USE_TZ off."""
     if settings.USE_TZ:
         return []
