@@ -26,6 +26,7 @@ from delayed_queue.models import DeadLetter
 from delayed_queue.queue.base import nothing
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.offering import redrive_again
+from delayed_queue.queue.store.claim import NO_FLOOR
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, GroupRow
 
 MAX_KICK: Final = 10_000
@@ -179,7 +180,7 @@ def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -
         check_callbacks([Way.CALLBACK])
     kicked = 0
     for kind in kinds_of(row):
-        after = 0
+        after = (NO_FLOOR, 0)
         while kicked < limit:
             page = partial(
                 DeadLetter.objects.next_letters, kind, after=after,
@@ -188,7 +189,7 @@ def kick_topic(topic: str, limit: int = 100, *, using: str = DEFAULT_DB_ALIAS) -
             letters = repeat(using, page)
             if not letters:
                 break
-            after = letters[-1].id
+            after = (letters[-1].died_at, letters[-1].id)
             kicked += _kick([each.id for each in letters if each.is_newest], using)
     return kicked
 
