@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 from django import forms
 from django.contrib.admin.models import ADDITION
 from django.core.exceptions import BadRequest
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.utils.http import urlencode
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
@@ -18,13 +18,12 @@ from delayed_queue.admin import formats
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.fields import DurationField, reasons
 from delayed_queue.admin.filters import GROUP, KIND, chosen_kind, valid_kind
-from delayed_queue.admin.operating import pressed
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.db.clock import ago, database_now
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
-from delayed_queue.observe.overview import Count, KindName, name_of
+from delayed_queue.observe.overview import Count, name_of
 from delayed_queue.queue.bulk import MAX_CANARY, MAX_PACE, PREVIEW_CAP, REDRIVE, BulkPlan
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
@@ -34,43 +33,6 @@ _RUN_TEXT: Final = _(
     "Workers carry it out, oldest dead letters first. Messages that die from now on "
     "are not included."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GroupLine:
-    """A failure of a queue, in words."""
-
-    row: GroupRow
-    read_at: datetime
-
-    @property
-    def name(self) -> KindName:
-        return name_of(self.row.kind)
-
-    @property
-    def title(self) -> str:
-        return formats.printable(describe(self.row.reason, self.row.error))
-
-    @property
-    def count(self) -> str:
-        cap = GROUP_CAP - 1
-        return formats.counted(Count(min(self.row.letters, cap), self.row.letters > cap))
-
-    @property
-    def first(self) -> Any:
-        return self._moment(self.row.first_at)
-
-    @property
-    def last(self) -> Any:
-        return self._moment(self.row.last_at)
-
-    def _moment(self, instant: int) -> Any:
-        at = from_milliseconds(instant)
-        return formats.moment(at, formats.relative(at, self.read_at))
-
-    @property
-    def query(self) -> str:
-        return urlencode({KIND: self.row.kind, GROUP: self.row.fingerprint})
 
 
 class RunForm(forms.Form):
@@ -143,6 +105,23 @@ class StartRun(Operation):
     def form(self, data: Any, call: Call) -> RunForm:
         return RunForm(data, self.plan(call), call.using)
 
+    def asked(self, call: Call, form: Any) -> dict[str, Any]:
+        plan: BulkPlan = form.plan
+        found = plan.preview(call.using)
+        letters = DeadLetter.objects.using(call.using).filter(
+            kind=plan.kind, fingerprint=plan.fingerprint
+        )
+        example = letters.order_by("-died_at", "-id").only("reason", "last_error").first()
+        return {
+            "title": self.title, "button": _("%(label)s them") % {"label": self.label},
+            "queue": name_of(plan.kind), "meant": found.meant,
+            "count": formats.counted(Count(found.meant, found.seen == PREVIEW_CAP)),
+            "failure": example and _title(example.reason, example.last_error),
+        }  # fmt: skip
+
+    def next_url(self, model_admin: Any) -> str:
+        return str(model_admin.url("delayed_queue_bulkrun_changelist"))
+
     def rows(self, call: Call, report: Report) -> list[Any]:
         plan: BulkPlan = call.options["plan"]
         return [BulkRun(kind=plan.kind, fingerprint=plan.fingerprint)]
@@ -185,16 +164,18 @@ _STARTS: Final = (StartRedrive(), StartDrop())
 
 
 def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
-    if request.method == "POST":
-        return start_view(model_admin, request)
     using = model_admin.get_queryset(request).db
+    if request.method == "POST":
+        above = formats.link(request.path, _("Failures"))
+        runs = BulkRun.objects.using(model_admin.writer(request))
+        return model_admin.press(request, _STARTS, runs.all(), lambda token: [token], above=above)
     kind = chosen_kind(request)
     kinds = None if kind is None else [valid_kind(kind)]
     rows = DeadLetter.objects.groups(kinds, shown=_SHOWN, using=using)
     found, now = rows[0].groups if rows else 0, database_now(using)
     context = {
         "title": _("Failures"),
-        "lines": [GroupLine(row, now) for row in rows],
+        "lines": [_line(row, now) for row in rows],
         "hidden": max(found - _SHOWN, 0),
         "is_cut": found == MAX_GROUPS,
         "starts": [each for each in _STARTS if model_admin.allows(request, each)],
@@ -202,24 +183,17 @@ def failures_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRes
     return model_admin.page(request, "delayed_queue/failures", context)
 
 
-def start_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
-    """Start a run over the posted failure, after a page that counts its dead letters."""
-    start = pressed(request, _STARTS)
-    using = model_admin.get_queryset(request).select_for_update().db
-    call = Call(BulkRun.objects.using(using), [request.POST[start.name]], request.user)
-    form = model_admin.perform(request, start, call)
-    if form is None:
-        return HttpResponseRedirect(model_admin.url("delayed_queue_bulkrun_changelist"))
-    plan: BulkPlan = form.plan  # type: ignore[attr-defined]
-    found = plan.preview(using)
-    letters = DeadLetter.objects.using(using).filter(kind=plan.kind, fingerprint=plan.fingerprint)
-    example = letters.order_by("-died_at", "-id").only("reason", "last_error").first()
-    return model_admin.ask(
-        request, start, form, title=start.title,
-        button=_("%(label)s them") % {"label": start.label},
-        queue=name_of(plan.kind), meant=found.meant,
-        count=formats.counted(Count(found.meant, found.seen == PREVIEW_CAP)),
-        failure=example and formats.printable(describe(example.reason, example.last_error)),
-        carried=[(start.name, call.tokens[0])], back=request.path,
-        above=formats.link(request.path, _("Failures")),
-    )  # fmt: skip
+def _line(row: GroupRow, now: datetime) -> dict[str, Any]:
+    """Return a failure of a queue, in words."""
+    cap = GROUP_CAP - 1
+    first, last = (formats.since(from_milliseconds(at), now) for at in (row.first_at, row.last_at))
+    return {
+        "row": row, "name": name_of(row.kind), "title": _title(row.reason, row.error),
+        "count": formats.counted(Count(min(row.letters, cap), row.letters > cap)),
+        "first": first, "last": last,
+        "query": urlencode({KIND: row.kind, GROUP: row.fingerprint}),
+    }  # fmt: skip
+
+
+def _title(reason: str, error: str | None) -> str:
+    return formats.printable(describe(reason, error))

@@ -25,6 +25,15 @@ def reasons() -> Iterator[None]:
         raise ValidationError(printable(str(error))) from error
 
 
+@contextmanager
+def field_errors(form: forms.BaseForm, field: str | None) -> Iterator[None]:
+    """Add an error of the package to the field of the form."""
+    try:
+        yield
+    except DelayedQueueError as error:
+        form.add_error(field, printable(str(error)))
+
+
 class _TextField(forms.CharField):
     """A short text; None when empty."""
 

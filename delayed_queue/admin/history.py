@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from django.core.exceptions import BadRequest
@@ -16,13 +17,13 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND, valid_kind
-from delayed_queue.admin.formats import dated, number, seconds, table
+from delayed_queue.admin.formats import dated, link, number, seconds, table
 from delayed_queue.admin.groups import groups_of
-from delayed_queue.admin.limits import CHANGES, change_view
+from delayed_queue.admin.limits import CHANGES, group_target
 from delayed_queue.admin.queues import PAUSE_QUEUE
 from delayed_queue.admin.schedule_preview import rule_of
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.models import QueueOverview, Schedule
+from delayed_queue.models import Limit, QueueOverview, Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
 from delayed_queue.observe.overview import EXACT, name_of
 from delayed_queue.observe.store import Window
@@ -111,7 +112,10 @@ FIGURES: Final = (
 def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
     kind, chosen = valid_kind(request.GET.get(KIND, "")), request.GET.get(RANGE, "1h")
     if request.method == "POST":
-        return change_view(model_admin, request, kind)
+        rows = Limit.objects.using(model_admin.writer(request)).filter(kind=kind)
+        above = link(model_admin.url("delayed_queue_queues"), _("Queues"))
+        target = partial(group_target, kind)
+        return model_admin.press(request, CHANGES, rows, target, above=above)
     if chosen not in RANGES:
         raise BadRequest("There is no such range.")
     using = model_admin.get_queryset(request).db

@@ -6,18 +6,14 @@ from typing import Any, Final
 
 from django import forms
 from django.core.exceptions import BadRequest
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
-from delayed_queue.admin.base import QueueModelAdmin
-from delayed_queue.admin.fields import PauseForm, RateField, reasons
-from delayed_queue.admin.formats import link, printable
-from delayed_queue.admin.groups import OWN, limits_of, queue_of, seen_of, why_held
-from delayed_queue.admin.operating import pressed
+from delayed_queue.admin.fields import PauseForm, RateField, field_errors, reasons
+from delayed_queue.admin.groups import OWN, queue_of, seen_of
 from delayed_queue.admin.operations import QUEUES, Call, Operation, Report, english
 from delayed_queue.admin.queues import PAUSE_QUEUE
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
+from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import MAX_GROUP_LENGTH
 from delayed_queue.models import Limit
 from delayed_queue.observe.overview import name_of
@@ -107,17 +103,16 @@ class AllLimitsForm(RatedForm, PlainForm):
     def clean(self) -> None:
         for together in _TOGETHER:
             if {*together} <= self.cleaned_data.keys():
-                self._check({name: self.cleaned_data[name] for name in together})
-
-    def _check(self, given: dict[str, Any]) -> None:
-        try:
-            Groups(**given)
-        except InvalidConfiguration as error:
-            self.add_error(next(iter(given)), printable(str(error)))
+                with field_errors(self, together[0]):
+                    Groups(**{name: self.cleaned_data[name] for name in together})
 
 
 class Change(Operation):
-    """A change of one group, or of all groups of a queue; the token is the queue's kind."""
+    """A change of one group, or of all groups of a queue.
+
+    The tokens are the queue's kind and the group; an empty group is all groups, or the one that
+    the form names.
+    """
 
     permission = PAUSE_QUEUE
     noun = _GROUPS
@@ -136,52 +131,37 @@ class Change(Operation):
     def initial(self, row: Limit) -> dict[str, Any]:
         return {}
 
-    def seen_words(self, row: Limit) -> str:
-        """Return the present values, for an operator who has not seen them."""
-        return limits_of(row) or gettext("no limits")
-
     def form(self, data: Any, call: Call) -> forms.Form:
-        """Return the form filled with what is stored; without its group if a button named it."""
-        group = call.options["group"]
-        if data is None:
-            is_to_be_named = not group and "group" in self.form_class.base_fields
-            row = None if is_to_be_named else call.queryset.filter(group=group).first()
-            stored = self.initial(row) if row else {}
-            form = self.form_class(initial={**stored, "seen": seen_of(row, self.fence)})
-        else:
-            form = self.form_class(data)
+        """Return the form filled with what is stored; for a group that it names, empty."""
+        kind, group = call.tokens
+        row = call.queryset.filter(group=group).first()
+        stored = self.initial(row) | {"seen": seen_of(row, self.fence)} if row else {}
+        form = self.form_class(data, initial=stored)
         if group:
             form.fields.pop("group", None)
-        if form.is_valid():
-            self._check(form, call)
+        elif "group" in form.fields:
+            form.initial = {}
+            del form.fields["seen"]
+        if form.is_valid() and self.needs_limits and (lack := why_not_limited(kind, call.using)):
+            form.add_error(None, lack)
         return form
 
-    def _check(self, form: forms.Form, call: Call) -> None:
-        """Refuse limits that no claim could keep, and changes of values that were not shown."""
-        lack = why_not_limited(call.tokens[0], call.using) if self.needs_limits else ""
-        group = call.options["group"] or form.cleaned_data.get("group", "")
-        row = call.written.filter(group=group).first()
-        now = seen_of(row, self.fence)
-        if lack:
-            form.add_error(None, lack)
-        elif row is not None and now != form.cleaned_data["seen"]:
-            said = gettext(
-                "The limits were changed in the meantime. Now: %(now)s. Press again to "
-                "change them anyway."
-            )
-            field = "group" if "group" in form.fields else None
-            form.add_error(field, said % {"now": self.seen_words(row)})
-            form.data = dict(form.data.items()) | {"seen": now}
+    def asked(self, call: Call, form: Any) -> dict[str, Any]:
+        kind, group = call.tokens
+        title = f"{self.label}: {group or name_of(kind).queue}"
+        return {"title": title, "button": title, "queue": name_of(kind)}
 
     def rows(self, call: Call, report: Report) -> list[Any]:
         """Return the row if it is as it was seen; a new one where there is none yet."""
-        row = Limit(kind=call.tokens[0], group=call.options.get("group", ""))
+        kind, group = call.tokens
+        row = Limit(kind=kind, group=group or call.options.get("group", ""))
         # Before the row: changes of a topic lock the topic before the limits, too.
         if self.needs_limits and why_not_limited(row.kind, call.using, holds=True):
             report.leave(_("no longer can have limits"), self.name_of(row))
             return []
         stored = call.written.filter(group=row.group).select_for_update().first()
-        if seen_of(stored, self.fence) != call.options["seen"]:
+        now = seen_of(stored, self.fence)
+        if call.options.get("seen", now) != now:
             report.leave(_("changed meanwhile"), self.name_of(row))
             return []
         return [stored or row]
@@ -279,9 +259,6 @@ class ResumeGroup(Change):
     fence = ("paused_at",)
     needs_limits = False
 
-    def seen_words(self, row: Limit) -> str:
-        return why_held("paused", row)
-
     def alter(self, groups: GroupService, group: str, call: Call) -> bool:
         return groups.resume(group)
 
@@ -301,25 +278,9 @@ def _stored(row: Limit) -> dict[str, Any]:
     return written | {name: getattr(row, name) for name in names}
 
 
-def change_view(model_admin: QueueModelAdmin, request: HttpRequest, kind: str) -> HttpResponse:
-    """Run the change whose button was pressed, or ask first."""
-    change = pressed(request, CHANGES)
-    using = model_admin.get_queryset(request).select_for_update().db
-    group, back = _target(request.POST[change.name]), request.get_full_path()
-    rows = Limit.objects.using(using).filter(kind=kind)
-    form = model_admin.perform(request, change, Call(rows, [kind], request.user, {"group": group}))
-    if form is None:
-        return HttpResponseRedirect(back)
-    title = f"{change.label}: {group or name_of(kind).queue}"
-    return model_admin.ask(
-        request, change, form, title=title, button=title, queue=name_of(kind),
-        carried=[(change.name, group)], back=back,
-        above=link(model_admin.url("delayed_queue_queues"), _("Queues")),
-    )  # fmt: skip
-
-
-def _target(group: str) -> str:
+def group_target(kind: str, value: str) -> list[str]:
+    """Return the tokens of a change whose button has this value."""
     try:
-        return named(group) if group else ""
+        return [kind, named(value) if value else ""]
     except InvalidMessage as error:
         raise BadRequest(str(error)) from error

@@ -8,11 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from django import forms
 from django.contrib.admin.models import DELETION
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.fields import RejectForm
-from delayed_queue.admin.formats import human
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock
 from delayed_queue.admin.rows import MAX_BIGINT, MessageRow, RowState, state_of
 from delayed_queue.conf import get_settings
@@ -76,10 +74,6 @@ class MessageOperation(Operation):
         """Change those rows if the lease still holds them; return the ids of the changed."""
         raise NotImplementedError
 
-    def note(self, group: Group) -> str:
-        """Return a sentence to append to the report."""
-        return ""
-
     def fits(self, row: Any) -> bool:
         return not self.refusal(row)
 
@@ -102,8 +96,6 @@ class MessageOperation(Operation):
             groups.setdefault(Group(row.kind, row.lease_id), []).append(row)
         for group, some in groups.items():
             done = set(self.settle(group, [row.id for row in some], call))
-            if done and (note := self.note(group)) and note not in report.notes:
-                report.notes.append(note)
             yield from ((row, row.id in done or CHANGED) for row in some)
 
     def audit(self, row: Any, call: Call) -> str:
@@ -143,11 +135,6 @@ class Extend(LeaseOperation):
         lease = lease_of(group.kind) // MILLISECOND
         rows = Message.objects.extend([group.lease_id or ""], ids, lease, using=call.using)
         return [row.id for row in rows]
-
-    def note(self, group: Group) -> str:
-        return gettext("The leases now last at least %(span)s.") % {
-            "span": human(lease_of(group.kind))
-        }
 
 
 def lease_of(kind: str) -> timedelta:

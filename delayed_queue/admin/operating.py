@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
@@ -24,17 +24,8 @@ from delayed_queue.exceptions import DelayedQueueError
 
 ORIGIN: Final = "origin"
 CONFIRMED: Final = "confirmed"
-Pressed = TypeVar("Pressed", bound=Operation)
 # Rows of "select all", which acts beyond the page that is shown.
 _MAX_SELECTED: Final = 1_000
-
-
-def pressed(request: HttpRequest, operations: Iterable[Pressed]) -> Pressed:
-    """Return the operation whose button was pressed; the button's value names its target."""
-    for operation in operations:
-        if operation.name in request.POST:
-            return operation
-    raise BadRequest("There is no such operation.")
 
 
 class OperatingAdmin(ListAdmin):
@@ -48,6 +39,10 @@ class OperatingAdmin(ListAdmin):
 
     def allows(self, request: HttpRequest, operation: Operation) -> bool:
         return self.may(request, operation.permission) and self.has_view_permission(request)
+
+    def writer(self, request: HttpRequest) -> str:
+        """Return the alias that operations write to."""
+        return self.get_queryset(request).select_for_update().db
 
     def offered(self, request: HttpRequest, row: Any = None) -> list[Operation]:
         """Return the operations of the list, or of the page of a row."""
@@ -118,20 +113,38 @@ class OperatingAdmin(ListAdmin):
         if not form.is_valid() or not is_confirmed:
             return form
         try:
-            self.carry_out(
-                request, operation, replace(call, options=call.options | form.cleaned_data)
-            )
+            report = operation.run(replace(call, options=form.cleaned_data))
         except DelayedQueueError as error:
             form.add_error(None, printable(str(error)))
             return form
+        for level, text in operation.answers(report):
+            self.message_user(request, text, level)
         return None
 
-    def carry_out(self, request: HttpRequest, operation: Operation, call: Call) -> None:
-        """Run the operation and report what became of it."""
-        for level, text in operation.answers(operation.run(call)):
-            self.message_user(request, text, level)
+    def press(
+        self,
+        request: HttpRequest,
+        operations: Iterable[Operation],
+        rows: QuerySet[Any],
+        tokens: Callable[[str], Sequence[str]],
+        **shown: Any,
+    ) -> HttpResponse:
+        """Run the operation whose button a page beside the lists has posted, or ask first.
 
-    def ask(
+        The value of the button names the target: ``tokens`` makes the tokens of the call from it.
+        """
+        operation = next((each for each in operations if each.name in request.POST), None)
+        if operation is None:
+            raise BadRequest("There is no such operation.")
+        value, back = request.POST[operation.name], request.get_full_path()
+        call = Call(rows, tokens(value), request.user)
+        form = self.perform(request, operation, call)
+        if form is None:
+            return HttpResponseRedirect(operation.next_url(self) or back)
+        context = {"back": back, "carried": [(operation.name, value)], **shown}
+        return self._ask(request, operation, form, **context, **operation.asked(call, form))
+
+    def _ask(
         self, request: HttpRequest, operation: Operation, form: forms.Form, **shown: Any
     ) -> HttpResponse:
         """Return the confirmation page; ``carried`` are fields that it posts again."""
@@ -145,11 +158,11 @@ class OperatingAdmin(ListAdmin):
         found = {self.token_of(row): row for row in self.rows_of(call)}
         count = len(found.keys() & set(tokens))
         name = self.opts.verbose_name if count == 1 else self.opts.verbose_name_plural
-        return self.ask(
+        return self._ask(
             request, operation, form,
             title=_("%(label)s: are you sure?") % {"label": operation.label},
             button=f"{operation.label} {number(count)} {name}" if count else "",
-            rows=[found.get(token) for token in tokens],
+            rows=[(getattr(row, "key", row), row) for row in map(found.get, tokens)],
             carried=[(ACTION_CHECKBOX_NAME, token) for token in tokens]
             + [("action", operation.name), (ORIGIN, request.POST.get(ORIGIN, ""))],
             above=link(self.list_url(), capfirst(self.opts.verbose_name_plural)),

@@ -117,6 +117,14 @@ class Operation:
     def form(self, data: Any, call: Call) -> forms.Form:
         return self.form_class(data)
 
+    def asked(self, call: Call, form: Any) -> dict[str, Any]:
+        """Return the title, the button and the facts of the confirmation page of a button."""
+        raise NotImplementedError
+
+    def next_url(self, model_admin: Any) -> str:
+        """Return the page to show after the change; empty for the same one."""
+        return ""
+
     def rows(self, call: Call, report: Report) -> list[Any]:
         """Return the rows to change, locked; report those that are gone or have changed."""
         return lock(call, parse_ids(call.tokens), report)

@@ -15,9 +15,9 @@ from django.utils.translation import ngettext
 
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.charts import Values, sparkline
-from delayed_queue.admin.filters import KIND
-from delayed_queue.admin.formats import counted, dotted, human, number, per_second
-from delayed_queue.admin.queues import PAUSE_QUEUE, pause_of, paused_rows, switch_view
+from delayed_queue.admin.filters import KIND, valid_kind
+from delayed_queue.admin.formats import counted, dotted, human, link, number, per_second
+from delayed_queue.admin.queues import PAUSE_QUEUE, SWITCHES, pause_of, paused_rows
 from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.conf import get_settings
 from delayed_queue.models import QueueOverview, Worker
@@ -43,34 +43,34 @@ MAX_SILENT: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class QueueLine:
-    """One queue of the overview, in words."""
+    """One queue of the overview."""
 
-    kind: str
-    queue: str
-    codec: str
-    handler: str
-    due: str
-    scheduled: str
-    leased: str
-    dead: str
-    dead_count: int
-    late_by: timedelta | None
-    workers: int
-    rate: str
+    depth: QueueDepth
+    service: Throughput
     pause: Any
     trend: Sequence[Step]
 
     @property
     def query(self) -> str:
-        return urlencode({KIND: self.kind})
+        return urlencode({KIND: self.depth.kind})
+
+    @property
+    def handler(self) -> str:
+        handler = handler_of(self.depth.kind)
+        return "" if handler is None else dotted(handler.path)
+
+    @property
+    def rate(self) -> str:
+        return per_second(self.service.rate) if self.service.workers else ""
 
     @property
     def lateness(self) -> str:
-        return "" if self.late_by is None else human(self.late_by)
+        age = self.depth.oldest_due_age
+        return "" if age is None else human(age)
 
     @property
     def due_trend(self) -> SafeString | str:
-        words = _("Due in an hour: %(due)s now") % {"due": self.due}
+        words = _("Due in an hour: %(due)s now") % {"due": counted(self.depth.due)}
         return _spark([each.due for each in self.trend], "dq-of-due", words)
 
     @property
@@ -81,17 +81,24 @@ class QueueLine:
 
     @property
     def is_late(self) -> bool:
-        return self.late_by is not None and self.late_by > _LATE
+        return (self.depth.oldest_due_age or timedelta(0)) > _LATE
 
     @property
     def is_unserved(self) -> bool:
         """True if messages wait, or will, and no live worker serves the queue."""
-        is_empty = (self.due, self.scheduled, self.leased) == ("0",) * 3
-        return self.workers == 0 and self.pause is None and not is_empty
+        counts = (self.depth.due, self.depth.scheduled, self.depth.leased)
+        is_served = self.service.workers > 0 or self.pause is not None
+        return any(each.value for each in counts) and not is_served
 
     @property
     def paused_for(self) -> str:
         return pause_of(self.pause)
+
+    @property
+    def urgency(self) -> tuple[bool, timedelta, str]:
+        """The sort key: the most overdue first, queues with nothing due last, by name."""
+        age = self.depth.oldest_due_age
+        return (age is None, -(age or timedelta(0)), self.depth.kind)
 
 
 def _spark(values: Values, css: str, words: str) -> SafeString | str:
@@ -102,26 +109,23 @@ def summary(lines: Sequence[QueueLine], silent: int, *, may_view_letters: bool) 
     """Return what is wrong in one line, the worst first; empty if nothing is."""
     late = sum(each.is_late and each.pause is None for each in lines)
     unserved = sum(each.is_unserved for each in lines)
-    dead = sum(each.dead_count for each in lines if may_view_letters)
+    dead = sum(each.depth.dead.value for each in lines if may_view_letters)
     paused = sum(each.pause is not None for each in lines)
     parts = (
         (late, number(late), ngettext("%(number)s queue late", "%(number)s queues late", late)),
         (unserved, number(unserved), _("%(number)s without a worker")),
         (dead, number(dead), _("%(number)s dead")),
-        (silent, _capped(silent),
+        (silent, counted(Count(min(silent, MAX_SILENT), silent > MAX_SILENT)),
          ngettext("%(number)s worker silent", "%(number)s workers silent", silent)),
         (paused, number(paused), _("%(number)s paused")),
     )  # fmt: skip
     return ", ".join(words % {"number": shown} for number, shown, words in parts if number)
 
 
-def _capped(silent: int) -> str:
-    return counted(Count(min(silent, MAX_SILENT), silent > MAX_SILENT))
-
-
 def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
-        return switch_view(model_admin, request)
+        rows, above = paused_rows(model_admin.writer(request)), link(request.path, _("Queues"))
+        return model_admin.press(request, SWITCHES, rows, lambda v: [valid_kind(v)], above=above)
     using = model_admin.get_queryset(request).db
     pauses = {row.kind: row for row in paused_rows(using)[: MAX_KINDS + 1]}
     kinds, is_cut = find_kinds(using, also=list(pauses))
@@ -171,30 +175,12 @@ def _unsampled(now: int, last: int | None) -> str:
 def _lines(
     kinds: list[str], trend: dict[str, list[Step]], pauses: dict[str, Any], using: str
 ) -> list[QueueLine]:
-    found = estimated_depths(kinds, using=using)
     served = Worker.objects.throughput(ALIVE, using=using)
-    return sorted(
-        (_line(each, served, pauses.get(each.kind), trend[each.kind]) for each in found),
-        key=_urgency,
-    )
-
-
-def _line(
-    depth: QueueDepth, served: dict[str, Throughput], pause: Any, trend: Sequence[Step]
-) -> QueueLine:
-    service = served.get(depth.name.queue, Throughput())
-    handler = handler_of(depth.kind)
-    return QueueLine(
-        kind=depth.kind, queue=depth.name.queue, codec=depth.name.codec,
-        handler="" if handler is None else dotted(handler.path),
-        due=counted(depth.due), scheduled=counted(depth.scheduled), leased=counted(depth.leased),
-        dead=counted(depth.dead), dead_count=depth.dead.value, late_by=depth.oldest_due_age,
-        workers=service.workers, rate=per_second(service.rate) if service.workers else "",
-        pause=pause, trend=trend,
+    lines = (
+        QueueLine(
+            depth, served.get(depth.name.queue, Throughput()), pauses.get(depth.kind),
+            trend[depth.kind],
+        )
+        for depth in estimated_depths(kinds, using=using)
     )  # fmt: skip
-
-
-def _urgency(line: QueueLine) -> tuple[bool, timedelta, str]:
-    """Return the sort key: the most overdue first, queues with nothing due last, by name."""
-    late_by = line.late_by
-    return (late_by is None, -(late_by or timedelta(0)), line.kind)
+    return sorted(lines, key=lambda line: line.urgency)

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from django.db.models import F, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.fields import PauseForm
-from delayed_queue.admin.filters import valid_kind
-from delayed_queue.admin.formats import human, link
-from delayed_queue.admin.operating import pressed
+from delayed_queue.admin.formats import human
 from delayed_queue.admin.operations import QUEUES, Call, Operation, Report, parse_ids
 from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.handlers import storable
@@ -34,6 +30,15 @@ class QueueOperation(Operation):
     def target(self, call: Call) -> str:
         """Return the kind of the queue; empty if the token no longer names one."""
         return call.tokens[0]
+
+    def asked(self, call: Call, form: Any) -> dict[str, Any]:
+        kind = self.target(call)
+        title = f"{self.label} {name_of(kind).queue}" if kind else ""
+        pause = call.queryset.filter(kind=kind).first()
+        return {
+            "title": f"{title or self.label}?", "button": title, "paused": pause_of(pause),
+            "queue": kind and name_of(kind),
+        }  # fmt: skip
 
 
 class Pause(QueueOperation):
@@ -99,21 +104,3 @@ def pause_of(row: Any) -> str:
     if row.paused_by:
         said += f" {_('by %(by)s') % {'by': row.paused_by}}"
     return f"{said}: {row.reason}" if row.reason else said
-
-
-def switch_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResponse:
-    """Pause or resume the queue whose button was pressed, or ask first."""
-    switch = pressed(request, SWITCHES)
-    rows = paused_rows(model_admin.get_queryset(request).select_for_update().db)
-    call = Call(rows, [valid_kind(request.POST[switch.name])], request.user)
-    form, kind = model_admin.perform(request, switch, call), switch.target(call)
-    if form is not None and not kind:
-        model_admin.carry_out(request, switch, call)
-    if form is None or not kind:
-        return HttpResponseRedirect(request.path)
-    label = f"{switch.label} {name_of(kind).queue}"
-    return model_admin.ask(
-        request, switch, form, title=f"{label}?", button=label, queue=name_of(kind),
-        paused=pause_of(rows.filter(kind=kind).first()), back=request.path,
-        carried=[(switch.name, call.tokens[0])], above=link(request.path, _("Queues")),
-    )  # fmt: skip

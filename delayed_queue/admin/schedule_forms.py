@@ -12,13 +12,12 @@ from django.forms.fields import InvalidJSONInput
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.fields import reasons
+from delayed_queue.admin.fields import field_errors, reasons
 from delayed_queue.admin.schedule_preview import declared_entry
 from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.cron.registry import Definition, schedule_of
 from delayed_queue.cron.rules import check_key_prefix, load_zone
 from delayed_queue.cron.schedules import MAX_EXPRESSION
-from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.handlers import registry
 from delayed_queue.models import Schedule
 
@@ -204,10 +203,9 @@ class ScheduleForm(_Base):
             ("fold", Definition(name, text, gap=data.get("gap") or "shift", fold=fold)),
         )
         for field, definition in trials:
-            try:
+            with field_errors(self, field):
                 schedule_of(definition)
-            except DelayedQueueError as error:
-                self.add_error(field, str(error))
+            if field in self.errors:
                 return
 
     def _check_name(self, queue: str, key_prefix: str) -> None:

@@ -122,11 +122,10 @@ def test_release_gives_a_message_back_now(admin_client: Client):
 def test_extend_prolongs_the_lease_by_the_settings_duration(admin_client: Client):
     message = MessageFactory.create(leased=True)
     with override_settings(DELAYED_QUEUE={"LEASE_DURATION": timedelta(hours=1)}):
-        response = run(admin_client, "extend")
+        run(admin_client, "extend")
     before, lease_id = message.scheduled_at, message.lease_id
     message.refresh_from_db()
 
-    assert "The leases now last at least 1 h." in told(response)[0]
     assert message.scheduled_at > before + timedelta(minutes=50)
     assert message.lease_id == lease_id
 

@@ -216,7 +216,9 @@ def test_w12_all_that_a_worker_holds_can_be_taken_from_it_in_one_go(
 
 
 def line_of(client: Client, queue: str) -> Any:
-    (line,) = (each for each in client.get(QUEUES).context["lines"] if each.queue == queue)
+    (line,) = (
+        each for each in client.get(QUEUES).context["lines"] if each.depth.name.queue == queue
+    )
     return line
 
 
@@ -227,13 +229,13 @@ def test_w12_a_queue_sums_up_its_live_workers(admin_client: Client):
     enlist("gone", silent_for=31, rates={"orders": 1000.0})
     line = line_of(admin_client, "orders")
 
-    assert (line.workers, line.rate, line.is_unserved) == (2, "32/s", False)
+    assert (line.service.workers, line.rate, line.is_unserved) == (2, "32/s", False)
 
 
 def test_w12_a_queue_with_messages_that_nobody_serves_is_marked(admin_client: Client):
     MessageFactory.create(scheduled=True)
     line = line_of(admin_client, "orders")
-    assert (line.workers, line.rate, line.is_unserved) == (0, "", True)
+    assert (line.service.workers, line.rate, line.is_unserved) == (0, "", True)
 
 
 def test_w12_workers_are_not_linked_for_those_who_may_not_see_them():

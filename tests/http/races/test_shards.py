@@ -160,7 +160,7 @@ def set_limits() -> int:
 
 def limit_in_admin(user: Any) -> Report:
     """As an operator does by the form, which was valid."""
-    call = Call(Limit.objects.filter(kind=KIND), [KIND], user, {"seen": "", "concurrency": 1})
+    call = Call(Limit.objects.filter(kind=KIND), [KIND, ""], user, {"seen": "", "concurrency": 1})
     return LimitAll().run(call)
 
 
