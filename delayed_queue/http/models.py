@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.http.store.adding import AddStore
 from delayed_queue.http.store.callbacks import AttemptManager, EndpointManager, HostManager
-from delayed_queue.http.store.callers import ApiTokenManager, IdempotencyKeyManager, RateManager
+from delayed_queue.http.store.callers import IdempotencyKeyManager, RateManager
 from delayed_queue.http.store.consuming import ConsumeStore
 from delayed_queue.http.store.finding import FindStore
 from delayed_queue.http.store.topics import TopicStore
@@ -99,8 +99,6 @@ class ApiToken(models.Model):
     expires_at = EpochMillisecondField(null=True, blank=True, db_column="expiresAt")  # type: ignore[misc]
     disabled_at = EpochMillisecondField(null=True, blank=True, db_column="disabledAt")  # type: ignore[misc]
     last_used_at = EpochMillisecondField(null=True, blank=True, db_column="lastUsedAt")  # type: ignore[misc]
-
-    objects = ApiTokenManager["ApiToken"]()
 
     class Meta:
         verbose_name = _("API token")

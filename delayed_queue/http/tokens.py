@@ -13,13 +13,12 @@ from hmac import compare_digest
 from typing import Final
 
 from django.db import DEFAULT_DB_ALIAS, IntegrityError
+from django.db.models import Q
 
-from delayed_queue.db.clock import read_clock
+from delayed_queue.db.clock import database_now, read_clock
 from delayed_queue.db.resilience import Lost, repeat
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.models import ApiToken
-from delayed_queue.http.store.callers import TokenRow
-from delayed_queue.messages import MILLISECOND
 from delayed_queue.queue.base import nothing
 
 VERBS: Final = ("add", "read", "delete", "consume", "manage", "metrics")
@@ -28,8 +27,8 @@ EVERYTHING: Final = "*"
 _PATTERN: Final = re.compile(r"[^\x00-\x20\x7f*]{0,99}\*?")
 _SHAPE: Final = re.compile(r"dq_[A-Za-z0-9_-]{43}")
 _SHOWN: Final = 9
-# The last use of a token is written at most this often, in milliseconds.
-_STALE_AFTER: Final = timedelta(minutes=1) // MILLISECOND
+# The last use of a token is written at most this often.
+_STALE_AFTER: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +70,25 @@ def find_grant(token: str, *, using: str = DEFAULT_DB_ALIAS) -> Grant | None:
     if _SHAPE.fullmatch(token) is None:
         return None
     digest = digest_of(token)
-    row = repeat(using, lambda: _find(digest, using))
+    row = repeat(using, partial(_find, digest, using))
     # The index has compared the hash before, not in constant time. That reveals nothing of use: a
     # token cannot be chosen by its hash.
     if row is None or not compare_digest(row.digest, digest):
         return None
     return Grant(
-        row.name, tuple(row.topics), frozenset(row.verbs), row.rate, row.burst, row.id, row.digest
+        row.name, tuple(row.topics), frozenset(row.verbs), row.rate, row.burst, row.pk, row.digest
     )
 
 
-def _find(digest: str, using: str) -> TokenRow | None:
-    row = ApiToken.objects.find(digest, stale_after=_STALE_AFTER, using=using)
-    if row is not None and row.is_stale:
-        ApiToken.objects.mark_used(row.id, stale_after=_STALE_AFTER, using=using)
+def _find(digest: str, using: str) -> ApiToken | None:
+    """Return the token in force, after writing its use if that was not written recently."""
+    tokens, now = ApiToken.objects.using(using), database_now(using)
+    in_force = Q(expires_at=None) | Q(expires_at__gt=now)
+    row = tokens.filter(in_force, digest=digest, disabled_at=None).first()
+    if row is not None and (row.last_used_at is None or row.last_used_at <= now - _STALE_AFTER):
+        # Of concurrent processes only the first one writes.
+        stale = Q(last_used_at=None) | Q(last_used_at__lte=now - _STALE_AFTER)
+        tokens.filter(stale, pk=row.pk).update(last_used_at=now)
     return row
 
 

@@ -52,9 +52,6 @@ TOPIC_CASES: Final = [
     *cases("SAVE_ANSWER", "idempotency_scope_key", scope="token-5", key=Each("key-5", "new"),
            request_hash=b"x", status=202, answer="{}"),
     *cases("PRUNE_ANSWERS", "idempotency_created", age=10**6, limit=1000),
-    *cases("FIND_TOKEN", "token_digest", stale_after=60_000,
-           digest=Each(sha256(b"5").hexdigest(), sha256(b"none").hexdigest())),
-    *cases("USE_TOKEN", "delayed_queue_token_pkey", id=5, stale_after=60_000),
     # Granted, refused, and a bucket that is new.
     *cases("TAKE_PERMITS", "rate_name", name=Each("rate-10", "rate-10010", "new"), least=1,
            most=100, interval=1000.0, burst=100_000, now=NOW * 1000),

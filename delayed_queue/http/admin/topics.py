@@ -25,10 +25,9 @@ from delayed_queue.admin.queues import PAUSE_QUEUE
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
-from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder, policy_named
+from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder
 from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kind
 from delayed_queue.http.models import Topic
-from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Limit
 from delayed_queue.observe.overview import Count, QueueDepth, depths
 
@@ -188,7 +187,7 @@ class TopicAdmin(StoredByForm):
         "dead_column", "ladder_column", "shards_column",
     )  # fmt: skip
     add_fields = ("name", "ladder", "jitter", "hold", "shards")
-    readonly_fields = ("state_column", "holds", "steps")
+    readonly_fields = ("state_column", "holds")
 
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         add_counts(rows, using)
@@ -248,23 +247,3 @@ class TopicAdmin(StoredByForm):
         )
         links = (formats.link(self.url(name, kind=kind), words) for name, words in pages)
         return (formats.kind_label(kind), *links)
-
-    @admin.display(description=_("waits after failures"))
-    def steps(self, row: Any) -> SafeString:
-        policy = policy_named(row.ladder, row.jitter)
-        waits = ", ".join(formats.human(each) for each in policy.delays)
-        total = formats.human(sum(policy.delays, timedelta(0)))
-        jitter = (
-            _(", each ± %(jitter)s") % {"jitter": formats.percent(row.jitter, 0)}
-            if row.jitter
-            else ""
-        )
-        held = {"span": "" if row.ttr is None else _held(row.ttr)}
-        ttr = "" if row.ttr is None else _("A consumer holds a job for %(span)s.") % held
-        tries = _("%(number)s attempts over %(span)s.")
-        facts = tries % {"number": policy.max_attempts, "span": total}
-        return format_html("{}{}: {} {}", waits, jitter, facts, ttr)
-
-
-def _held(milliseconds: int) -> str:
-    return formats.human(milliseconds * MILLISECOND)

@@ -55,7 +55,7 @@ from delayed_queue.http.jobs.kinds import check_callbacks
 from delayed_queue.http.jobs.requests import NOT_BOTH, JobRequest, TopicName, job_from
 from delayed_queue.http.reading import MAX_GUESSES
 
-# Largest body, in bytes, that is read on an event loop: other requests wait meanwhile.
+# Largest body, in bytes, of a job that shares a transaction with others.
 MAX_BYTES: Final = 16 * 1024
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 # Not `request.headers`, which builds a table of all of them.
@@ -100,29 +100,16 @@ calls: Final = Endpoints("jobs")
 one_job: Final = Endpoints("jobs")
 
 
-@calls.post(
-    "jobs",
-    "add",
-    accepts={JSON: NewJobBody},
-    answer=AddedJob,
-    **ADDS,
-)
+@calls.post("jobs", "add", accepts={JSON: NewJobBody}, answer=AddedJob, **ADDS)
 async def add(request: ApiRequest, query: AddQuery) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""
-    fields, job = await _read_beside(request)
+    fields, job = _read(request)
     if KEY_IN_META in request.META:
         work = partial(_add_now, job, query.if_exists)
         # As read, not as sent: blanks and the order of names make no other request.
         sent = [fields, query.if_exists]
         return await in_thread(answered_once, request, "POST jobs", sent, work)
     return as_response(answer_of(await store(job, query.if_exists)))
-
-
-async def _read_beside(request: ApiRequest) -> tuple[dict[str, Any], NewJob]:
-    """Return the fields and the job of the body; large bodies are read in a thread."""
-    if len(request.body) > MAX_BYTES:
-        return await in_thread(_read, request)
-    return _read(request)
 
 
 def _read(request: ApiRequest) -> tuple[dict[str, Any], NewJob]:

@@ -36,13 +36,7 @@ class TaskReply(Struct, rename="camel"):
     queue: str
 
 
-@calls.post(
-    "tasks",
-    "add",
-    accepts={JSON: NewTaskBody},
-    answer=TaskReply,
-    **ADDS,
-)
+@calls.post("tasks", "add", accepts={JSON: NewTaskBody}, answer=TaskReply, **ADDS)
 def enqueue(request: ApiRequest) -> HttpResponse:
     """Enqueue a task that is open to callers; once the answer is 202 it survives a crash."""
     fields = read_object(request.body)

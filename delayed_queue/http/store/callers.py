@@ -1,42 +1,13 @@
-"""Statements of tokens, rates and kept answers."""
+"""Statements of rates and kept answers."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final, LiteralString, NamedTuple, TypeVar
+from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.sql import CLOCK, Step, first_row, rows_of
 from delayed_queue.db.statements import execute, fetch, run
-
-# A token in force, by the database's clock, and whether its last use must be written.
-# Reads: token_digest.
-FIND_TOKEN: Final[LiteralString] = (
-    CLOCK
-    + """
-SELECT
-    id, name, digest, topics::text, verbs::text, rate, burst,
-    COALESCE("lastUsedAt" <= (SELECT now FROM clock) - %(stale_after)s::bigint, TRUE)
-FROM delayed_queue_token
-WHERE digest = %(digest)s
-    AND "disabledAt" IS NULL
-    AND COALESCE("expiresAt" > (SELECT now FROM clock), TRUE)
-"""
-)
-
-# Write the last use at most once a period: of concurrent processes only the first one writes. No
-# index has the column, so the update is HOT.
-# Reads: delayed_queue_token_pkey.
-USE_TOKEN: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue_token
-SET "lastUsedAt" = (SELECT now FROM clock)
-WHERE id = %(id)s
-    AND COALESCE("lastUsedAt" <= (SELECT now FROM clock) - %(stale_after)s::bigint, TRUE)
-"""
-)
 
 # Take between ``least`` and ``most`` permits, or none; return the number, and if it is zero the
 # microseconds until ``least`` permits are due if no other process takes any. All are microseconds:
@@ -151,52 +122,6 @@ WHERE id = ANY (ARRAY(
 )
 
 M = TypeVar("M", bound=models.Model)
-
-
-class TokenRow(NamedTuple):
-    """A token in force."""
-
-    id: int
-    name: str
-    digest: str
-    topics: list[str]
-    verbs: list[str]
-    rate: float | None
-    burst: int | None
-    is_stale: bool
-
-
-def _row(token_id: int, name: str, digest: str, topics: str, verbs: str, *rest: Any) -> TokenRow:
-    return TokenRow(token_id, name, digest, json.loads(topics), json.loads(verbs), *rest)
-
-
-class ApiTokenManager(models.Manager[M]):
-    """The statements of API tokens."""
-
-    def find(
-        self,
-        digest: str,
-        *,
-        stale_after: int,
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> TokenRow | None:
-        """Return the token in force with that digest; ``is_stale`` if its use must be written."""
-        params = {"digest": digest, "stale_after": stale_after, "now": now}
-        rows = fetch(using, FIND_TOKEN, params)
-        return _row(*rows[0]) if rows else None
-
-    def mark_used(
-        self,
-        token_id: int,
-        *,
-        stale_after: int,
-        now: int | None = None,
-        using: str = DEFAULT_DB_ALIAS,
-    ) -> bool:
-        """Write that the token was used, unless that was written recently."""
-        params = {"id": token_id, "stale_after": stale_after, "now": now}
-        return execute(using, USE_TOKEN, params) > 0
 
 
 class PermitsRow(NamedTuple):
