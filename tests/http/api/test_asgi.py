@@ -104,34 +104,22 @@ def test_more_than_announced_is_not_of_this_request(server: Server, token: str):
     assert (status, found["topic"]) == (202, "a")
 
 
-def test_requests_share_a_few_connections(own_server: Server, token: str):
+def test_requests_share_a_few_connections_which_are_replaced(own_server: Server, token: str):
+    good = [head(token, "Content-Length: 14"), b'{"topic": "a"}']
+    pause = head(token, "Content-Length: 0", path="/queue/v1/topics/a/pause")
     with raw_connection() as other:
-        for _ in range(20):
-            status, _ = exchange(
-                own_server, head(token, "Content-Length: 16"), b'{"topic": "a"} \n'
-            )
-            assert status == 202
+        assert [exchange(own_server, *good)[0] for _ in range(20)] == [202] * 20
         assert sessions(other) <= 3
+        other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LATER}")  # noqa: S608
+        assert [exchange(own_server, pause)[0] for _ in range(5)] == [200] * 5
+    own_server.process.terminate()
+    wait_until(lambda: own_server.process.poll() is not None)
 
 
 def sessions(other: psycopg.Connection[Any]) -> int:
     row = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {LATER}").fetchone()  # noqa: S608
     assert row is not None
     return int(row[0])
-
-
-def test_a_lost_connection_is_replaced(own_server: Server, token: str):
-    with raw_connection() as other:
-        good = [head(token, "Content-Length: 14"), b'{"topic": "a"}']
-        assert exchange(own_server, *good)[0] == 202
-        other.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LATER}")  # noqa: S608
-        statuses = [
-            exchange(own_server, head(token, "Content-Length: 0", path="/queue/v1/topics/a/pause"))[
-                0
-            ]
-            for _ in range(5)
-        ]
-    assert statuses == [200] * 5
 
 
 def test_a_stream_ends_when_its_client_has_gone(server: Server):
@@ -149,8 +137,3 @@ def streaming(server: Server) -> str:
     found = asking.getresponse().read().decode()
     asking.close()
     return found
-
-
-def test_the_server_stops_when_told(own_server: Server):
-    own_server.process.terminate()
-    wait_until(lambda: own_server.process.poll() is not None)

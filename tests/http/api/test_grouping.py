@@ -135,3 +135,23 @@ def test_an_answer_that_is_kept_under_a_key_is_replayed(server: Server, token: s
     assert (again.status, again.headers["Idempotency-Replayed"]) == (202, "true")
     assert found == replayed
     assert Post(server, token, job("b"), Idempotency_Key="k").status() == 422
+
+
+@pytest.mark.parametrize("keys", [("a", "b"), ("a", "a"), ("a,b",)])
+def test_j19_a_doubled_idempotency_key_is_refused(
+    server: Server, token: str, keys: tuple[str, ...]
+):
+    body = json.dumps(job("a")).encode()
+    connection = server.connect()
+    connection.putrequest("POST", "/queue/v1/jobs")
+    for name, value in (
+        ("Authorization", f"Bearer {token}"), ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))), *(("Idempotency-Key", each) for each in keys),
+    ):  # fmt: skip
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    response = connection.getresponse()
+    (error,) = json.loads(response.read())["errors"]
+    assert (response.status, error["path"]) == (400, "Idempotency-Key")
+    connection.close()
+    assert not Message.objects.exists()

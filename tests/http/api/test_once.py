@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from delayed_queue.http.api.bodies import keeps_digits, parse
 from delayed_queue.http.api.problems import Problem
-from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
 from tests.http.api.calls import JOB, errors_of, pop, post
-from tests.http.api.servers import gunicorn, uvicorn
 
 in_process = [
     pytest.mark.django_db(transaction=True),
@@ -84,29 +82,6 @@ class TestQueries:
 
     def test_a_caller_without_a_token_learns_of_no_parameter(self, client: Client) -> None:
         assert call(client, "GET", f"{V1}/dead", "nosuch=1").status_code == 401
-
-
-@pytest.mark.slow
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("serve", [gunicorn, uvicorn])
-def test_a_doubled_idempotency_key_is_refused(serve: Any) -> None:
-    token = create_token("caller", verbs=VERBS, topics=["*"])
-    body = json.dumps(JOB).encode()
-    with serve() as server:
-        for keys in (["a", "b"], ["a", "a"], ["a,b"]):
-            connection = server.connect()
-            connection.putrequest("POST", f"{V1}/jobs")
-            for name, value in (
-                ("Authorization", f"Bearer {token}"), ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))), *(("Idempotency-Key", each) for each in keys),
-            ):  # fmt: skip
-                connection.putheader(name, value)
-            connection.endheaders(body)
-            response = connection.getresponse()
-            (error,) = json.loads(response.read())["errors"]
-            assert (response.status, error["path"]) == (400, "Idempotency-Key")
-            connection.close()
-    assert not Message.objects.exists()
 
 
 REFUSED = [

@@ -17,7 +17,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
-from tests.http.api.servers import LATER, Server, Shared, gunicorn, uvicorn
+from tests.http.api.servers import LATER, Server, Shared, uvicorn
 from tests.support.concurrency import raw_connection
 from tests.support.processes import database_url, wait_until
 from tests.support.proxies import proxied
@@ -26,6 +26,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 THREADS = 4
 OWN = "own_server"
+# Django's own application, without ours around it.
+PLAIN_TOO = pytest.mark.parametrize("shared", ["application", "plain"], indirect=True)
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def token(transactional_db: None) -> str:
     return create_token("consumer", verbs=VERBS, topics=["*"])
 
 
-@pytest.fixture(scope="module", params=["application", "plain"])
+@pytest.fixture(scope="module", params=["application"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
     with Shared(lambda: uvicorn(request.param, THREADS=THREADS)) as made:
         yield made
@@ -47,15 +49,15 @@ def server(token: str, shared: Shared) -> Server:
     return found
 
 
-@pytest.fixture(params=["application", "plain"])
-def own_server(token: str, request: pytest.FixtureRequest) -> Iterator[Server]:
+@pytest.fixture
+def own_server(token: str) -> Iterator[Server]:
     """One whose sessions are counted, by their name and as younger than the test's, or that ends.
 
     What has asked whether it is up is older.
     """
     url = database_url()
     url += f"{'&' if '?' in url else '?'}application_name={OWN}"
-    with uvicorn(request.param, url=url, THREADS=THREADS) as running:
+    with uvicorn(url=url, THREADS=THREADS) as running:
         yield running
 
 
@@ -137,6 +139,7 @@ def waiting(server: Server) -> int:
         connection.close()
 
 
+@PLAIN_TOO
 def test_a_due_job_is_popped_at_once(pop: Callable[..., Popper]):
     DelayedQueue("pops").offer_or_update("a", 1)
     status, jobs = pop().answer()
@@ -190,15 +193,29 @@ def test_a_job_costs_one_look_however_many_wait(token: str):
         assert proxy.answers[before:].count("UPDATE 1") == 1
 
 
-def test_waiters_hold_no_connections(
+def test_waiters_hold_no_connections_listen_again_and_end_at_shutdown(
     own_server: Server, token: str, pop_own: Callable[..., Popper], other: psycopg.Connection[Any]
 ):
+    """Within one server: it stays while its waits, and the connection that listens, come and go."""
     poppers = [pop_own() for _ in range(200)]
     until_all_wait(own_server, 200)
-
     wait_until(lambda: sessions(other)[1] == 0)
     assert sessions(other)[0] <= THREADS + 1
     assert not any(each.has_answer() for each in poppers)
+
+    wait_until(lambda: is_listening(other))
+    other.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "  # noqa: S608
+        f"WHERE application_name = 'delayed_queue_pops' AND {LATER}"
+    )
+    wait_until(lambda: "event=listener_lost" in own_server.log())
+    wait_until(lambda: is_listening(other))
+    DelayedQueue("pops").offer_or_update("a", 1)
+    wait_until(lambda: any(each.has_answer() for each in poppers))
+
+    own_server.process.terminate()
+    assert sorted(each.answer()[0] for each in poppers) == [200] + [204] * 199
+    own_server.process.wait(20)
 
 
 def sessions(other: psycopg.Connection[Any]) -> tuple[int, int]:
@@ -239,6 +256,7 @@ def test_waiters_are_served_in_the_order_of_their_coming(
     assert [each.answer()[1][0]["jobId"] for each in poppers] == list("abcde")
 
 
+@PLAIN_TOO
 def test_who_vanishes_leaves_the_line(server: Server, token: str, pop: Callable[..., Popper]):
     first, second = pop(), pop()
     until_all_wait(server, 2)
@@ -286,17 +304,8 @@ def blocked_claims(other: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-@pytest.mark.parametrize("own_server", ["application"], indirect=True)
-def test_waiting_ends_at_shutdown(own_server: Server, token: str, pop_own: Callable[..., Popper]):
-    popper = pop_own(timeout=60)
-    until_all_wait(own_server, 1)
-    own_server.process.terminate()
-    assert popper.answer() == (204, [])
-    own_server.process.wait(20)
-
-
-def test_no_more_pops_wait_than_allowed(token: str):
-    with uvicorn(WAITERS=2) as server, ExitStack() as opened:
+def test_no_more_pops_wait_than_allowed_and_jobs_are_found_without_notifications(token: str):
+    with uvicorn(WAITERS=2, NOTIFY=False, POLL_INTERVAL=0.2) as server, ExitStack() as opened:
         poppers = [Popper(server, token) for _ in range(2)]
         for each in poppers:
             opened.callback(each.vanish)
@@ -307,39 +316,5 @@ def test_no_more_pops_wait_than_allowed(token: str):
         assert response.status == 503
         assert json.loads(response.read())["code"] == "too_many_waiters"
         assert response.headers["Retry-After"]
-
-
-def test_jobs_are_found_without_notifications(token: str):
-    with uvicorn(NOTIFY=False, POLL_INTERVAL=0.2) as server:
-        popper = Popper(server, token)
-        until_all_wait(server, 1)
         DelayedQueue("pops").offer_or_update("a", 1)
-        assert popper.answer()[0] == 200
-        popper.vanish()
-
-
-def test_listening_begins_anew_after_the_connection_was_lost(
-    own_server: Server, token: str, pop_own: Callable[..., Popper], other: psycopg.Connection[Any]
-):
-    popper = pop_own()
-    until_all_wait(own_server, 1)
-    wait_until(lambda: is_listening(other))
-    other.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "  # noqa: S608
-        f"WHERE application_name = 'delayed_queue_pops' AND {LATER}"
-    )
-    wait_until(lambda: "event=listener_lost" in own_server.log())
-    wait_until(lambda: is_listening(other))
-    DelayedQueue("pops").offer_or_update("a", 1)
-    assert popper.answer()[0] == 200
-
-
-def test_pops_wait_under_wsgi_too(token: str):
-    with gunicorn("--threads", "4") as server:
-        poppers = [Popper(server, token) for _ in range(2)]
-        until_all_wait(server, 2)
-        DelayedQueue("pops").offer_or_update("a", 1)
-        DelayedQueue("pops").offer_or_update("b", 1)
-        assert sorted(each.answer()[1][0]["jobId"] for each in poppers) == ["a", "b"]
-        for each in poppers:
-            each.vanish()
+        assert poppers[0].answer()[0] == 200

@@ -77,15 +77,27 @@ def is_waited_for(holder: psycopg.Connection[Any]) -> bool:
         return cursor.fetchone() is not None
 
 
-def ids(receiver: Receiver) -> set[str]:
-    return {each.headers["webhook-id"] for each in receiver.requests}
+def sent(receiver: Receiver) -> tuple[int, int]:
+    """Return the number of requests since the last call, and of their ids."""
+    found = [each.headers["webhook-id"] for each in receiver.requests]
+    receiver.requests.clear()
+    return len(found), len(set(found))
 
 
 class TestKills:
-    def test_j9_before_the_dial_it_is_sent_once(
+    def test_j9_a_worker_is_killed_around_each_moment_of_a_callback(
         self, receiver: Receiver, other: psycopg.Connection[Any]
     ) -> None:
-        add("a", receiver.url)
+        """The supervisor starts another each time; a repeated callback has the same id."""
+        with sending(receiver) as process:
+            self._before_the_dial_it_is_sent_once(process, receiver, other)
+            self._during_the_request_it_is_sent_again(process, receiver)
+            self._before_the_answer_is_written_it_is_sent_again(process, receiver, other)
+            self._after_it_is_written_it_is_not_sent_again(process, receiver)
+
+    def _before_the_dial_it_is_sent_once(
+        self, process: Process, receiver: Receiver, other: psycopg.Connection[Any]
+    ) -> None:
         origin = receiver.url.removesuffix("/hook")
         other.execute("BEGIN")
         # Whoever needs the endpoint of the origin now waits for what becomes of this one.
@@ -94,29 +106,25 @@ class TestKills:
             "VALUES (%s, %s, 'x', 0)",
             [origin, origin],
         )
-        with sending(receiver) as process:
-            wait_until(lambda: Message.objects.filter(lease_id__isnull=False).exists(), 30)
-            assert not receiver.requests
-            kill_child(process)
-            other.execute("ROLLBACK")
-            wait_until(is_sent, 30)
-        assert len(receiver.requests) == 1
-
-    def test_j9_during_the_request_it_is_sent_again_under_the_same_id(
-        self, receiver: Receiver
-    ) -> None:
-        receiver.behaviour = silent
         add("a", receiver.url)
-        with sending(receiver) as process:
-            receiver.wait_for_requests(1)
-            receiver.behaviour = answering()
-            kill_child(process)
-            wait_until(is_sent, 30)
-        assert len(receiver.requests) == 2
-        assert len(ids(receiver)) == 1
+        wait_until(lambda: Message.objects.filter(lease_id__isnull=False).exists(), 30)
+        assert not receiver.requests
+        kill_child(process)
+        other.execute("ROLLBACK")
+        wait_until(is_sent, 30)
+        assert sent(receiver) == (1, 1)
 
-    def test_j9_after_the_answer_and_before_it_is_written_it_is_sent_again(
-        self, receiver: Receiver, other: psycopg.Connection[Any]
+    def _during_the_request_it_is_sent_again(self, process: Process, receiver: Receiver) -> None:
+        receiver.behaviour = silent
+        add("b", receiver.url)
+        receiver.wait_for_requests(1)
+        receiver.behaviour = answering()
+        kill_child(process)
+        wait_until(is_sent, 30)
+        assert sent(receiver) == (2, 1)
+
+    def _before_the_answer_is_written_it_is_sent_again(
+        self, process: Process, receiver: Receiver, other: psycopg.Connection[Any]
     ) -> None:
         """The outcome is known to nobody that lives: the message is held while it is answered."""
         held, answered = threading.Event(), threading.Event()
@@ -130,29 +138,28 @@ class TestKills:
             answered.set()
 
         receiver.behaviour = behave
-        add("a", receiver.url)
-        with sending(receiver) as process:
-            assert answered.wait(30)
-            # It waits for the row, gives that up, and will look again: nothing of it is on its way.
-            wait_until(lambda: is_waited_for(other), 30)
-            wait_until(lambda: not is_waited_for(other), 30)
-            kill_child(process)
-            other.execute("ROLLBACK")
-            wait_until(is_sent, 30)
-        assert len(receiver.requests) == 2
-        assert len(ids(receiver)) == 1
+        add("c", receiver.url)
+        assert answered.wait(30)
+        # It waits for the row, gives that up, and will look again: nothing of it is on its way.
+        wait_until(lambda: is_waited_for(other), 30)
+        wait_until(lambda: not is_waited_for(other), 30)
+        kill_child(process)
+        other.execute("ROLLBACK")
+        wait_until(is_sent, 30)
+        assert sent(receiver) == (2, 1)
 
-    def test_j9_after_it_is_written_it_is_not_sent_again(self, receiver: Receiver) -> None:
-        add("a", receiver.url)
-        with sending(receiver) as process:
-            wait_until(is_sent, 30)
-            before = set(children_of(process))
-            kill_child(process)
-            wait_until(lambda: set(children_of(process)) - before, 30)
-            add("b", receiver.url)
-            wait_until(is_sent, 30)
-        assert len(receiver.requests) == 2
-        assert len(ids(receiver)) == 2
+    def _after_it_is_written_it_is_not_sent_again(
+        self, process: Process, receiver: Receiver
+    ) -> None:
+        receiver.behaviour = answering()
+        add("d", receiver.url)
+        wait_until(is_sent, 30)
+        before = set(children_of(process))
+        kill_child(process)
+        wait_until(lambda: set(children_of(process)) - before, 30)
+        add("e", receiver.url)
+        wait_until(is_sent, 30)
+        assert sent(receiver) == (2, 2)
 
     def test_j9_killed_again_and_again_nothing_is_lost(self, receiver: Receiver) -> None:
         """Repeats only of what was on the wire: a hundred at most, each time."""

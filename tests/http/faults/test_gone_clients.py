@@ -86,16 +86,11 @@ def abandoned(server: Server, token: str, number: int) -> None:
     until_all_wait(server, 0)
 
 
-def test_clients_that_leave_while_they_wait_give_up_thread_and_place(token: str) -> None:
+def test_clients_that_leave_give_up_thread_and_place_and_use_up_no_attempt(token: str) -> None:
+    """While they wait, and as jobs come."""
     with gunicorn("--threads", "4") as server:
         for _ in range(ABANDONED // 3):
             abandoned(server, token, 3)
-        add_jobs()
-        all_are_there_for_who_waits(server, token)
-
-
-def test_clients_that_leave_as_jobs_come_use_up_no_attempt(token: str) -> None:
-    with gunicorn("--threads", "4") as server:
         clients = [asked(server, token, "orders", "timeout=60&ttr=1") for _ in range(3)]
         until_all_wait(server, 3)
         for each in clients:

@@ -129,35 +129,35 @@ def test_a_connection_that_ends_while_taking_is_replaced_and_loses_no_more_than_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("per_second", "burst"),
+    ("per_second", "burst", "processes"),
     [
-        pytest.param(5, 3, marks=pytest.mark.long),
-        (500, 20),
-        pytest.param(5000, 400, marks=pytest.mark.long),
+        pytest.param(5, 3, 4, marks=pytest.mark.long),
+        (500, 20, 2),
+        pytest.param(5000, 400, 4, marks=pytest.mark.long),
     ],
 )
-def test_four_processes_take_no_more_than_the_rate(per_second: float, burst: int):
+def test_processes_take_no_more_than_the_rate(per_second: float, burst: int, processes: int):
     """And not much less, since they are in haste."""
     command = [
         sys.executable, "-m", "tests.http.races.rate_taker", "shared", str(per_second), str(burst),
         str(SECONDS),
     ]  # fmt: skip
-    processes = [
+    takers = [
         subprocess.Popen(
             command, cwd=ROOT, env=environment() | LEAN, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )
-        for _ in range(4)
+        for _ in range(processes)
     ]  # fmt: skip
-    for each in processes:
+    for each in takers:
         assert each.stdout is not None
         assert each.stdout.readline() == "ready\n"
-    for each in processes:
+    for each in takers:
         assert each.stdin is not None
         each.stdin.write("go\n")
         each.stdin.flush()
     taken = sorted(
-        float(line) for each in processes for line in each.communicate(timeout=60)[0].split()
+        float(line) for each in takers for line in each.communicate(timeout=60)[0].split()
     )
     lasted = taken[-1] - taken[0]
 
