@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any, Final
 
 from delayed_queue.http.jobs.kinds import Way, kinds_of_topic
