@@ -195,7 +195,7 @@ class Bench:
         options = drains.DrainOptions(KIND, place, handling=handling)
         found = drains.run(self.spark, options, _console(), threading.Event())
         shutil.rmtree(place)
-        if found.tally is None or found.tally.done != count:
+        if found.ended is None or found.ended["done"] != count:
             raise RuntimeError(found)
 
     def archive(self, count: int) -> None:

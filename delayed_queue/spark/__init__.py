@@ -1,6 +1,6 @@
 """The data source ``delayed_queue`` for PySpark: read, offer, and stream queues on a cluster.
 
-Importing this package needs neither PySpark nor Django; what is asked of it does (PEP 562).
+Importing this package needs neither PySpark nor Django; its attributes do (PEP 562).
 
 >>> from delayed_queue.spark import build_session, counts
 >>> spark = build_session("campaign")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # As a script this directory would come first, and lend its names to everybody's imports.
+    # For a script this directory comes first on the path, where its names shadow other modules.
     here = str(Path(__file__).parent)
     sys.path[:] = [each for each in sys.path if each != here]
     from delayed_queue.spark.pipeline.cli import (

@@ -12,10 +12,9 @@ from delayed_queue.fields import EpochMillisecondField
 class OfferLedger(models.Model):
     """One chunk of rows that a Spark job has offered, in the transaction that wrote this.
 
-    The row of partition -1 closes the batch, and holds how many rows it was given, and what a
-    command has answered, which a repetition answers again; that of partition -2 says when a job
-    began whose messages are spread from then on. Of messages that a drain has handled the rows say
-    how many ended how, by batch and task.
+    The row of partition -1 closes the batch: it has the number of the batch's rows, and a command's
+    result, which a repetition returns. The row of partition -2 has the start of a job. Rows of a
+    drain with a handler have the number of messages for each outcome, by batch and task.
     """
 
     job = models.CharField(max_length=200, db_collation="C")

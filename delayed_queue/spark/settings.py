@@ -96,14 +96,14 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
 
 
 def is_elsewhere(spark: SparkSession) -> bool:
-    """Return whether the session is one of Spark Connect: its JVM cannot be asked directly."""
+    """True for a session of Spark Connect, which has no JVM here."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def partitions_on(spark: SparkSession, asked: int | None) -> int | None:
-    """Return what numPartitions must be said to be; None leaves it to the reader.
+    """Return the option numPartitions; None leaves it to the reader.
 
-    A reader learns from the environment how many tasks there are, but not that of a server.
+    A reader on a server of Spark Connect does not see the number of tasks in the environment.
     """
     if asked is not None or not is_elsewhere(spark):
         return asked
@@ -111,10 +111,10 @@ def partitions_on(spark: SparkSession, asked: int | None) -> int | None:
 
 
 def tasks_of(spark: SparkSession) -> int:
-    """Return how many tasks the session runs at a time."""
+    """Return the number of parallel tasks of the session."""
     if not is_elsewhere(spark):
         return int(spark.sparkContext.defaultParallelism)
     from pyspark.sql.functions import spark_partition_id
 
-    # That is in how many parts Spark cuts what nothing else is said of.
+    # By default Spark makes one partition for each parallel task.
     return int(spark.range(100_000).select(spark_partition_id()).distinct().count())

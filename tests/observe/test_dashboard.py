@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
-from delayed_queue.spark.pipeline.console import metrics
+from delayed_queue.spark.pipeline.console import count
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
 from tests.support import documents
@@ -66,9 +66,7 @@ def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
             raise ValueError
 
     Worker(WorkerOptions(burst=True), registry_of(orders=handle)).run()
-    pipeline = metrics()
-    assert pipeline is not None
-    pipeline.lag("orders", {"due": 1, "oldest_due_ms": 1, "lease_age_ms": 1, "redelivered": 1})
+    count("drain", "orders", {"drained": 1})
     worker_row(scanned="orders", scan_seconds=0.1)
     with raw_connection() as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")

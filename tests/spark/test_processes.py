@@ -1,4 +1,4 @@
-"""Executors that are killed, Spark without Java or registration, and a cluster by spark-submit.
+"""Executors that are killed, and Spark without Java or registration.
 
 Starts of Spark are what takes the time here: programs do several things in one.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import zipfile
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 
 import pyspark
@@ -19,9 +17,8 @@ import pytest
 from delayed_queue.models import Message
 from delayed_queue.spark import counts
 from delayed_queue.spark.settings import VARIABLE
-from tests.spark.drivers import LOCAL, fill, finish, in_lake, program, started
+from tests.spark.drivers import fill, finish, in_lake, program, started
 from tests.spark.support import with_jvm
-from tests.support.processes import ROOT, wait_until
 
 pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.usefixtures("queue")]
 
@@ -36,66 +33,6 @@ def executor_logs(output: str) -> str:
     text = "".join(each.read_text() for each in directory.rglob("std*"))
     shutil.rmtree(directory)
     return text
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind((LOCAL, 0))
-        return int(found.getsockname()[1])
-
-
-def package(directory: Path) -> Path:
-    """Zip the package as --py-files wants it."""
-    path = directory / "delayed_queue.zip"
-    with zipfile.ZipFile(path, "w") as made:
-        for each in sorted((ROOT / "delayed_queue").rglob("*.py")):
-            made.write(each, each.relative_to(ROOT))
-    return path
-
-
-@pytest.mark.long
-def test_a_standalone_cluster_by_spark_submit(tmp_path: Path):
-    """A master, two workers, and no package on them but what --py-files brings."""
-    port = free_port()
-    run = str(SPARK / "bin" / "spark-class")
-    deploy = "org.apache.spark.deploy"
-    away = {"PYTHONPATH": str(tmp_path), "SPARK_DAEMON_MEMORY": "256m"}
-    common = ["--host", LOCAL, "--webui-port", "0"]
-    master = [run, f"{deploy}.master.Master", "--port", str(port), *common]
-    work = [
-        "--cores",
-        "2",
-        "--memory",
-        "1g",
-        "--work-dir",
-        str(tmp_path),
-        f"spark://{LOCAL}:{port}",
-    ]
-    with ExitStack() as stack:
-        stack.enter_context(started(*master, **away))
-        wait_until(lambda: is_listening(port))
-        for _ in range(2):
-            worker = [run, f"{deploy}.worker.Worker", *common, *work]
-            stack.enter_context(started(*worker, **away))
-        submit = [
-            str(SPARK / "bin" / "spark-submit"), "--master", f"spark://{LOCAL}:{port}",
-            "--conf", "spark.executor.memory=600m", "--conf", "spark.driver.memory=1g",
-            "--conf", "spark.ui.enabled=false", "--conf", "spark.executor.cores=2",
-            "--py-files", str(package(tmp_path)),
-            str(ROOT / "tests/spark/programs/submitted.py"), str(tmp_path),
-        ]  # fmt: skip
-        driver = stack.enter_context(started(*submit, **away))
-        output = finish(driver)
-    assert "RESULT 2000 2000 2000 2000" in output
-
-
-def is_listening(port: int) -> bool:
-    import socket
-
-    with socket.socket() as tried:
-        return tried.connect_ex((LOCAL, port)) == 0
 
 
 @pytest.mark.long

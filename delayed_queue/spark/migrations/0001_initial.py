@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-import delayed_queue.fields
+from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.migrations._operations import END_TURN, TAKE_TURN, CreateModelOnce
 
-# What is staged is of no use after a crash: the job that staged it has died with its connection.
+# Staged rows are useless after a crash, because their job has died with its connection.
 UNLOGGED = "ALTER TABLE delayed_queue_offer_stage SET UNLOGGED"
+
+_STATES = [("planned", "Planned"), ("written", "Written"), ("pruned", "Pruned")]
+
+
+def _id() -> tuple[str, models.BigAutoField[int, int]]:
+    field = models.BigAutoField(
+        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+    )
+    return "id", field
 
 
 class Migration(migrations.Migration):
@@ -21,12 +30,7 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="OfferLedger",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("job", models.CharField(db_collation="C", max_length=200)),
                 ("batch", models.BigIntegerField()),
                 ("partition", models.IntegerField()),
@@ -36,10 +40,7 @@ class Migration(migrations.Migration):
                 ("created", models.BigIntegerField(db_default=0)),
                 ("updated", models.BigIntegerField(db_default=0)),
                 ("answer", models.JSONField(blank=True, null=True)),
-                (
-                    "recorded_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="recordedAt"),
-                ),
+                ("recorded_at", EpochMillisecondField(db_column="recordedAt")),
             ],
             options={
                 "db_table": "delayed_queue_offer_ledger",
@@ -58,26 +59,18 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="OfferStage",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("job", models.CharField(db_collation="C", max_length=200)),
                 ("attempt", models.CharField(db_collation="C", max_length=36)),
                 ("partition", models.IntegerField()),
                 ("position", models.BigIntegerField()),
                 ("key", models.TextField(db_collation="C")),
                 ("payload", models.BinaryField()),
-                ("due_at", delayed_queue.fields.EpochMillisecondField(db_column="dueAt")),
+                ("due_at", EpochMillisecondField(db_column="dueAt")),
                 ("headers", models.JSONField(blank=True, null=True)),
                 ("kind", models.TextField(blank=True, db_collation="C", null=True)),
                 ("grouped", models.TextField(blank=True, db_collation="C", null=True)),
-                (
-                    "recorded_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="recordedAt"),
-                ),
+                ("recorded_at", EpochMillisecondField(db_column="recordedAt")),
             ],
             options={
                 "db_table": "delayed_queue_offer_stage",
@@ -92,42 +85,19 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="ArchiveManifest",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 ("source", models.TextField()),
                 ("path", models.TextField()),
-                (
-                    "state",
-                    models.TextField(
-                        choices=[
-                            ("planned", "Planned"),
-                            ("written", "Written"),
-                            ("pruned", "Pruned"),
-                        ],
-                        db_default="planned",
-                    ),
-                ),
+                ("state", models.TextField(choices=_STATES, db_default="planned")),
                 ("rows", models.BigIntegerField(null=True)),
                 ("deleted", models.BigIntegerField(db_default=0)),
                 ("changed", models.BigIntegerField(db_default=0)),
                 ("holder", models.TextField(db_default="")),
-                (
-                    "held_until",
-                    delayed_queue.fields.EpochMillisecondField(db_column="heldUntil"),
-                ),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
+                ("held_until", EpochMillisecondField(db_column="heldUntil")),
+                ("created_at", EpochMillisecondField(db_column="createdAt")),
                 (
                     "finished_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        db_column="finishedAt", null=True
-                    ),
+                    EpochMillisecondField(db_column="finishedAt", null=True),  # type: ignore[misc]
                 ),
             ],
             options={
@@ -145,12 +115,7 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="ArchiveFile",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                _id(),
                 (
                     "archive",
                     models.ForeignKey(
@@ -181,16 +146,8 @@ class Migration(migrations.Migration):
         CreateModelOnce(
             name="PipelineReport",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                (
-                    "created_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="createdAt"),
-                ),
+                _id(),
+                ("created_at", EpochMillisecondField(db_column="createdAt")),
                 ("figures", models.JSONField()),
                 (
                     "plots",

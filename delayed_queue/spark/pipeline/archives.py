@@ -146,12 +146,7 @@ class Archive:
             self._found.waiting = self._layout.count(self._connection, self._options.cutoff)
             return self._found
         self._resume()
-        # A row that was changed meanwhile is archived again, once; then it is left to the next run.
-        for _ in range(2):
-            changed = self._found.changed
-            self._archive_old()
-            if self._found.changed == changed:
-                break
+        self._archive_old()
         return self._found
 
     def _archive_old(self) -> None:

@@ -101,13 +101,6 @@ def format_name(text: str) -> str:
     return text if "." in text else text.lower()
 
 
-def add_file_format(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--file-format", type=format_name, default="parquet", metavar="FORMAT",
-        help="parquet, json, csv, or another of Spark's; default: parquet",
-    )  # fmt: skip
-
-
 def add_offering(parser: ArgumentParser, what: str, *, dry_run: str) -> None:
     """Add the options of commands that offer: mode, schedule, id and dry run."""
     add = parser.add_argument

@@ -9,9 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from delayed_queue.exceptions import DelayedQueueError
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
 
 
 class Console:
@@ -42,51 +45,24 @@ class Console:
         self._out.flush()
 
 
-_LAG: Final = {
-    "due": "Due messages that the drain has not leased, up to 10,000.",
-    "oldest_due_seconds": "Lateness of the earliest of them.",
-    "lease_age_seconds": "Age of the drain's oldest lease.",
-}
-
-
-class Metrics:
-    """The metrics of commands, in the same Prometheus registry as those of workers."""
-
-    def __init__(self) -> None:
-        from prometheus_client import Counter, Gauge
-
-        prefix = "delayed_queue_pipeline"
-        self._messages = Counter(
-            f"{prefix}_messages", "Messages of commands, by outcome.",
-            ["command", "queue", "outcome"],
-        )  # fmt: skip
-        self._lag = {
-            name: Gauge(f"{prefix}_{name}", text, ["queue"], multiprocess_mode="liveall")
-            for name, text in _LAG.items()
-        }
-
-    def count(self, command: str, queue: str, outcomes: Mapping[str, int]) -> None:
-        for outcome, number in outcomes.items():
-            self._messages.labels(command, queue, outcome).inc(number)
-
-    def lag(self, queue: str, report: Mapping[str, int]) -> None:
-        """Set the lag from a stream's ``reportLatestOffset``."""
-        self._lag["due"].labels(queue).set(report["due"])
-        for name in ("oldest_due", "lease_age"):
-            self._lag[f"{name}_seconds"].labels(queue).set(report[f"{name}_ms"] / 1000)
-        self.count("drain", queue, {"redelivered": report["redelivered"]})
-
-
 @cache
-def metrics() -> Metrics | None:
-    """Return the metrics of this process; None without prometheus-client."""
-    return Metrics() if find_spec("prometheus_client") is not None else None
+def messages() -> Counter | None:
+    """Return the counter of this process, in the registry of workers; None without Prometheus."""
+    if find_spec("prometheus_client") is None:
+        return None
+    from prometheus_client import Counter
+
+    return Counter(
+        "delayed_queue_pipeline_messages", "Messages of commands, by outcome.",
+        ["command", "queue", "outcome"],
+    )  # fmt: skip
 
 
 def count(command: str, queue: str, outcomes: Mapping[str, int]) -> None:
     """Count messages by outcome, if there are metrics."""
-    if (found := metrics()) is not None:
-        found.count(command, queue, outcomes)
+    if (found := messages()) is not None:
+        for outcome, number in outcomes.items():
+            found.labels(command, queue, outcome).inc(number)
 
 
 def aligned(rows: Sequence[Sequence[Any]], *, names: int = 1) -> list[str]:

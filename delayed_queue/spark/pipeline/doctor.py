@@ -6,7 +6,6 @@ import json
 import platform
 import subprocess
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,10 +13,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 import delayed_queue
-from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.spark.pipeline.cli import DONE, FAILED
-from delayed_queue.spark.pipeline.console import BINARY, Console, sentence_of, span
+from delayed_queue.spark.pipeline.console import Console, sentence_of
 from delayed_queue.spark.pipeline.session import Stopping, find_java_home, session
 from delayed_queue.spark.settings import SparkSettings, tasks_of
 
@@ -29,21 +27,14 @@ OK: Final = "ok"
 WARN: Final = "warn"
 FAIL: Final = "fail"
 _OLDEST_JAVA: Final = 17
-# Milliseconds: a round trip, and the inaccuracy of NTP.
-_MAX_SKEW: Final = 1_000
-# What a command opens beside its tasks: the lease, its renewal, and the driver.
-_BESIDE: Final = 3
 _INSTALL: Final = "pip install 'django-delayed-queue[spark]'"
 # Distribution, the oldest release that works, the first that does not.
 _PACKAGES: Final = (
     ("pyspark", (4, 2), (5, 0)),
     ("pyarrow", (18, 0), None),
     ("pandas", (2, 2), (3, 0)),
+    ("psycopg", (3, 2), None),
 )
-_OPTIONAL: Final = {
-    "adbc-driver-postgresql": "Without it psycopg reads, at about half the speed.",
-    "matplotlib": "Without it report has no plots.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +51,7 @@ def examine(
     settings: SparkSettings, console: Console, *, is_verbose: bool = False
 ) -> list[Finding]:
     """Check everything; a check that rests on something that failed is left out."""
-    found = [check_psycopg()]
-    if found[0].level == FAIL:
-        return [*found, Finding(WARN, "all else", "not checked", "Fix the above first.")]
-    found += [*check_packages(), check_java(), check_database()]
+    found = [*check_packages(), check_java(), check_database()]
     if any(each.level == FAIL for each in found):
         return [*found, Finding(WARN, "executors", "not tried", "Fix the above first.")]
     return [*found, *check_spark(settings, console, is_verbose=is_verbose)]
@@ -80,29 +68,11 @@ def lines_of(findings: list[Finding]) -> list[str]:
     return found
 
 
-def check_psycopg() -> Finding:
-    """Check psycopg and its library; every other check needs them."""
-    found = check_package("psycopg", (3, 2), None)
-    if found.level == FAIL:
-        return found
-    try:
-        from psycopg import pq
-    except ImportError as error:
-        return Finding(FAIL, "psycopg", f"{found.found}: {sentence_of(error)}")
-    text = f"{found.found}, the implementation {pq.__impl__}"
-    if pq.__impl__ == "python":
-        return Finding(WARN, "psycopg", text, f"{BINARY}. This one takes about five times the CPU.")
-    return Finding(OK, "psycopg", text)
-
-
 def check_packages() -> Iterator[Finding]:
     """Check the packages of this Python."""
     yield Finding(OK, "Python", f"{platform.python_version()} ({sys.executable})")
     for name, oldest, first_wrong in _PACKAGES:
         yield check_package(name, oldest, first_wrong)
-    for name, advice in _OPTIONAL.items():
-        if _version(name) is None:
-            yield Finding(WARN, name, "not installed", f"{_INSTALL}. {advice}")
 
 
 def check_package(
@@ -161,16 +131,17 @@ def java_release(text: str) -> int:
 
 def check_database() -> Finding:
     """Check the connection from here, and the tables."""
-    from delayed_queue.spark.database import fetch, steady
-    from delayed_queue.spark.store.archiving import PRESENT
-
     try:
+        from delayed_queue.spark.database import fetch, steady
+        from delayed_queue.spark.store.archiving import PRESENT
+
         with steady() as connection:
             server = connection.info.parameter_status("server_version") or "?"
             rows = fetch(connection, PRESENT.text, {})
-    except DelayedQueueError as error:
+    # Without libpq, psycopg cannot be imported.
+    except (DelayedQueueError, ImportError) as error:
         advice = "Set DELAYED_QUEUE_DSN, or use manage.py queuepipeline, which takes DATABASES."
-        return Finding(FAIL, "database", str(error), advice)
+        return Finding(FAIL, "database", sentence_of(error), advice)
     found = f"PostgreSQL {server.partition(' ')[0]}"
     missing = [name for name, is_there in rows if not is_there]
     if missing:
@@ -185,7 +156,7 @@ def check_spark(
     """Start Spark, and compare its executors with this process."""
     try:
         with session(settings, console, "doctor", is_verbose=is_verbose) as spark:
-            rows, connections = look_from_executors(spark), check_connections(spark)
+            rows = look_from_executors(spark)
             yield Finding(OK, "Spark", spark.version)
     # The finding is the reason that keeps Spark from running.
     except Exception as error:
@@ -193,7 +164,6 @@ def check_spark(
         yield Finding(FAIL, "Spark", sentence_of(error), advice)
         return
     yield from compare_executors(look(), rows)
-    yield connections
 
 
 def look_from_executors(spark: SparkSession) -> list[dict[str, Any]]:
@@ -218,25 +188,17 @@ def look() -> dict[str, Any]:
         **{name: _version(name) for name, _, _ in _PACKAGES},
     }  # fmt: skip
     try:
-        return found | {"ahead": _ahead(), "database": None}
+        from delayed_queue.spark.database import steady
+
+        steady().close()
     # The finding is the reason that keeps an executor from the database.
     except Exception as error:
-        return found | {"ahead": None, "database": sentence_of(error)}
-
-
-def _ahead() -> int:
-    """Return by how many milliseconds this clock is ahead of the database's."""
-    from delayed_queue.spark.database import fetch, steady
-    from delayed_queue.spark.store.streaming import LOOK_AROUND, AroundRow
-
-    with steady() as connection:
-        before = time.time()
-        theirs = row_of(AroundRow, fetch(connection, LOOK_AROUND, {})).now
-        return round((before + time.time()) * 500) - theirs
+        return found | {"database": sentence_of(error)}
+    return found | {"database": None}
 
 
 def compare_executors(here: dict[str, Any], rows: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Report versions that differ, executors that cannot reach the database, and clocks."""
+    """Report versions that differ, and executors that cannot reach the database."""
     for name in ("python", "delayed_queue", *(name for name, _, _ in _PACKAGES)):
         wanted = str(here[name])
         others = sorted({str(row[name]) for row in rows} - {wanted})
@@ -255,31 +217,6 @@ def compare_executors(here: dict[str, Any], rows: list[dict[str, Any]]) -> Itera
     if not unreached:
         hosts = ", ".join(sorted({row["host"] for row in rows}))
         yield Finding(OK, "executors", f"the database answers on {hosts}")
-    ahead = {row["host"]: row["ahead"] for row in (here, *rows) if row["ahead"] is not None}
-    yield check_clocks(ahead)
-
-
-def check_clocks(ahead: dict[str, int]) -> Finding:
-    """Compare clocks, by host, with the database's; in milliseconds."""
-    host, most = max(ahead.items(), key=lambda each: abs(each[1]))
-    if abs(most) <= _MAX_SKEW:
-        return Finding(OK, "clock", f"within {span(_MAX_SKEW / 1000)} of the database's")
-    found = (
-        f"{host} is {span(abs(most) / 1000)} {'ahead of' if most > 0 else 'behind'} the database"
-    )
-    advice = "Set both by NTP. Leases use the database's clock; --older-than uses this one."
-    return Finding(WARN, "clock", found, advice)
-
-
-def check_connections(spark: SparkSession) -> Finding:
-    """Check that the server has connections left for a command."""
-    from delayed_queue.spark.database import check_database as check_limits
-
-    try:
-        check_limits(spark, beside=_BESIDE)
-    except DelayedQueueError as error:
-        return Finding(FAIL, "connections", str(error), "Lower --cores or --executors.")
-    return Finding(OK, "connections", f"{tasks_of(spark) + _BESIDE} of a command are free")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

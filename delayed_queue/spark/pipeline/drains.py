@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
@@ -20,26 +20,18 @@ from delayed_queue.spark.pipeline.cli import (
     FAILED,
     add_partitions,
     asked_kind,
-    duration,
     format_name,
-    number,
     pair,
     whole,
 )
-from delayed_queue.spark.pipeline.console import Console, aligned, count, metrics, span
-from delayed_queue.spark.pipeline.files import files_on
-from delayed_queue.spark.pipeline.handling import HandledPartition, Handling, Tally, ended_of
+from delayed_queue.spark.pipeline.console import Console, aligned, count
+from delayed_queue.spark.pipeline.handling import OUTCOMES, HandledPartition, Handling, ended_of
 from delayed_queue.spark.pipeline.lake import (
     FILES,
     WRITTEN_AS,
-    Orphans,
-    check_numbers,
-    check_owner,
     check_root,
-    claim_for,
     claim_lake,
     directory_of,
-    orphans_of,
 )
 from delayed_queue.spark.pipeline.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on, tasks_of
@@ -53,16 +45,16 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-# Of one that handles: to read the ids, and to settle.
+# A task that handles reads ids by one connection, and settles by another.
 CONNECTIONS_OF_TASK: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class DrainOptions:
-    """What ``drain`` was asked for."""
+    """Options of ``drain``."""
 
     kind: str
-    # None: of its own, in ``to``.
+    # None: a checkpoint in ``to``.
     checkpoint: str | None = None
     to: str | None = None
     sink: str = "parquet"
@@ -86,18 +78,18 @@ class DrainOptions:
 
     @property
     def writes_files(self) -> bool:
-        """Whether the sink is one of Spark's own that write files."""
+        """True for a sink of Spark that writes files."""
         return self.handling is None and self.sink in FILES
 
 
 @dataclass(slots=True)
 class Drained:
-    """What left the queue."""
+    """The result of a drain."""
 
     kind: str
     messages: int = 0
     batches: int = 0
-    tally: Tally | None = None
+    ended: Counter[str] | None = None
     # The last batch of the stream that is counted.
     last: int = -1
     # Why due messages were left although the drain could have taken them.
@@ -105,7 +97,7 @@ class Drained:
 
     def report(self) -> dict[str, Any]:
         found = {"kind": self.kind, "messages": self.messages, "batches": self.batches}
-        return found | ({} if self.tally is None else asdict(self.tally))
+        return found | ({} if self.ended is None else {each: self.ended[each] for each in OUTCOMES})
 
     def lines(self) -> list[str]:
         """Return the answer in words."""
@@ -124,16 +116,16 @@ def run(
         options.handling.registered()
     options = _placed(options)
     began = _claim(spark, options)
-    found = Drained(options.kind, tally=None if options.handling is None else Tally())
+    found = Drained(options.kind, ended=None if options.handling is None else Counter())
     query = _started(spark, options)
     try:
         _waited(query, found, console, stopping)
     finally:
         if query.isActive:
             query.stop()
-    # Spark tells of a batch after it has committed it: the last one while it was being stopped.
+    # Spark reports a batch after its commit: the last one while the query stops.
     _count_committed(query, found, console)
-    # Spark tells the source of a batch's end when the next one comes; here none does.
+    # Spark reports a batch's end to the source with the next batch; here there is none.
     acknowledge_checkpoint(spark, str(options.checkpoint))
     with closing(connect()) as connection:
         if not found.messages or rules_of(connection, options.kind).has_rules:
@@ -157,30 +149,21 @@ def _placed(options: DrainOptions) -> DrainOptions:
 
 
 def _claim(spark: SparkSession, options: DrainOptions) -> int:
-    """Claim checkpoint and directory for the queue; return the database's clock.
+    """Claim the directory for the checkpoint; return the database's clock.
 
-    Raises InvalidConfiguration where one is another queue's, or another checkpoint's, or nothing
-    knows the queue.
+    Raises InvalidConfiguration if either belongs to another queue, or if the queue is unknown.
     """
     checkpoint = str(options.checkpoint)
-    places = [checkpoint]
-    if options.to is not None and options.writes_files:
-        check_root(spark, options.to.rpartition("/")[0])
-        places.append(options.to)
+    lake = options.to if options.writes_files else None
+    if lake is not None:
+        check_root(spark, lake.rpartition("/")[0])
     with closing(connect()) as connection:
-        owner = owner_of(options.kind, connection)
-        for each in places:
-            check_owner(spark, each, owner)
+        is_known = is_started(spark, checkpoint, owner_of(options.kind, connection))
         began = look_around(connection, Options())
-        if not is_started(spark, checkpoint):
+        if not is_known:
             check_known(connection, options.kind)
-    if options.to is not None:
-        check_numbers(spark, options.to, checkpoint)
-    # All is ours, or nobody's: only now is anything written.
-    for each in places:
-        claim_for(spark, each, owner)
-    if len(places) > 1:
-        claim_lake(spark, places[1], checkpoint)
+    if lake is not None:
+        claim_lake(spark, lake, checkpoint)
     return began
 
 
@@ -196,11 +179,11 @@ def _started(spark: SparkSession, options: DrainOptions) -> StreamingQuery:
     if (partitions := partitions_on(spark, options.partitions)) is not None:
         reader = reader.option("numPartitions", str(partitions))
     if options.handling is not None:
-        # The rest is read by whoever handles, under the lease as it then is.
-        # Handlers are what takes the time: what waits for them is not withheld from others.
+        # Tasks read the rest just before they handle it. Handlers are slow, so no batch is leased
+        # ahead: other consumers can take its messages.
         reader = reader.schema("id bigint, lock_uuid string").option("prefetch", "false")
         reader = reader.option("connections", str(CONNECTIONS_OF_TASK * tasks_of(spark)))
-        # Calls are what takes the time: a few are worth a task, as many as it makes at once.
+        # Calls are slow, so a task may have as few messages as it makes concurrent calls.
         reader = reader.option("rowsPerTask", str(options.handling.concurrency))
     else:
         # As bytes: one payload that is no text must not stop all that come after it.
@@ -216,8 +199,7 @@ def _sink(frame: DataFrame, options: DrainOptions) -> Any:
     from delayed_queue.spark.source.schema import TEXT_CODECS
 
     if options.handling is not None:
-        tasks = tasks_of(frame.sparkSession)
-        handling = HandledPartition(options.handling.shared_by(tasks), options.kind)
+        handling = HandledPartition(options.handling, options.kind)
         return frame.mapInArrow(handling, "id bigint").writeStream.format("noop")
     # Files have the kind in the name of their directory.
     left_out = {"lock_uuid", "state", "id"} | ({"kind"} if options.writes_files else set())
@@ -247,7 +229,7 @@ def _waited(
 
 def _count_committed(query: StreamingQuery, found: Drained, console: Console) -> None:
     for each in query.recentProgress:
-        # Of a batch that a driver has left, all may have been handled: it has no rows then.
+        # A repeated batch has no rows if a dead driver's tasks have handled all of them.
         if each.batchId > found.last and "addBatch" in each.durationMs:
             found.last = each.batchId
             _counted(each, found, console)
@@ -256,82 +238,21 @@ def _count_committed(query: StreamingQuery, found: Drained, console: Console) ->
 def _counted(progress: StreamingQueryProgress, found: Drained, console: Console) -> None:
     rows = progress.numInputRows
     found.batches += 1
-    # What LeasingReader.reportLatestOffset has said; nothing while the database was away.
-    lag = _lag(progress.sources[0].latestOffset)
-    if lag and (seen := metrics()) is not None:
-        seen.lag(found.kind.rpartition("|")[0], lag)
     outcomes = {"drained": rows}
-    if found.tally is not None:
+    if found.ended is not None:
         ended = ended_of(JobKey(str(progress.id), progress.batchId))
-        found.tally.add(ended)
-        outcomes = asdict(ended)
-        # What was settled by a task that died its repetition has not read.
-        rows = max(rows, ended.settled)
+        found.ended.update(ended)
+        outcomes = dict(ended)
+        # A repeated task does not read what the dead one had settled.
+        rows = max(rows, ended.total() - ended["lost"])
     found.messages += rows
     count("drain", found.kind.rpartition("|")[0], outcomes)
-    console.progress(f"batch {progress.batchId}: {rows:,} messages{_behind(lag)}")
-
-
-def _lag(said: Any) -> dict[str, Any]:
-    # As text; of Spark Connect it is read already.
-    return (json.loads(said) if isinstance(said, str) else said) or {}
-
-
-def _behind(lag: Mapping[str, Any]) -> str:
-    """Return in words what is due still."""
-    if not lag or not lag["due"]:
-        return ""
-    more = " or more" if lag["due_is_cut"] else ""
-    return f"; {lag['due']:,}{more} are due, for {span(lag['oldest_due_ms'] / 1000)}"
-
-
-# Orphans
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """Files that are in no batch, and whether they are gone now."""
-
-    orphans: Orphans
-    is_removed: bool
-
-    def report(self) -> dict[str, Any]:
-        return {**asdict(self.orphans), "is_removed": self.is_removed}
-
-    def lines(self) -> list[str]:
-        """Return the answer in words."""
-        found, done = self.orphans, "removed" if self.is_removed else "named"
-        lines = [*found.paths, f"{len(found.paths):,} files {done}, {found.size:,} bytes"]
-        if found.undecided:
-            lines += [
-                *found.undecided,
-                f"{len(found.undecided):,} files may be of a batch that is under way: they stay. "
-                "If its drain has died, drain the queue once more.",
-            ]
-        return lines
-
-
-def sweep(spark: SparkSession, lake: str, *, is_removing: bool) -> Swept:
-    """Name the orphans of all queues in the lake, and remove them."""
-    files = files_on(spark)
-    found = orphans_of(files, lake)
-    for each in found.paths if is_removing else ():
-        files.delete(each)
-    return Swept(found, is_removing)
-
-
-def _execute_sweep(options: Namespace, settings: SparkSettings, console: Console) -> int:
-    if options.to is None:
-        raise InvalidConfiguration("--orphans needs --to: the lake that is looked through.")
-    with session(settings, console, "orphans", is_verbose=options.verbose) as spark:
-        found = sweep(spark, options.to, is_removing=options.orphans == "remove")
-    console.answer(found.report(), found.lines())
-    return DONE
+    console.progress(f"batch {progress.batchId}: {rows:,} messages")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--queue", metavar="NAME", help="or a kind, as name|codec")
+    add("--queue", required=True, metavar="NAME", help="or a kind, as name|codec")
     add("--codec", choices=CODECS, default="json")
     add("--to", metavar="PATH", help="where the sink writes")
     add("--sink", type=format_name, default="parquet", metavar="FORMAT",
@@ -339,28 +260,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--sink-option", type=pair, action="append", default=[], metavar="NAME=VALUE")
     add("--handler", metavar="PKG:FUNC", help="call this for each message, in the executors")
     add("--concurrency", type=whole, metavar="N", help="calls at once in a task")
-    add("--rate", type=number, metavar="N", help="maximum calls a second in all")
     add("--retry", metavar="LADDER", help="waits after failures, as in '15s 3m 10m'")
     add("--checkpoint", metavar="PATH", help="default: the queue's own, in --to")
     add("--continuous", action="store_true", help="until it is stopped, not until it is empty")
-    add("--interval", type=duration, metavar="TIME", help="of --continuous; default: 1s")
     add("--max-messages", type=whole, default=100_000, metavar="N", help="of a batch")
     add("--lease", default="10m", metavar="TIME", help="how long a batch stays exclusive")
-    add("--orphans", choices=["name", "remove"],
-        help="instead of draining: list or delete orphaned files in --to")  # fmt: skip
     add_partitions(parser)
 
 
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
-    if options.orphans is not None:
-        return _execute_sweep(options, settings, console)
-    if options.queue is None:
-        raise InvalidConfiguration("Pass --queue, the queue to drain.")
     kind = asked_kind(options)
     handling = _handling(options, kind)
-    interval = options.interval
     asked = DrainOptions(
         kind=kind,
         checkpoint=options.checkpoint,
@@ -369,7 +281,6 @@ def execute(
         sink_options=dict(options.sink_option),
         handling=handling,
         is_continuous=options.continuous,
-        interval=f"{int(interval.total_seconds() * 1000)} milliseconds" if interval else "1 second",
         max_messages=options.max_messages,
         lease=options.lease,
         partitions=options.partitions,
@@ -392,9 +303,8 @@ def _handling(options: Namespace, kind: str) -> Handling | None:
         lease_ms = parse_duration(options.lease) // MILLISECOND
         queue = kind.rpartition("|")[0]
         return Handling(
-            options.handler, queue, options.codec, retry, lease_ms,
-            options.concurrency or 1, options.rate,
+            options.handler, queue, options.codec, retry, lease_ms, options.concurrency or 1
         )  # fmt: skip
-    if options.concurrency is not None or options.rate is not None:
-        raise InvalidConfiguration("--concurrency and --rate are of --handler.")
+    if options.concurrency is not None:
+        raise InvalidConfiguration("--concurrency is of --handler.")
     return None

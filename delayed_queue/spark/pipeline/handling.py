@@ -9,10 +9,10 @@ import json
 import os
 import sys
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -83,32 +83,15 @@ def close_connections() -> None:
         sys.modules["django.db"].connections.close_all()
 
 
-BATCH: Final = 100
-# How many times as many are settled together where that takes less than so many seconds.
-_MOST_TIMES: Final = 4
-_QUICK: Final = 1.0
+# Messages that are settled together, or eight rounds of concurrent calls, if that is more.
+BATCH: Final = 200
+_ROUNDS: Final = 8
 _MOST_AT_ONCE: Final = 1_000
-_MOST_A_SECOND: Final = 1_000_000
 _LEASE_MS: Final = 600_000
 
 
-@dataclass(slots=True)
-class Tally:
-    """The ends of messages; ``lost`` had lost their lease meanwhile, and nothing was changed."""
-
-    done: int = 0
-    retried: int = 0
-    snoozed: int = 0
-    dead: int = 0
-    lost: int = 0
-
-    def add(self, other: Tally) -> None:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-
-    @property
-    def settled(self) -> int:
-        return self.done + self.retried + self.snoozed + self.dead
+# How messages end. A lost one had lost its lease meanwhile, and was not changed.
+OUTCOMES: Final = ("done", "retried", "snoozed", "dead", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,38 +122,31 @@ class Place:
                 fetch(connection, COUNT_ENDED, note)
 
 
-def ended_of(key: JobKey) -> Tally:
-    """Return how the messages of a batch ended that is done; those before it are forgotten."""
+def ended_of(key: JobKey) -> Counter[str]:
+    """Return the outcomes of a finished batch; those of earlier batches are deleted."""
     rows = then_pruned(Options(), "The count", lambda link: fetch(link, ENDED_OF, asdict(key)))
-    return Tally(**dict(rows))
+    return Counter(dict(rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """The function that handles, and the rules where its decorator says nothing."""
+    """The handler, and the rules that its decorator does not set."""
 
     handler: str
     queue: str
     codec: str = "json"
     retry: RetryPolicy | None = None
-    # What an envelope is prolonged by when its handler does not say.
+    # Default duration of ``envelope.extend()``.
     lease_ms: int = _LEASE_MS
-    # How many calls a task makes at once, and how many a second there are in all.
+    # The number of concurrent calls of a task.
     concurrency: int = 1
-    rate: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= _MOST_AT_ONCE:
             raise InvalidConfiguration(f"--concurrency is from 1 to {_MOST_AT_ONCE:,}.")
-        if self.rate is not None and not 0 < self.rate <= _MOST_A_SECOND:
-            raise InvalidConfiguration(f"--rate is from above 0 to {_MOST_A_SECOND:,} a second.")
-
-    def shared_by(self, tasks: int) -> Handling:
-        """Return what each task may do where so many run at a time."""
-        return self if self.rate is None else replace(self, rate=self.rate / tasks)
 
     def registered(self) -> Handler | None:
-        """Return what ``@handler`` said of the function, if it is decorated."""
+        """Return the registration of the function, if ``@handler`` decorates it."""
         function = load_application(self.handler)
         return next((each for each in registry if each.function is function), None)
 
@@ -192,32 +168,11 @@ class HandledPartition:
         yield from ()
 
 
-class Pace:
-    """When the next call may begin, so that no second has more than the rate."""
-
-    def __init__(
-        self, per_second: float | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._step = 0.0 if per_second is None else 1 / per_second
-        self._clock = clock
-        self._next = clock()
-        self._turn = threading.Lock()
-
-    def wait(self) -> float:
-        """Take the next turn; return in how many seconds it is."""
-        with self._turn:
-            now = self._clock()
-            begins = max(self._next, now)
-            self._next = begins + self._step
-        return begins - now
-
-
 class Calls:
     """Calls the handler, for several messages at once: on one loop, or in threads."""
 
     def __init__(self, handling: Handling) -> None:
         self._function: HandlerFunction = load_application(handling.handler)
-        self._pace = Pace(handling.rate)
         self._most = handling.concurrency
         self._runner = asyncio.Runner()
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="delayed-queue-handler")
@@ -226,7 +181,7 @@ class Calls:
         return self
 
     def each(self, envelopes: list[Envelope]) -> Iterator[Exception | None]:
-        """Yield what each call has raised, in order; one that waits for its turn is not begun."""
+        """Yield what each call has raised, in order."""
         if inspect.iscoroutinefunction(self._function):
             return iter(self._runner.run(self._gathered(envelopes)))
         if self._most == 1:
@@ -238,8 +193,6 @@ class Calls:
 
         async def called(envelope: Envelope) -> Exception | None:
             async with room:
-                if wait := self._pace.wait():
-                    await asyncio.sleep(wait)
                 try:
                     await _awaited(self._function(envelope))
                 except Exception as error:
@@ -249,14 +202,11 @@ class Calls:
         return await asyncio.gather(*map(called, envelopes))
 
     def _called(self, envelope: Envelope) -> Exception | None:
-        # To sleep for no time takes longer than a quick call.
-        if wait := self._pace.wait():
-            time.sleep(wait)
         try:
             answer = self._function(envelope)
             if inspect.isawaitable(answer):
                 asyncio.run(_awaited(answer))
-        # The caller's code: whatever it raises is an answer.
+        # The caller's code: every exception is an outcome.
         except Exception as error:
             return error
         return None
@@ -291,7 +241,6 @@ class Settler:
         kind: str,
         place: Place,
         calls: Calls,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         found = handling.registered()
         self._kind = kind
@@ -301,26 +250,17 @@ class Settler:
         self._connection = connection
         self._queue = handling.queue
         self._calls = calls
-        # Eight rounds of calls, so that the last one's end is waited for now and then only.
-        self._size = 1 if self._is_repeated else max(BATCH, 8 * handling.concurrency)
-        self._most = self._size * (1 if self._is_repeated else _MOST_TIMES)
-        self._clock = clock
+        self._size = 1 if self._is_repeated else max(BATCH, _ROUNDS * handling.concurrency)
         self._codec: Codec = codec_named(handling.codec) if found is None else found.codec
         declared = None if found is None else found.retry
         self._policy = declared or handling.retry or RetryPolicy.exponential()
         self._leases = ExecutorLeases(connection, handling.lease_ms)
 
     def handle(self, lease_id: str, ids: list[int]) -> None:
-        while ids:
-            batch, ids = ids[: self._size], ids[self._size :]
-            began = self._clock()
+        for begin in range(0, len(ids), self._size):
             if self._is_repeated:
-                self._leases.run(COUNT_DELIVERY, id=batch[0], lease_id=lease_id)
-            self._handle_batch(lease_id, batch)
-            # To read, to settle and to count takes the same time for a few and for many; what is
-            # handled in vain by a task that dies stays a few seconds of calls.
-            if self._clock() - began < _QUICK:
-                self._size = min(2 * self._size, self._most)
+                self._leases.run(COUNT_DELIVERY, id=ids[begin], lease_id=lease_id)
+            self._handle_batch(lease_id, ids[begin : begin + self._size])
 
     def _handle_batch(self, lease_id: str, ids: list[int]) -> None:
         """Handle those that are still under the lease; done ones are deleted at its end."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.database import check_database
@@ -21,7 +20,7 @@ from delayed_queue.spark.pipeline.cli import (
     whole,
     zone,
 )
-from delayed_queue.spark.pipeline.console import Console, aligned, count
+from delayed_queue.spark.pipeline.console import Console, count
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.inputs import (
     Input,
@@ -33,12 +32,10 @@ from delayed_queue.spark.pipeline.offers import (
     BYTES_PER_PARTITION,
     ROWS_PER_PARTITION,
     JobOptions,
-    Offer,
     Offered,
     Spread,
     check_of,
     deliver,
-    delivered,
     earlier_answer,
     evened,
     firsts,
@@ -46,7 +43,6 @@ from delayed_queue.spark.pipeline.offers import (
     id_of,
     note_answer,
     offer,
-    offered_of,
     pieces_of_bytes,
     telling,
 )
@@ -58,15 +54,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SAMPLES: Final = 5
-# Above this share the mapping is wrong, rather than some records.
+# A larger share of bad records indicates a wrong mapping.
 MAX_BAD_RATIO: Final = 0.05
-# Rows: of more, a partition is cut anew.
+# A partition with more rows is cut again.
 MOST_OF_PARTITION: Final = 4 * ROWS_PER_PARTITION
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions(JobOptions):
-    """What ``import`` was asked for."""
+    """Options of ``import``."""
 
     source: Input
     mode: str = "offer"
@@ -74,84 +70,16 @@ class ImportOptions(JobOptions):
     spread: Spread | None = None
     max_bad_ratio: float = MAX_BAD_RATIO
     quarantine: str = "quarantine"
-    quarantine_format: str = "parquet"
     # In how many pieces by keys.
     pieces: int = 1
 
     @property
     def asks_ledger(self) -> bool:
-        """Whether the ledger knows if this was done: of a target it knows nothing."""
+        """True if the ledger has the result; it has none of a target or a dry run."""
         return self.target is None and not self.is_dry_run
 
 
-@dataclass(frozen=True, slots=True)
-class ImportReport:
-    """What became of each record; the parts are the whole."""
-
-    job: str
-    input: int
-    created: int = 0
-    updated: int = 0
-    ignored: int = 0
-    duplicates: int = 0
-    quarantined: int = 0
-    quarantine: str | None = None
-    is_dry_run: bool = False
-    was_done: bool = False
-    refused: str | None = None
-    reasons: tuple[tuple[str, int], ...] = ()
-    samples: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def parts(self) -> dict[str, int]:
-        names = ("created", "updated", "ignored", "duplicates", "quarantined")
-        return {name: getattr(self, name) for name in names}
-
-    def report(self) -> dict[str, Any]:
-        """Return the report for machines."""
-        return {**asdict(self), "id": self.job}
-
-    @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> ImportReport:
-        """Return what an earlier run has answered."""
-        reasons = tuple((text, number) for text, number in answer["reasons"])
-        found = cls(**{**answer, "reasons": reasons, "samples": tuple(answer["samples"])})
-        return replace(found, was_done=True)
-
-    def lines(self) -> list[str]:
-        """Return the report in words."""
-        rows = [("records", self.input), *self.parts.items()]
-        found = aligned(rows)
-        if self.is_dry_run:
-            valid = self.input - self.quarantined - self.duplicates
-            found = aligned(
-                [
-                    ("records", self.input),
-                    ("would be offered", valid),
-                    ("duplicates", self.duplicates),
-                    ("would be quarantined", self.quarantined),
-                ]
-            )
-        if self.reasons:
-            found += ["", *aligned([("records", "reason")])[:1]]
-            found += [f"{count:>7,}  {reason}" for reason, count in self.reasons]
-        if self.samples:
-            found += ["", "for example:"]
-            found += map(_sentence, self.samples)
-        if self.quarantine:
-            found += ["", f"quarantined records: {self.quarantine}"]
-        if self.was_done:
-            found += ["", "An earlier import had offered all of it; these are its counts."]
-        return [*found, f"import id: {self.job}"]
-
-
-def _sentence(sample: Mapping[str, Any]) -> str:
-    """Return a bad record in the words of whoever has to mend it."""
-    key = "" if sample["key"] is None else f" (key {sample['key'][:40]!r})"
-    return f"{sample['file']}:{sample['line']}{key}: {'; '.join(sample['reasons'])}"
-
-
-def run(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
+def run(spark: SparkSession, options: ImportOptions, console: Console) -> Offered:
     """Import the files; nothing is offered before every record was checked."""
     if options.target is not None:
         checks = replace(options.source, check=check_of(options.target))
@@ -165,17 +93,13 @@ def run(spark: SparkSession, options: ImportOptions, console: Console) -> Import
     of = _digest(stamps, options)
     options = replace(options, job=options.job or of)
     if options.asks_ledger and (answer := earlier_answer(str(options.job), of)) is not None:
-        return ImportReport.of(answer)
+        return Offered.of(answer)
     report = _checked_first(spark, options, console)
     if options.asks_ledger:
         note_answer(report.job, of, asdict(report))
-    _count(report, options)
-    return report
-
-
-def _count(report: ImportReport, options: ImportOptions) -> None:
     if not report.is_dry_run:
         count("import", options.source.rules.queue or "", report.parts)
+    return report
 
 
 def _digest(stamps: list[tuple[str, int, int]], options: ImportOptions) -> str:
@@ -184,7 +108,7 @@ def _digest(stamps: list[tuple[str, int, int]], options: ImportOptions) -> str:
     return id_of(stamps, asked)
 
 
-def _checked_first(spark: SparkSession, options: ImportOptions, console: Console) -> ImportReport:
+def _checked_first(spark: SparkSession, options: ImportOptions, console: Console) -> Offered:
     console.progress(f"checking the records of {', '.join(options.source.paths)} …")
     try:
         return _run(spark, options, console, is_uncut=False)
@@ -210,7 +134,7 @@ class _RecordWasCut(Exception):
 
 def _run(
     spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
-) -> ImportReport:
+) -> Offered:
     with cut_alike(spark, BYTES_PER_PARTITION), uncut(spark, is_wanted=is_uncut):
         kept = checked(spark, options.source).persist()
         try:
@@ -232,7 +156,7 @@ class _Import:
         self._console = console
         self._frame = frame
         self._blocks: list[Block] = []
-        # Of a partition.
+        # The largest number of good rows of a partition.
         self._most = 0
 
     def read(self) -> None:
@@ -248,12 +172,12 @@ class _Import:
         order = f"file{turn}, block{turn}, place{turn}"
         return firsts(self._frame.where("kind IS NOT NULL"), self._options.pieces, order)
 
-    def report(self) -> ImportReport:
+    def report(self) -> Offered:
         """Quarantine the bad records, and offer the others, one message for each key."""
         unique, repeated = self._firsts()
         good, bad = (sum(getattr(each, of) for each in self._blocks) for of in ("good", "bad"))
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
-        report = ImportReport(str(self._options.job), good + bad, quarantined=bad)
+        report = Offered(str(self._options.job), good + bad, quarantined=bad)
         if bad:
             report = self._with_reasons(report)
         report = replace(report, duplicates=repeated)
@@ -284,7 +208,7 @@ class _Import:
         line = "first_line + place + 1 AS line"
         return placed.selectExpr("file", line, "key", "reasons", "record")
 
-    def _with_reasons(self, report: ImportReport) -> ImportReport:
+    def _with_reasons(self, report: Offered) -> Offered:
         counted = (
             self._frame.selectExpr("explode(reasons) AS reason")
             .groupBy("reason")
@@ -301,15 +225,13 @@ class _Import:
             samples=tuple(row.asDict() for row in samples.drop("record").collect()),
         )
 
-    def _quarantine(self, report: ImportReport) -> ImportReport:
+    def _quarantine(self, report: Offered) -> Offered:
         path = f"{self._options.quarantine.rstrip('/')}/{report.job}"
-        writer = self._bad().write.mode("overwrite")
-        is_parquet = self._options.quarantine_format == "parquet"
-        (writer.parquet if is_parquet else writer.json)(path)
+        self._bad().write.mode("overwrite").parquet(path)
         self._console.progress(f"{report.quarantined:,} bad records are in {path}")
         return replace(report, quarantine=path)
 
-    def _refusal(self, report: ImportReport) -> str | None:
+    def _refusal(self, report: Offered) -> str | None:
         """Return why nothing is offered, if too many are bad."""
         most = self._options.max_bad_ratio
         # As a quotient: 0.29 * 100 is less than 29.
@@ -323,7 +245,7 @@ class _Import:
     # Good ones
 
     def _messages(self, unique: DataFrame, job: str) -> DataFrame:
-        """Return the rows with their times; a record that says when itself keeps that."""
+        """Return the rows with their times; a record with its own time keeps it."""
         spread = self._options.spread
         if spread is None:
             return unique
@@ -343,19 +265,12 @@ class _Import:
         )
         return placed.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
 
-    def _offer(self, report: ImportReport, unique: DataFrame, good: int) -> ImportReport:
+    def _offer(self, report: Offered, unique: DataFrame, good: int) -> Offered:
         total, messages = good - report.duplicates, self._messages(unique, report.job)
-        self._console.progress(f"offering {total:,} messages …")
-        with telling(self._console, lambda: offered_of(report.job, total)):
-            offered = delivered(total, lambda: self._delivered(messages, report.job), "import")
-        return replace(report, was_done=offered.was_done, **asdict(offered.counts))
-
-    def _delivered(self, messages: DataFrame, job: str) -> Offered:
-        if self._options.target is None:
-            how = Offer(job, self._options.mode)
-            return offer(messages, how)
-        counts = deliver(messages, self._options.target, self._options.source.rules.codec)
-        return Offered(counts, was_done=False)
+        if (target := self._options.target) is None:
+            return offer(messages, total, report, self._options.mode, self._console)
+        counts = deliver(messages, target, self._options.source.rules.codec)
+        return report.counted(total, counts)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -369,15 +284,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="fields: key, payload, schedule_at, delay, headers, group, queue")  # fmt: skip
     add("--time-zone", type=zone, metavar="NAME",
         help="of instants without an offset, as in Europe/Berlin")  # fmt: skip
-    add("--schema", metavar="DDL", help="types of CSV's columns: 'amount double, paid boolean'")
-    add("--time-unit", choices=["s", "ms"], help="of schedule_at as a number; default: ms")
     add("--target", metavar="PKG:FUNC", help="give the rows to this function, not to the queue")
     add("--max-bytes", type=whole, default=256 * 1024, metavar="N", help="of a payload")
     add("--max-depth", type=whole, default=32, metavar="N", help="of a JSON payload")
     add("--max-bad-ratio", type=ratio, default=MAX_BAD_RATIO, metavar="R",
         help="offer nothing when more records are bad; default: 0.05, one in twenty")  # fmt: skip
     add("--quarantine", default="quarantine", metavar="DIR", help="where bad records are put")
-    add("--quarantine-format", choices=["parquet", "jsonl"], default="parquet")
     add_offering(parser, "import", dry_run="check everything, write nothing")
 
 
@@ -386,7 +298,7 @@ def execute(
 ) -> int:
     rules = Rules(
         asked_name(options), options.codec, parse_mapping(options.map), options.max_bytes,
-        options.max_depth, time_unit=options.time_unit, time_zone=options.time_zone,
+        options.max_depth, time_zone=options.time_zone,
     )  # fmt: skip
     asked = ImportOptions(
         source=Input(
@@ -394,21 +306,19 @@ def execute(
             options.input_format,
             rules,
             delimiter=options.delimiter,
-            schema=options.schema,
         ),
         mode=options.mode,
         target=options.target,
         spread=Spread.of(options.start, options.over, options.rate),
         max_bad_ratio=options.max_bad_ratio,
         quarantine=options.quarantine,
-        quarantine_format=options.quarantine_format,
         job=options.id,
         is_dry_run=options.dry_run,
         partitions=options.partitions,
     )
     with session(settings, console, "import", is_verbose=options.verbose) as spark:
         report = run(spark, asked, console)
-    console.answer(report.report(), report.lines())
+    console.answer(asdict(report), report.lines())
     if report.refused is not None:
         console.warn(report.refused)
         return FAILED

@@ -1,8 +1,8 @@
 """Files of records as one frame of checked messages, each with its file and line.
 
-Spark knows no line numbers: it cuts files into blocks and reads them side by side. So every row
-carries its block and its place there, and every block says at its end how many lines it had; from
-those the line, and the place in the whole input, are sums.
+Spark has no line numbers: it cuts files into blocks and reads them in parallel. So every row has
+its block and its place in the block, and a last row of every block has the number of its lines.
+Sums of these are the line in the file, and the ordinal in the whole input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import storable
-from delayed_queue.spark.pipeline.columns import check_imported
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.handling import close_connections, load_application
 from delayed_queue.spark.pipeline.lake import read_lake
@@ -33,7 +32,6 @@ from delayed_queue.spark.pipeline.lines import (
     cells_of,
 )
 from delayed_queue.spark.pipeline.records import Checker, Records, Rules, dicts_of
-from delayed_queue.spark.pipeline.values import TYPES
 from delayed_queue.spark.source.rules import plain
 
 if TYPE_CHECKING:
@@ -67,10 +65,10 @@ _ARROW: Final = pa.schema(
         ("lines", pa.int64()),
     ]
 )
-# Of a row that is no message: its kind, key, payload, schedule, delay, headers and group.
+# Kind, key, payload, schedule, delay, headers and group of a row that is no message.
 _NOTHING: Final = (None,) * 7
 _PLACE: Final = ["file", "block", "place"]
-# What the last row of a block says that ended within a record.
+# The text of the last row of a block that ends within a record.
 OPEN: Final = "open"
 Row = tuple[Any, ...]
 
@@ -85,16 +83,10 @@ class Input:
     rules: Rules
     check: str | None = None
     delimiter: str = ","
-    # Of the cells of CSV, as Spark writes schemas.
-    schema: str | None = None
 
     def known(self, files: Sequence[str]) -> Input:
         """Return the input with its format, which is that of these files."""
         form = self.format or format_of(files)
-        if self.schema is not None and form != "csv":
-            raise InvalidConfiguration(
-                "--schema is for CSV, whose cells are texts; Parquet and JSON have types."
-            )
         rules = replace(self.rules, are_texts_json=form != "jsonl")
         return replace(self, format=form, rules=rules)
 
@@ -117,34 +109,7 @@ def checked(spark: SparkSession, source: Input) -> DataFrame:
     if source.format == "csv":
         columns = _header(spark, source)
         check_columns(columns, source.rules)
-    if source.schema is not None:
-        types = _types(source.schema, columns or [], source.rules)
-        source = replace(source, rules=replace(source.rules, types=types))
     return frame.mapInArrow(_Checking(source, columns), CHECKED)
-
-
-def _types(schema: str, columns: Sequence[str], rules: Rules) -> dict[str, str]:
-    """Return the type of each column that the schema names; refuse what has none here."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.types import StructType
-
-    try:
-        parsed = StructType.fromDDL(schema)
-    except PySparkException as error:
-        raise InvalidConfiguration(f"--schema {schema!r} is none: {error}") from None
-    if not isinstance(parsed, StructType):
-        raise InvalidConfiguration(
-            f"--schema {schema!r}: write columns and types, 'amount double'."
-        )
-    found = {each.name: each.dataType.typeName() for each in parsed.fields}
-    for name, kind in found.items():
-        if name not in columns:
-            raise InvalidConfiguration(
-                f"--schema: the input has no column {name!r}; it has {', '.join(columns)}."
-            )
-        if kind not in TYPES:
-            raise InvalidConfiguration(f"--schema: {name} is {kind}; take {', '.join(TYPES)}.")
-    return found
 
 
 def files_of(spark: SparkSession, paths: Sequence[str]) -> list[str]:
@@ -177,7 +142,7 @@ def check_columns(columns: Sequence[str], rules: Rules) -> None:
 
 
 def _parquet(spark: SparkSession, source: Input) -> DataFrame:
-    """Return the records with their places; refuse columns that no record can be read from."""
+    """Return the records with their places."""
     # Else Spark takes the columns of one file, and what others have beside them is dropped.
     frame = read_lake(spark, *source.paths, mergeSchema="true")
     place = [
@@ -186,7 +151,6 @@ def _parquet(spark: SparkSession, source: Input) -> DataFrame:
         "_metadata.row_index AS __place",
     ]
     check_columns(frame.columns, source.rules)
-    check_imported(frame.schema, source.rules)
     # A file's row groups may be read by several: the place is absolute, so no block is needed.
     return frame.selectExpr("*", *place)
 
@@ -336,7 +300,7 @@ def messages(
     at = zip(*(each.take(bad).to_pylist() for each in places), strict=True)
     yield batch_of(
         [
-            # What cannot be offered may not be storable either: a lone surrogate, or a NUL.
+            # Bad texts may not be storable either: they hold a lone surrogate, or NUL.
             (*place, None, checker.key_of(record), *_NOTHING[2:],
              list(map(storable, found.reasons[row])), _as_text(record), None)
             for row, place, record in zip(bad, at, refused, strict=True)

@@ -1,66 +1,56 @@
-"""What streams and jobs have written: whose a lake is, how it is read, what the dead left in it."""
+"""The directories that streams write: their checkpoints, and how they are read."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.pipeline.files import Files, files_on
-from delayed_queue.spark.source.leases import Owner, owner_from, refusal
+from delayed_queue.spark.pipeline.session import set_to
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-# A text that is empty has no directory of its own but that of NULL, which no kind is.
+# Spark writes an empty text into the directory of NULL, and no kind is NULL.
 KIND: Final = "coalesce(kind, '') AS kind"
-# Spark reads no file whose name begins so.
-_CHECKPOINT: Final = "_delayed_queue-"
-_OWNER: Final = "_delayed_queue_of-"
+# Files that bind a directory to a checkpoint. Spark skips names that start with an underscore.
+_NOTE: Final = "_delayed_queue-"
 # The log of a file sink, and how the directory of a queue is named.
 _LOG: Final = "_spark_metadata"
-_COMPACT: Final = ".compact"
-_IN_LOG: Final = re.compile(rf"{_LOG}/\d")
 _OF_KIND: Final = "kind="
-_Refused = Callable[[str], InvalidConfiguration]
 _GUESSING: Final = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
-PARQUET: Final = "parquet"
 # Those of Spark that write files: a stream numbers them by the batches of its checkpoint.
-FILES: Final = frozenset({"avro", "csv", "json", "orc", PARQUET, "text", "xml"})
-_LINES: Final = {"header": "true", "escape": '"'}
-# Of texts only what is written is read again: names, line breaks, spaces, columns without a value.
+FILES: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
+# Names, line breaks, spaces and columns without a value are written, so that all can be read again.
 WRITTEN_AS: Final[Mapping[str, Mapping[str, str]]] = {
-    "csv": {**_LINES, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"},
+    "csv": {
+        "header": "true", "escape": '"',
+        "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false",
+    },
     "json": {"ignoreNullFields": "false"},
-}
-READ_AS: Final[Mapping[str, Mapping[str, str]]] = {"csv": {**_LINES, "multiLine": "true"}}
+}  # fmt: skip
 
 
-def read_lake(spark: SparkSession, *paths: str, form: str = PARQUET, **options: str) -> DataFrame:
-    """Return the rows; what a directory's name says is the text that was written.
+def read_lake(spark: SparkSession, *paths: str, **options: str) -> DataFrame:
+    """Return the rows of Parquet; names of directories are texts, as they were written.
 
-    ``form`` is the format of the files, or of the tables: one of Spark's.
-
-    Of what ``drain`` has written in it, each row once, whatever died meanwhile: each queue has a
-    log of its files, which Spark heeds only if it reads that directory alone. Spark would also
-    take a kind ``0042`` for the number 42, and offer it to another queue.
+    Each row that ``drain`` has written is returned once, also after a crash: each queue has a log
+    of its files, which Spark follows only if it reads that directory alone. Spark itself would read
+    the kind ``0042`` as the number 42.
 
     >>> read_lake(spark, "lake").groupBy("kind").count().show()
     """
-    with _as_texts(spark):
+    with set_to(spark, {_GUESSING: "false"}):
         # The columns are found here, not when the rows are read.
         files = files_on(spark)
         logged = {path: _logged(files, path.rstrip("/")) for path in paths}
         plain = [path for path in paths if not logged[path]]
-        reader = spark.read.format(form).options(**{**READ_AS.get(form, {}), **options})
+        reader = spark.read.format("parquet").options(**options)
         frames = [reader.load(path) for path in plain]
         for each in sorted({each for found in logged.values() for each in found}):
             frames += _of_queue(reader, each)
@@ -85,13 +75,13 @@ def _of_queue(reader: DataFrameReader, path: str) -> list[DataFrame]:
     try:
         return [reader.option("basePath", path.rpartition("/")[0]).load(path)]
     except AnalysisException as error:
-        # Its drain has begun, and written nothing yet.
+        # Its drain has started, and has written nothing yet.
         if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
             raise
         return []
 
 
-# What Spark escapes in the names of directories, and characters below a space.
+# Characters that Spark escapes in names of directories, besides those below a space.
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f")
 
 
@@ -101,63 +91,29 @@ def directory_of(kind: str) -> str:
     return _OF_KIND + "".join(escaped)
 
 
-def check_owner(spark: SparkSession, directory: str, owner: Owner) -> None:
-    """Raise InvalidConfiguration if the directory was noted as another queue's."""
-    files, directory = files_on(spark), directory.rstrip("/")
-    _is_noted(files, directory, _OWNER, {_note_of(owner)}, _refused(files, directory, owner))
-
-
-def claim_for(spark: SparkSession, directory: str, owner: Owner) -> None:
-    """Note in the directory whose it is; raise InvalidConfiguration if it is another queue's.
-
-    For a checkpoint, before each start of the stream, and for what it writes.
-    """
-    files, directory = files_on(spark), directory.rstrip("/")
-    refused = _refused(files, directory, owner)
-    _note(files, directory, _OWNER, {_note_of(owner)}, owner.text, refused)
-
-
-def _note_of(owner: Owner) -> str:
-    return f"{_OWNER}{owner.digest}"
-
-
-def _refused(files: Files, directory: str, owner: Owner) -> _Refused:
-    def refused(other: str) -> InvalidConfiguration:
-        theirs = owner_from(files.text(f"{directory}/{other}"))
-        return refusal(directory, theirs, owner, other)
-
-    return refused
-
-
 def claim_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
-    """Note in the directory that it is this checkpoint's; raise InvalidConfiguration if it is not.
+    """Bind the directory to this checkpoint; raise InvalidConfiguration if it has another one.
 
-    Spark numbers batches by the checkpoint, and a file sink takes a number that its directory has
-    seen for a batch that was written already: it writes nothing, and the messages would be
-    acknowledged. Call it before each start of the stream; a checkpoint that is moved keeps its
-    directory. Of two that start at the same moment one at most is let in, where a file that is
-    made is listed at once.
+    Spark numbers batches by the checkpoint. A file sink skips a number that its directory has, as a
+    batch that is written; its messages would be acknowledged. Call this before each start of the
+    stream. A checkpoint that is moved keeps its directory. If two streams start at the same moment,
+    at most one is accepted, if the storage lists a new file at once.
     """
     files = files_on(spark)
     lake, checkpoint = lake.rstrip("/"), checkpoint.rstrip("/")
-    check_numbers(spark, lake, checkpoint)
-
-    def refused(other: str) -> InvalidConfiguration:
-        return InvalidConfiguration(
-            f"{lake} belongs to another checkpoint, which has the file {other} too; nothing "
-            "was leased. Pass that checkpoint, or another directory; or, if it is lost and "
-            "nothing was written yet, delete the file."
-        )
-
-    _note(files, lake, _CHECKPOINT, _notes_of(files, checkpoint), "", refused)
+    _check_numbers(files, lake, checkpoint)
+    # Files in the checkpoint, so that both move together: one, or several where two streams have
+    # started with it at once.
+    if not _notes(files, checkpoint):
+        files.touch(f"{checkpoint}/{_NOTE}{uuid4().hex}")
+    _note(files, lake, _notes(files, checkpoint))
 
 
-def check_numbers(spark: SparkSession, lake: str, checkpoint: str) -> None:
-    """Raise InvalidConfiguration where the directory has batches that the checkpoint has not."""
-    files = files_on(spark)
-    written = _last_batch(files, f"{lake.rstrip('/')}/{_LOG}")
-    known = _last_batch(files, f"{checkpoint.rstrip('/')}/offsets")
-    # The last one of both may be the same: it was written, and not yet noted as done.
+def _check_numbers(files: Files, lake: str, checkpoint: str) -> None:
+    """Raise InvalidConfiguration if the directory has batches that the checkpoint lacks."""
+    written = _last_batch(files, f"{lake}/{_LOG}")
+    known = _last_batch(files, f"{checkpoint}/offsets")
+    # Both may have the same last batch: one that was written, but not yet committed.
     if written > known:
         raise InvalidConfiguration(
             f"{lake} was written under another checkpoint than {checkpoint}, or that was deleted: "
@@ -167,9 +123,9 @@ def check_numbers(spark: SparkSession, lake: str, checkpoint: str) -> None:
 
 
 def check_root(spark: SparkSession, lake: str) -> None:
-    """Raise InvalidConfiguration where a stream has written the directory as a whole.
+    """Raise InvalidConfiguration if a stream has written the directory as a whole.
 
-    Whoever reads it finds the log of that stream there, and no file that is not in it.
+    Readers would follow the log of that stream, and skip all other files.
     """
     if files_on(spark).exists(f"{lake.rstrip('/')}/{_LOG}"):
         raise InvalidConfiguration(
@@ -178,121 +134,38 @@ def check_root(spark: SparkSession, lake: str) -> None:
         )
 
 
-def _notes_of(files: Files, checkpoint: str) -> set[str]:
-    """Return the names of the checkpoint's notes: files in it, so that both move together.
-
-    One, or several where two processes have begun with it at once.
-    """
-    if found := _notes(files, checkpoint, _CHECKPOINT):
-        return found
-    files.touch(f"{checkpoint}/{_CHECKPOINT}{uuid4().hex}")
-    return _notes(files, checkpoint, _CHECKPOINT)
-
-
-def _note(
-    files: Files, directory: str, prefix: str, ours: set[str], text: str, refused: _Refused
-) -> None:
+def _note(files: Files, lake: str, ours: set[str]) -> None:
     """Leave a file of one of these names in the directory; raise if there is another's."""
-    # Whoever comes later sees it, and a note that is old is never taken away.
-    if _is_noted(files, directory, prefix, ours, refused):
+    # A later stream sees it, and an old note is never taken away.
+    if _is_noted(files, lake, ours):
         return
-    note = f"{directory}/{min(ours)}"
-    # First the note, then a look: of two, the one that looks later sees both.
-    files.touch(note, text)
+    note = f"{lake}/{min(ours)}"
+    # Write first, then check: of two streams, the later one finds both notes.
+    files.touch(note)
     try:
-        _is_noted(files, directory, prefix, ours, refused)
+        _is_noted(files, lake, ours)
     except InvalidConfiguration:
         files.delete(note)
         raise
 
 
-def _is_noted(files: Files, directory: str, prefix: str, ours: set[str], refused: _Refused) -> bool:
-    """Return whether the directory is noted as ours; raise what refuses it if as another's."""
-    found = _notes(files, directory, prefix)
+def _is_noted(files: Files, lake: str, ours: set[str]) -> bool:
+    """Return whether the directory is noted as ours; raise if it is another checkpoint's."""
+    found = _notes(files, lake)
     if others := found - ours:
-        raise refused(min(others))
+        raise InvalidConfiguration(
+            f"{lake} belongs to another checkpoint, which has the file {min(others)} too; nothing "
+            "was leased. Pass that checkpoint, or another directory; or, if it is lost and "
+            "nothing was written yet, delete the file."
+        )
     return bool(found)
 
 
-def _notes(files: Files, directory: str, prefix: str) -> set[str]:
-    return {name for name in files.names(directory) if name.startswith(prefix)}
+def _notes(files: Files, directory: str) -> set[str]:
+    return {name for name in files.names(directory) if name.startswith(_NOTE)}
 
 
 def _last_batch(files: Files, log: str) -> int:
-    # Now and then a sink makes one file of many, with a name like "9.compact".
+    # A sink compacts its log now and then, into a file such as "9.compact".
     numbers = (name.partition(".")[0] for name in files.names(log))
     return max((int(number) for number in numbers if number.isdigit()), default=-1)
-
-
-@contextmanager
-def _as_texts(spark: SparkSession) -> Iterator[None]:
-    """Have names of directories read as they are; the session may be one that was there before."""
-    before = str(spark.conf.get(_GUESSING))
-    spark.conf.set(_GUESSING, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(_GUESSING, before)
-
-
-# Orphans
-
-
-@dataclass(frozen=True, slots=True)
-class Orphans:
-    """Files beside those that a stream has written: of writers that died, and such as may not be.
-
-    ``undecided`` are newer than what was committed last: of a batch that is under way, or has died
-    and is written again when its stream goes on.
-    """
-
-    paths: tuple[str, ...] = ()
-    size: int = 0
-    undecided: tuple[str, ...] = ()
-
-
-def orphans_of(files: Files, lake: str) -> Orphans:
-    """Return the files in the lake that its readers count only if they know nothing of Spark's log.
-
-    A stream writes one batch after the other, and begins none before the one before it is in the
-    log. So a file that is in no batch, and was changed before the log was, is one of no batch to
-    come. Times are those of the storage.
-    """
-    lake = lake.rstrip("/")
-    found = [_orphans_in(files, each) for each in _logged(files, lake)]
-    return Orphans(
-        tuple(path for each in found for path in each.paths),
-        sum(each.size for each in found),
-        tuple(path for each in found for path in each.undecided),
-    )
-
-
-def _orphans_in(files: Files, directory: str) -> Orphans:
-    # In this order: what is committed meanwhile is in the log, and no orphan.
-    there = files.below(directory)
-    counted = _written(files, f"{directory}/{_LOG}")
-    # Committed ones: what is yet to get its name is later than the files of its batch.
-    log = [each.changed_at for each in there if _IN_LOG.match(each.path)]
-    lost = [each for each in there if each.is_data and each.path.rpartition("/")[2] not in counted]
-    dead = [each for each in lost if each.changed_at < max(log, default=0)]
-    return Orphans(
-        tuple(f"{directory}/{each.path}" for each in dead),
-        sum(each.size for each in dead),
-        tuple(f"{directory}/{each.path}" for each in lost if each not in dead),
-    )
-
-
-def _written(files: Files, log: str) -> set[str]:
-    """Return the names of all files of the log, each of which there is once.
-
-    By their names, not their places: a lake that was moved has the same names.
-    """
-    numbers = {name: int(name.partition(".")[0]) for name in files.names(log) if name[0].isdigit()}
-    compact = max((n for name, n in numbers.items() if name.endswith(_COMPACT)), default=-1)
-    lines = (
-        line
-        for name, number in numbers.items()
-        if number > compact or name == f"{compact}{_COMPACT}"
-        for line in files.text(f"{log}/{name}").splitlines()
-    )
-    return {str(json.loads(each)["path"]).rpartition("/")[2] for each in lines if each[:1] == "{"}

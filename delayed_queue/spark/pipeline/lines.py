@@ -26,13 +26,13 @@ BOM: Final = "\ufeff"
 MOST_LINES: Final = 1_000
 MOST_CHARACTERS: Final = 4 * 1024 * 1024
 _MOST_IN_CELL: Final = 2**31 - 1
-_UNCLOSED: Final = "unexpected end of data"  # as the module csv says it
+_UNCLOSED: Final = "unexpected end of data"  # the text of the module csv
 _OPEN: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What is no record, and why."""
+    """A line that is no record, and the reason."""
 
     text: str
     reason: str
@@ -224,7 +224,7 @@ def blocks_of(frame: DataFrame) -> tuple[list[Block], int]:
 
 
 def is_cut(blocks: list[Block]) -> bool:
-    """Return whether a record goes on in the next block of its file."""
+    """Return whether a record continues in the next block of its file."""
     return any(one.is_open and one.file == other.file for one, other in pairwise(blocks))
 
 

@@ -1,4 +1,4 @@
-"""What a report measures: messages that ended, messages that wait, and the tables of both."""
+"""The figures of a report: messages that ended, messages that wait, and the tables of both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DEAD: Final = (
     "timestamp_millis(CAST(diedAt AS BIGINT)) AS finished_at", "'dead' AS outcome",
     "reason", "lastError AS error", "fingerprint",
 )  # fmt: skip
-# What a report reads of the table of dead letters.
+# Columns of the table of dead letters that a report reads.
 DEAD_COLUMNS: Final = (
     "id", "pKind", "pKey", "attempts", "headers", "reason", "lastError", "fingerprint",
     "scheduledAtInitially", "createdAt", "diedAt",

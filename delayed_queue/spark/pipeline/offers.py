@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ from delayed_queue.messages import (
     to_milliseconds,
 )
 from delayed_queue.spark.database import Link
+from delayed_queue.spark.pipeline.console import Console, aligned
 from delayed_queue.spark.pipeline.handling import close_connections, load_application
 from delayed_queue.spark.pipeline.records import row_of
 from delayed_queue.spark.pipeline.values import storable_json
@@ -35,15 +36,13 @@ from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from delayed_queue.spark.pipeline.console import Console
-
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """From ``start_ms`` on, or from now, over a time span or at so many messages a second.
+    """The due times from ``start_ms`` or now on, over a time span or at a rate.
 
-    A message's place is its ordinal in the input, the bad and the repeated ones counted: the same
-    input gets the same times, and no second gets more than the rate.
+    A message's time depends on its ordinal in the input, which counts bad and repeated records. So
+    the same input gets the same times, and no second gets more than the rate.
     """
 
     start_ms: int | None = None
@@ -77,17 +76,13 @@ class Spread:
             raise InvalidConfiguration("Spread like this, the last message leaves the year 9999.")
         return step
 
-    def after(self, ordinal: int, total: int) -> int:
-        """Return how long after the start the message at that place (from 0) falls due, in ms."""
-        return int(ordinal * self.step(total))
-
 
 ROWS_PER_PARTITION: Final = 100_000
-# Of files: about as many records.
+# Bytes of files, about as many records.
 BYTES_PER_PARTITION: Final = 8 * 1024 * 1024
-# It becomes a directory's name, and with a kind the name of a job in the ledger.
+# An id is the name of a directory, and of a job in the ledger.
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
-# What the frame must have; a source's own columns are made of them.
+# Columns of the frame; those of the data source are made of them.
 COLUMNS: Final = ("kind", "key", "payload", "schedule_ms", "delay_ms", "headers", "grouped")
 _WRITTEN: Final = (
     "kind",
@@ -101,24 +96,76 @@ _WRITTEN: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Under which id the ledger counts, and whether what is stored already is replaced."""
+class Offered:
+    """The outcome of each record; ``input`` is the sum of the parts."""
 
     job: str
-    mode: str = "offer"
+    input: int
+    created: int = 0
+    updated: int = 0
+    ignored: int = 0
+    duplicates: int = 0
+    quarantined: int = 0
+    quarantine: str | None = None
+    is_dry_run: bool = False
+    was_done: bool = False
+    refused: str | None = None
+    reasons: tuple[tuple[str, int], ...] = ()
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def parts(self) -> dict[str, int]:
+        names = ("created", "updated", "ignored", "duplicates", "quarantined")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Offered:
+        """Return the stored result of an earlier run."""
+        reasons = tuple((text, number) for text, number in answer["reasons"])
+        found = cls(**{**answer, "reasons": reasons, "samples": tuple(answer["samples"])})
+        return replace(found, was_done=True)
+
+    def counted(self, total: int, counts: Counts, *, was_done: bool = False) -> Offered:
+        """Add the counts; raise InvalidConfiguration if they are not of ``total`` rows."""
+        if counts.total != total:
+            raise InvalidConfiguration(
+                f"{total:,} messages were given out and {counts.total:,} were counted. They may "
+                "all be there: run the command again, which changes nothing twice."
+            )
+        return replace(self, was_done=was_done, **asdict(counts))
+
+    def lines(self) -> list[str]:
+        """Return the report in words."""
+        rows = [("records", self.input), *self.parts.items()]
+        if self.is_dry_run:
+            valid = self.input - self.quarantined - self.duplicates
+            rows = [
+                ("records", self.input), ("would be offered", valid),
+                ("duplicates", self.duplicates), ("would be quarantined", self.quarantined),
+            ]  # fmt: skip
+        found = aligned(rows)
+        if self.reasons:
+            found += ["", "records  reason"]
+            found += [f"{count:>7,}  {reason}" for reason, count in self.reasons]
+        if self.samples:
+            found += ["", "for example:"]
+            found += map(_sentence, self.samples)
+        if self.quarantine:
+            found += ["", f"quarantined records: {self.quarantine}"]
+        if self.was_done:
+            found += ["", "An earlier run had offered all of it; these are its counts."]
+        return [*found, f"id: {self.job}"]
 
 
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """The ledger's entry of an id; ``was_done`` when an earlier run had done it all."""
-
-    counts: Counts
-    was_done: bool
+def _sentence(sample: Mapping[str, Any]) -> str:
+    """Return a bad record in words: file, line, key and reasons."""
+    key = "" if sample["key"] is None else f" (key {sample['key'][:40]!r})"
+    return f"{sample['file']}:{sample['line']}{key}: {'; '.join(sample['reasons'])}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What every job that offers was asked for: its id, and whether it is to do it."""
+    """Options of every command that offers."""
 
     job: str | None = None
     is_dry_run: bool = False
@@ -129,7 +176,7 @@ class JobOptions:
 
 
 def check_id(job: str | None) -> None:
-    """Refuse an id that is no name: what is put aside replaces the directory of that name."""
+    """Refuse an id that is no name, because the quarantine replaces the directory of that name."""
     if job is not None and _ID.fullmatch(job) is None:
         raise InvalidConfiguration(
             f"--id {job[:120]!r}: an id has 1 to 99 letters, digits, dots, dashes and underscores, "
@@ -144,21 +191,21 @@ def _asked(what: str, statement: str, **params: Any) -> list[Row]:
 
 
 def began_at(job: str) -> int:
-    """Return when the job began, the first time: from then its messages are spread."""
+    """Return the first start of the job, from which its messages are spread."""
     with closing(Link(Options())) as link:
         return link.repeat(OFFER, lambda connection: open_job(connection, JobKey(job)))
 
 
 def note_answer(job: str, of: str, answer: Mapping[str, Any]) -> None:
-    """Keep what the command has answered, of those files and options."""
+    """Store the result of a command for these files and options."""
     text = storable_json({"of": of, "answer": answer})
     _asked("The note of the answer", NOTE_ANSWER, job=job, answer=text)
 
 
 def earlier_answer(job: str, of: str) -> dict[str, Any] | None:
-    """Return what the command answered when it did all this, None where it did not.
+    """Return the result of an earlier run, or None.
 
-    Raises InvalidConfiguration where that was of other files or options.
+    Raises InvalidConfiguration if that run had other files or options.
     """
     text = value_of(_asked("The query of the ledger", ANSWER_OF, job=job))
     if text is None:
@@ -173,7 +220,7 @@ def earlier_answer(job: str, of: str) -> dict[str, Any] | None:
 
 @contextmanager
 def telling(console: Console, sentence: Callable[[], str], every: float = 5.0) -> Iterator[None]:
-    """Say how far the block is, now and then; while that cannot be told, nothing."""
+    """Report the progress of the block every few seconds, if the database responds."""
     is_over = threading.Event()
 
     def tell() -> None:
@@ -213,7 +260,7 @@ def ranked(frame: DataFrame, pieces: int, order: str, key: str = "key") -> DataF
     )
 
 
-# Of keys that come more than once: how many hashes of them are given to each task, at most.
+# At most N hashes of repeated keys are broadcast to the tasks.
 MOST_REPEATED: Final = 100_000
 
 
@@ -242,17 +289,17 @@ def firsts(frame: DataFrame, pieces: int, order: str) -> tuple[DataFrame, int]:
 
 
 def evened(frame: DataFrame, pieces: int) -> DataFrame:
-    """Return the rows, of which no key comes twice, in so many pieces that are the same again."""
+    """Return rows of distinct keys in pieces that are the same in a repetition."""
     return frame.repartition(pieces, "kind", "key").sortWithinPartitions("kind", "key")
 
 
 def pieces_of_rows(rows: int) -> int:
-    """Return in how many pieces to cut so many rows."""
+    """Return the number of pieces for these rows."""
     return max(1, -(-rows // ROWS_PER_PARTITION))
 
 
 def pieces_of_bytes(size: int) -> int:
-    """Return in how many pieces to cut files of that size together."""
+    """Return the number of pieces for files of this size together."""
     return max(1, -(-size // BYTES_PER_PARTITION))
 
 
@@ -266,35 +313,23 @@ def held(frame: DataFrame) -> Iterator[tuple[DataFrame, int]]:
         kept.unpersist()
 
 
-def offered_of(job: str, total: int) -> str:
-    """Return in words how many of so many messages are offered by now."""
-    return f"{counts_of(job).offered:,} of {total:,} messages are offered"
-
-
-def delivered(total: int, deliver: Callable[[], Offered], again: str) -> Offered:
-    """Deliver that many rows; raise InvalidConfiguration when as many were not counted."""
-    found = deliver()
-    if found.counts.total != total:
-        raise InvalidConfiguration(
-            f"{total:,} messages were given out and {found.counts.total:,} were counted. They may "
-            f"all be there: {again} again, which changes nothing twice."
-        )
-    return found
-
-
-def offer(frame: DataFrame, how: Offer) -> Offered:
-    """Offer the rows, of all kinds; repeated with the same id it offers only what is missing."""
-    was_done = counts_of(how.job).is_complete
+def offer(frame: DataFrame, total: int, report: Offered, mode: str, console: Console) -> Offered:
+    """Offer ``total`` rows of all kinds; a repetition offers only what is missing."""
+    job = report.job
+    was_done = counts_of(job).is_complete
     writer = (
         frame.selectExpr(*_WRITTEN)
         .write.format("delayed_queue")
-        .option("job", how.job)
-        .option("mode", how.mode)
+        .option("job", job)
+        .option("mode", mode)
         .option("onFinishedJob", "skip")
     )
-    writer.mode("append").save()
-    counted = counts_of(how.job)
-    return Offered(Counts(counted.created, counted.updated, counted.ignored), was_done)
+    console.progress(f"offering {total:,} messages …")
+    with telling(console, lambda: f"{counts_of(job).offered:,} of {total:,} messages are offered"):
+        writer.mode("append").save()
+    found = counts_of(job)
+    counts = Counts(found.created, found.updated, found.ignored)
+    return report.counted(total, counts, was_done=was_done)
 
 
 Target = Callable[[Iterable[dict[str, Any]]], Counts]

@@ -26,7 +26,6 @@ from delayed_queue.messages import (
     from_milliseconds,
 )
 from delayed_queue.spark.pipeline.values import (
-    TYPES,
     duration_of,
     instant_of,
     is_deeper,
@@ -59,12 +58,8 @@ class Rules:
     max_depth: int = MAX_DEPTH
     # Texts of Parquet and CSV hold JSON; those of JSON lines are values already.
     are_texts_json: bool = False
-    # What numbers of schedules count, of TIME_UNITS; None takes milliseconds and doubts old ones.
-    time_unit: str | None = None
-    # Of instants without an offset, by its name; None refuses them.
+    # The name of the zone of instants without an offset; None refuses them.
     time_zone: str | None = None
-    # Of the cells of CSV that make the payload, of TYPES; others are texts.
-    types: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def column_of(self) -> dict[str, str | None]:
@@ -192,7 +187,7 @@ class Checker:
         if self.rules.codec != "json":
             raise InvalidMessage(NO_PAYLOAD)
         others = {name: each for name, each in record.items() if name not in self._taken}
-        return self._encoded({name: self._typed(name, each) for name, each in others.items()})
+        return self._encoded(plain(others))
 
     def _payload_of(self, value: Any) -> bytes:
         return self._encoded(self._decoded(value))
@@ -209,17 +204,6 @@ class Checker:
                 f"The payload has {len(data):,} bytes; at most {self.rules.max_bytes:,} are taken."
             )
         return data
-
-    def _typed(self, name: str, value: Any) -> Any:
-        """Return the value as the schema has it; an empty cell is null where it is no text."""
-        kind = self.rules.types.get(name, "string")
-        if kind == "string" or not isinstance(value, str):
-            return plain(value)
-        try:
-            return TYPES[kind](value) if value else None
-        except (ValueError, KeyError, ArithmeticError):
-            # The cell itself is somebody's data.
-            raise InvalidMessage(f"The column {name} is no {kind}.") from None
 
     def _decoded(self, value: Any) -> Any:
         if self.rules.codec != "json":
@@ -239,7 +223,7 @@ class Checker:
     def _schedule(self, value: Any) -> int | None:
         if value in (None, ""):
             return None
-        return check_schedule(placed(instant_of(value, self.rules.time_unit), self._zone))
+        return check_schedule(placed(instant_of(value), self._zone))
 
 
 def dicts_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -271,13 +255,20 @@ def _each(
 def _texts(
     found: Refusals, field: str, check: Callable[[Any], Any], values: _Values, most: int
 ) -> pa.Array:
+    is_list = isinstance(values, list)
+    if not is_list and not _holds_texts(values.type):
+        return found.each(field, check, values_of(values), pa.string())
     try:
-        is_list = isinstance(values, list)
         texts = pa.array(values, pa.string()) if is_list else values.cast(pa.string())
     except (pa.ArrowException, UnicodeError):
         # JSON values of other types, or lone surrogates.
         return found.each(field, check, _listed(values), pa.string())
     return text_column(found, field, check, texts, most, may_be_null=field == "group")
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    """Return whether values are taken as texts: whole numbers are, bytes and fractions are not."""
+    return any(each(kind) for each in (pa.types.is_string, pa.types.is_integer, pa.types.is_null))
 
 
 def _key(key: Any) -> str:

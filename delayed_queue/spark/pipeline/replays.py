@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.messages import MAX_KEY_LENGTH, Counts
+from delayed_queue.messages import MAX_KEY_LENGTH
 from delayed_queue.spark.database import check_database
 from delayed_queue.spark.pipeline.cli import (
     DONE,
-    add_file_format,
     add_offering,
     instant,
 )
-from delayed_queue.spark.pipeline.console import Console, aligned
+from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.console import count as add_up
 from delayed_queue.spark.pipeline.files import files_on
-from delayed_queue.spark.pipeline.lake import KIND, PARQUET, read_lake
+from delayed_queue.spark.pipeline.lake import KIND, read_lake
 from delayed_queue.spark.pipeline.offers import (
     JobOptions,
-    Offer,
+    Offered,
     Spread,
-    delivered,
     from_its_beginning,
     held,
     id_of,
     offer,
-    offered_of,
     pieces_of_rows,
     ranked,
-    telling,
 )
 from delayed_queue.spark.pipeline.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings
@@ -41,7 +36,7 @@ from delayed_queue.spark.settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Other tools write a column without any value as one of numbers.
+# Other tools write a column without any value as a column of numbers.
 _TEXTS: Final = ("CAST(headers AS STRING) AS headers", "CAST(`group` AS STRING) AS grouped")
 _LETTERS: Final = (
     "pKind AS kind", "pKey AS key", "CAST(payload AS BINARY) AS payload",
@@ -50,22 +45,14 @@ _LETTERS: Final = (
     "concat_ws('\\n', reason, lastError, firstError) AS error",
 )  # fmt: skip
 _MESSAGES: Final = (
-    KIND, "key", *_TEXTS,
+    KIND, "key", "CAST(payload AS BINARY) AS payload", *_TEXTS,
     "CAST(scheduled_at_initially AS TIMESTAMP) AS at", "CAST(NULL AS STRING) AS error",
 )  # fmt: skip
-_AS_IT_IS: Final = "CAST(payload AS BINARY) AS payload"
-_PAYLOADS: Final[Mapping[str, str]] = {
-    # What is no text Spark writes there in base 64.
-    "json": "IF(substring_index(kind, '|', -1) IN ('json', 'text'), CAST(payload AS BINARY), "
-    "unbase64(payload)) AS payload",
-    # There is no other way to say that a text is empty.
-    "csv": "CAST(coalesce(payload, '') AS BINARY) AS payload",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions(JobOptions):
-    """What ``replay`` was asked for."""
+    """Options of ``replay``."""
 
     paths: tuple[str, ...]
     kinds: tuple[str, ...] = ()
@@ -75,75 +62,38 @@ class ReplayOptions(JobOptions):
     suffix: bool = False
     mode: str = "offer"
     spread: Spread | None = None
-    form: str = PARQUET
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """What became of the archived messages that the filters chose."""
-
-    job: str
-    chosen: int
-    counts: Counts
-    duplicates: int = 0
-    was_done: bool = False
-    is_dry_run: bool = False
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "job": self.job, "chosen": self.chosen, "duplicates": self.duplicates,
-            "was_done": self.was_done, "is_dry_run": self.is_dry_run, **asdict(self.counts),
-        }  # fmt: skip
-
-    def lines(self) -> list[str]:
-        """Return the answer in words."""
-        rows: list[tuple[str, int]] = [("chosen", self.chosen), ("duplicates", self.duplicates)]
-        if not self.is_dry_run:
-            rows += list(asdict(self.counts).items())
-        found = aligned(rows)
-        if self.was_done:
-            found.append("An earlier replay had offered all of it; these are its counts.")
-        return [*found, f"replay id: {self.job}"]
-
-
-def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Replayed:
-    """Offer what the filters choose; of several with one key, the latest."""
+def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Offered:
+    """Offer the messages that pass the filters; of several with one key, the latest."""
     if not options.is_dry_run:
         check_database(spark)
     console.progress(f"reading {', '.join(options.paths)} …")
-    source = read_lake(spark, *options.paths, form=options.form, recursiveFileLookup="false")
+    source = read_lake(spark, *options.paths, recursiveFileLookup="false")
     files = source.inputFiles()
     job = options.job or _job(spark, options, files)
-    with held(_chosen(_normal(source, options.form), options)) as (chosen, total):
+    with held(_chosen(_normal(source), options)) as (chosen, total):
         order = "at DESC, payload, headers, grouped, error"
         pieces = options.partitions or pieces_of_rows(total)
         latest = ranked(chosen, pieces, order).where("rank = 1").drop("rank")
         with held(_keyed(latest, options, job)) as (unique, count):
             console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")
-            found = Replayed(job, total, Counts(), total - count, is_dry_run=options.is_dry_run)
-            return found if options.is_dry_run else _offered(unique, options, found, console)
+            found = Offered(job, total, duplicates=total - count, is_dry_run=options.is_dry_run)
+            if options.is_dry_run:
+                return found
+            spread = options.spread and from_its_beginning(options.spread, job)
+            found = offer(_spread(unique, spread, count), count, found, options.mode, console)
+    add_up("replay", "", found.parts)
+    return found
 
 
-def _offered(
-    unique: DataFrame, options: ReplayOptions, found: Replayed, console: Console
-) -> Replayed:
-    count = found.chosen - found.duplicates
-    spread = options.spread and from_its_beginning(options.spread, found.job)
-    rows = _spread(unique, spread, count)
-    how = Offer(found.job, options.mode)
-    with telling(console, lambda: offered_of(found.job, count)):
-        offered = delivered(count, lambda: offer(rows, how), "replay")
-    add_up("replay", "", asdict(offered.counts))
-    return replace(found, counts=offered.counts, was_done=offered.was_done)
-
-
-def _normal(source: DataFrame, form: str) -> DataFrame:
-    """Return one form of what archive, drain and snapshot write."""
+def _normal(source: DataFrame) -> DataFrame:
+    """Return the files of archive, drain or snapshot in one form."""
     columns = set(source.columns)
     if {"pKind", "pKey", "payload", "diedAt"} <= columns:
         return source.selectExpr(*_LETTERS)
     if {"kind", "key", "payload", "scheduled_at_initially"} <= columns:
-        return source.selectExpr(*_MESSAGES, _PAYLOADS.get(form, _AS_IT_IS))
+        return source.selectExpr(*_MESSAGES)
     raise InvalidConfiguration(
         "These files are neither an archive of dead letters, nor of drain or snapshot: they have "
         f"the columns {', '.join(sorted(columns))}."
@@ -196,13 +146,7 @@ def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
 
 def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
     asked = {**asdict(options), "paths": None, "spread": None, "is_dry_run": None}
-    # How it is done, not what.
-    del asked["partitions"], asked["form"]
-    if not files:
-        raise InvalidConfiguration(
-            f"Spark does not list the files of {options.form!r}, and a replay is identified by "
-            "them: pass an --id."
-        )
+    del asked["partitions"]
     stamps = [(name.rpartition("/")[2], size) for name, size, _ in files_on(spark).stamps(files)]
     return id_of(sorted(stamps), asked)
 
@@ -210,7 +154,6 @@ def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="of archive, drain or snapshot")
-    add_file_format(parser)
     add("--kind", action="append", default=[], metavar="KIND", help="as name|codec; repeat")
     add(
         "--since",
@@ -239,9 +182,8 @@ def execute(
         job=options.id,
         is_dry_run=options.dry_run,
         partitions=options.partitions,
-        form=options.file_format,
     )
     with session(settings, console, "replay", is_verbose=options.verbose) as spark:
         found = run(spark, asked, console)
-    console.answer(found.report(), found.lines())
+    console.answer(asdict(found), found.lines())
     return DONE

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.spark.database import database_now, fetch, steady
 from delayed_queue.spark.pipeline import measures
-from delayed_queue.spark.pipeline.cli import DONE, add_file_format, add_partitions, instant
+from delayed_queue.spark.pipeline.cli import DONE, add_partitions, instant
 from delayed_queue.spark.pipeline.console import Console
-from delayed_queue.spark.pipeline.lake import KIND, PARQUET, read_lake
+from delayed_queue.spark.pipeline.lake import KIND, read_lake
 from delayed_queue.spark.pipeline.plots import draw
 from delayed_queue.spark.pipeline.session import Stopping, session
 from delayed_queue.spark.pipeline.tables import KNOWN, read_rows
@@ -36,7 +36,6 @@ class ReportOptions:
     drained: tuple[str, ...] = ()
     archives: tuple[str, ...] = ()
     snapshot: str | None = None
-    form: str = PARQUET
     since: datetime | None = None
     until: datetime | None = None
     uses_database: bool = True
@@ -115,10 +114,7 @@ def run(spark: SparkSession, options: ReportOptions, console: Console) -> Report
 def _facts(spark: SparkSession, options: ReportOptions) -> DataFrame:
     from pyspark.sql.functions import col, lit
 
-    read = {
-        path: read_lake(spark, path, form=options.form)
-        for path in (*options.drained, *options.archives)
-    }
+    read = {path: read_lake(spark, path) for path in (*options.drained, *options.archives)}
     frames = [measures.drained_facts(read[path], path) for path in options.drained]
     frames += [measures.dead_facts(read[path], path) for path in options.archives]
     if options.uses_database:
@@ -137,7 +133,7 @@ def _facts(spark: SparkSession, options: ReportOptions) -> DataFrame:
 def _waiting(spark: SparkSession, options: ReportOptions) -> DataFrame | None:
     """Return kind and schedule of the messages that have not ended."""
     if options.snapshot is not None:
-        found = read_lake(spark, options.snapshot, form=options.form)
+        found = read_lake(spark, options.snapshot)
     elif not options.uses_database:
         return None
     else:
@@ -173,7 +169,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--drained", action="append", default=[], metavar="PATH", help="files of drain")
     add("--archive", action="append", default=[], metavar="PATH", help="archived dead letters")
     add("--snapshot", metavar="PATH", help="the backlog of this snapshot, not of the database")
-    add_file_format(parser)
     add("--since", type=instant, metavar="AT", help="messages that ended then or later")
     add("--until", type=instant, metavar="AT", help="messages that ended before then")
     add("--no-database", action="store_true", help="read only files; save nothing")
@@ -187,7 +182,7 @@ def execute(
 ) -> int:
     asked = ReportOptions(
         drained=tuple(options.drained), archives=tuple(options.archive),
-        snapshot=options.snapshot, form=options.file_format, since=options.since,
+        snapshot=options.snapshot, since=options.since,
         until=options.until, uses_database=not options.no_database, facts=options.facts,
         out=None if options.out is None else Path(options.out), partitions=options.partitions,
     )  # fmt: skip

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -16,47 +14,16 @@ from delayed_queue.messages import check_schedule, from_milliseconds, to_millise
 from delayed_queue.retries import parse_duration
 
 _CLIPPED: Final = 40
-# What a number of a schedule counts, in milliseconds.
-TIME_UNITS: Final[Mapping[str, int]] = {"s": 1000, "ms": 1}
 # Seconds since 1970, taken for milliseconds, are instants before this until the year 22000.
 _SUSPECT: Final = to_milliseconds(datetime(1990, 1, 1, tzinfo=UTC))
-_UNIT_UNSAID: Final = (
+_MAYBE_SECONDS: Final = (
     "schedule_at is a number before 1990 in milliseconds, so it may be in seconds. It was not "
-    "offered. Pass --time-unit s, or ms if it is in milliseconds."
+    "offered. Write milliseconds, or an instant by ISO 8601."
 )
 _NO_ZONE: Final = (
     "schedule_at has no time zone: write it with an offset, as in 2026-11-22T09:00:00+01:00, or "
     "pass --time-zone for all of them, as in Europe/Berlin."
 )
-
-
-def _number(text: str) -> float:
-    found = float(text)
-    if not math.isfinite(found) or "_" in text:
-        raise ValueError(text)
-    return found
-
-
-def _whole(text: str) -> int:
-    if "_" in text:
-        raise ValueError(text)
-    return int(text)
-
-
-def _boolean(text: str) -> bool:
-    return {"true": True, "false": False, "1": True, "0": False}[text.strip().lower()]
-
-
-# By the names of Spark's types; what JSON has no type for is text.
-TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
-    "string": str,
-    "boolean": _boolean,
-    **dict.fromkeys(("byte", "short", "integer", "long"), _whole),
-    **dict.fromkeys(("float", "double"), _number),
-    "decimal": lambda text: str(Decimal(text)),
-    "date": lambda text: date.fromisoformat(text).isoformat(),
-    "timestamp": lambda text: datetime.fromisoformat(text).isoformat(),
-}
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
@@ -69,7 +36,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
     except _NameTwice:
         raise InvalidMessage(f"{what} has an object with the same name twice.") from None
     except (ValueError, RecursionError) as error:
-        # Only where, never what: the text is somebody's data.
+        # Only the position: the text is user data.
         where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
         raise InvalidMessage(f"{what} is not JSON{where}.") from None
 
@@ -92,14 +59,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
 
 
-def instant_of(value: Any, unit: str | None) -> datetime:
+def instant_of(value: Any) -> datetime:
     """Return the instant of a value, with its offset if it has one."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):
         return datetime.combine(value, time())
     if type(value) is int or (isinstance(value, str) and value.lstrip("-").isdecimal()):
-        return _counted(int(value), unit)
+        return _from_milliseconds(int(value))
     try:
         return datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -109,15 +76,10 @@ def instant_of(value: Any, unit: str | None) -> datetime:
         ) from None
 
 
-def _counted(number: int, unit: str | None) -> datetime:
-    """Return the instant so many units after 1970; without a unit, refuse what is in doubt."""
-    found = _from_exact_milliseconds(number * TIME_UNITS[unit or "ms"])
-    if unit is None and number < _SUSPECT:
-        raise InvalidMessage(_UNIT_UNSAID)
-    return found
-
-
-def _from_exact_milliseconds(milliseconds: int) -> datetime:
+def _from_milliseconds(milliseconds: int) -> datetime:
+    """Return the instant; refuse a number that may count seconds."""
+    if milliseconds < _SUSPECT:
+        raise InvalidMessage(_MAYBE_SECONDS)
     found = from_milliseconds(milliseconds)
     if check_schedule(found) != milliseconds:
         raise InvalidMessage(f"schedule_at {milliseconds} is outside the years 1 to 9999.")

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from delayed_queue.db.sql import row_of, rows_of
+from delayed_queue.db.sql import rows_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.database import Connection, Link, fetch
 from delayed_queue.spark.source.options import Options
-from delayed_queue.spark.source.queues import MOST_COUNTED, backlog_of, start_of
+from delayed_queue.spark.source.queues import start_of
 from delayed_queue.spark.store.streaming import (
     LEASE_DUE,
     LEASED_PIECES,
     RENEW_LEASE,
     TAKE_OVER_LEASE,
     WHICH_DATABASE,
-    LeasedRow,
     PieceRow,
 )
 
@@ -35,99 +32,48 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_EACH_ITS_OWN = "Nothing was leased. Give each queue of each database a checkpoint of its own"
 
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """A kind, the name of its database, and the number of the server that has it."""
+class Owner(NamedTuple):
+    """A kind, and the name of its database."""
 
     kind: str
     database: str
-    server: str
-
-    @property
-    def digest(self) -> str:
-        """The owner as a part of a file's name."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
-
-    @property
-    def text(self) -> str:
-        """The owner as a file has it."""
-        return json.dumps(asdict(self))
-
-    def __str__(self) -> str:
-        return f"{self.kind!r} of the database {self.database!r} (server {self.server})"
 
 
 def owner_of(kind: str, connection: Connection) -> Owner:
     """Return the owner of what is written of the kind over this connection."""
-    ((database, server),) = fetch(connection, WHICH_DATABASE, {})
-    return Owner(kind, database, server)
-
-
-def owner_from(text: str) -> str:
-    """Return in words what ``Owner.text`` says; a file may have been cut short."""
-    try:
-        return str(Owner(**json.loads(text)))
-    except (TypeError, ValueError):
-        return "another queue"
+    return Owner(kind, value_of(fetch(connection, WHICH_DATABASE, {})))
 
 
 def check_offset(offset: Mapping[str, Any], owner: Owner) -> None:
     """Raise InvalidConfiguration if the offset was logged by a stream of another queue.
 
-    Its lease holds messages of that queue, which nobody shall read, or acknowledge, as ours. A
-    server's number is none of its business: after an upgrade a stream goes on.
+    Its lease holds messages of that queue, which this stream must not read or acknowledge.
     """
     kind, database = offset.get("kind"), offset.get("database", owner.database)
-    if (kind, database) != (owner.kind, owner.database):
+    if (kind, database) != owner:
         raise InvalidConfiguration(
             f"The checkpoint is of the queue {kind!r} of the database {database!r}; a stream of "
             f"{owner.kind!r} of the database {owner.database!r} cannot go on with it. "
-            f"{_EACH_ITS_OWN}."
+            "Nothing was leased. Give each queue of each database a checkpoint of its own."
         )
 
 
-def refusal(path: str, theirs: str, ours: Owner, note: str) -> InvalidConfiguration:
-    """Return what is raised of a directory that another owner has noted as its own."""
-    return InvalidConfiguration(
-        f"{path} belongs to {theirs}; it cannot be used for {ours}. {_EACH_ITS_OWN}; or, if this "
-        f"is the same database, upgraded or restored, delete the file {note} there."
-    )
-
-
-# Below this a second connection gains nothing.
+# A second connection gains nothing below N messages.
 _WORTH_SHARING: Final = 5_000
-# Of a lease: when it is renewed for the first time, and then each time. Renewing writes every
-# row anew, so a batch that ends in time is never renewed.
+# A lease is renewed after this fraction of its time; the renewer checks after the second fraction.
+# Renewing rewrites every row, so a batch that ends before that is never renewed.
 _RENEWED_AFTER: Final = 0.5
 _LOOKED_AFTER: Final = 0.1
-# How long the end waits for a renewal that is under way, in seconds.
+# Seconds that close() waits for a running renewal.
 _TIMEOUT: Final = 30.0
 
 
 class Taken(NamedTuple):
-    """What was leased: under which id, how many, and how many of them were delivered before."""
+    """The id of a lease, and the number of its messages; no id if there are none."""
 
     lease_id: str | None
     number: int = 0
-    redelivered: int = 0
-
-
-_NOTHING: Final = Taken(None)
-
-
-@dataclass(slots=True)
-class Held:
-    """Since when a lease is held, and when it was renewed last, on this process's own clock."""
-
-    since: float
-    renewed: float
-
-    @classmethod
-    def now(cls) -> Held:
-        return cls(time.monotonic(), time.monotonic())
 
 
 class Leases:
@@ -150,9 +96,8 @@ class Leases:
         self._is_backlog = False
         # Acknowledging and renewing the same rows at the same time would be a deadlock.
         self._turn = threading.Lock()
-        self._held: dict[str, Held] = {}
-        # Of the batch that was taken last.
-        self._redelivered = 0
+        # When each lease was taken or renewed last, on this process's clock.
+        self._held: dict[str, float] = {}
         self._stopped = threading.Event()
         self._renewer = threading.Thread(
             target=self._keep, name="delayed-queue-renewer", daemon=True
@@ -169,7 +114,7 @@ class Leases:
         self._cutoff = self._link.repeat("The start", lambda connection: start_of(connection, kind))
 
     def take(self, limit: int, foreseen: str = "") -> str | None:
-        """Lease up to so many of the earliest due messages; None when none is due.
+        """Lease up to ``limit`` of the earliest due messages; return None if none is due.
 
         First comes what was leased ahead: by this process, or by the one before it, under the id
         that was foreseen.
@@ -178,7 +123,6 @@ class Leases:
         if taken.lease_id is None:
             taken = self._take(limit, str(uuid.uuid4()))
         self._is_backlog = taken.number >= limit
-        self._redelivered = taken.redelivered
         return taken.lease_id
 
     def look_ahead(self, limit: int) -> str:
@@ -197,7 +141,7 @@ class Leases:
         is_first, self._is_first = self._is_first, False
         if ahead is not None:
             return ahead.result()
-        return self._adopt(foreseen) if is_first and foreseen else _NOTHING
+        return self._adopt(foreseen) if is_first and foreseen else Taken(None)
 
     def _adopt(self, lease_id: str) -> Taken:
         """Take what an earlier process had leased ahead, under a new id.
@@ -210,33 +154,32 @@ class Leases:
         return self._taken(ours, found)
 
     def _take(self, limit: int, lease_id: str) -> Taken:
-        """Lease under an id that was never used: what a broken try has leased, nobody has seen."""
+        """Lease under a new id; no task has read messages under the id of a failed try."""
         shares = self._shares(limit)
         with self._turn:
-            self._held[lease_id] = Held.now()
+            self._held[lease_id] = time.monotonic()
         try:
             claims = [
                 self._pool.submit(self._claim, link, share, lease_id)
                 for link, share in zip(self._claimers, shares, strict=False)
             ]
-            counts = zip(*(each.result() for each in claims), strict=True)
-            found = LeasedRow(*map(sum, counts))
+            found = sum(each.result() for each in claims)
         except ResourceUnavailable:
             self.give_back(lease_id)
             raise
         return self._taken(lease_id, found)
 
-    def _taken(self, lease_id: str, found: LeasedRow) -> Taken:
-        if found.number == 0:
-            self._forget(lease_id)
-            return _NOTHING
-        return Taken(lease_id, *found)
+    def _taken(self, lease_id: str, number: int) -> Taken:
+        if number:
+            return Taken(lease_id, number)
+        self._forget(lease_id)
+        return Taken(None)
 
     def _shares(self, limit: int) -> list[int]:
         count = 1 if limit < _WORTH_SHARING else len(self._claimers)
         return [limit // count + (each < limit % count) for each in range(count)]
 
-    def _claim(self, link: Link, limit: int, lease_id: str) -> LeasedRow:
+    def _claim(self, link: Link, limit: int, lease_id: str) -> int:
         params = {
             "kind": self._options.required_kind,
             "limit": limit,
@@ -245,8 +188,7 @@ class Leases:
             "cutoff": self._cutoff,
             "now": None,
         }
-
-        return row_of(LeasedRow, link.fetch("The lease", LEASE_DUE, params))
+        return int(value_of(link.fetch("The lease", LEASE_DUE, params)))
 
     def pieces_of(self, lease_id: str) -> list[PieceRow]:
         """Return the batch in pieces for its tasks, on the database's clock; none of an empty one.
@@ -266,34 +208,14 @@ class Leases:
         rows = self._link.fetch("The query of the lease", LEASED_PIECES, params)
         return rows_of(PieceRow, rows)
 
-    def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> LeasedRow:
+    def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
         """Take over what is under earlier leases; return how many messages that is."""
         params: dict[str, Any] = {"lease_id": lease_id, "lease_ids": lease_ids}
         params |= {"deliveries": deliveries}
         params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}
         rows = self._link.fetch("The query of an earlier lease", TAKE_OVER_LEASE, params)
-        self._held[lease_id] = Held.now()
-        return row_of(LeasedRow, rows)
-
-    def report(self) -> dict[str, Any] | None:
-        """Return what is due still, of the batch what was delivered before, and how old it is.
-
-        None where the database does not answer: that is no reason to end a stream.
-        """
-        kind = self._options.required_kind
-        try:
-            found = self._link.once("The backlog", lambda connection: backlog_of(connection, kind))
-        except ResourceUnavailable:
-            return None
-        with self._turn:
-            since = min((each.since for each in self._held.values()), default=None)
-        return {
-            "due": found.due,
-            "due_is_cut": found.due == MOST_COUNTED,
-            "oldest_due_ms": found.oldest or 0,
-            "redelivered": self._redelivered,
-            "lease_age_ms": 0 if since is None else int((time.monotonic() - since) * 1000),
-        }
+        self._held[lease_id] = time.monotonic()
+        return int(value_of(rows))
 
     def acknowledge(self, lease_id: str) -> None:
         """Delete what is still under the lease; doing it again changes nothing."""
@@ -304,9 +226,9 @@ class Leases:
             self._held.pop(lease_id, None)
 
     def give_back(self, lease_id: str) -> None:
-        """End a lease whose messages nobody has seen, as far as the database can be reached."""
+        """Release a lease whose messages no task has read, if the database responds."""
         self._forget(lease_id)
-        # Of its own: this may be the thread that takes ahead.
+        # A separate connection: this may be the thread that leases ahead.
         with closing(Link(self._options)) as link, suppress(ResourceUnavailable):
             _give_back(link, [lease_id])
 
@@ -327,12 +249,12 @@ class Leases:
 
     def _aged(self) -> list[str]:
         oldest = time.monotonic() - self._options.lease / 1000 * _RENEWED_AFTER
-        return [lease_id for lease_id, held in self._held.items() if held.renewed <= oldest]
+        return [lease_id for lease_id, renewed in self._held.items() if renewed <= oldest]
 
     def _renew(self, link: Link, lease_id: str) -> None:
         params = {"lease_id": lease_id, "lease": self._options.lease, "now": None}
         link.fetch("The renewal", RENEW_LEASE, params)
-        self._held[lease_id].renewed = time.monotonic()
+        self._held[lease_id] = time.monotonic()
 
     def close(self) -> None:
         """End the threads and the connections; the leases run out by themselves."""
@@ -351,9 +273,9 @@ def drain(
 ) -> StreamingQuery:
     """Run the stream until what was due when it began is handled; return the finished query.
 
-    ``checkpoint`` is its checkpoint location. The last batch is acknowledged whatever happens:
-    also the one that an earlier run had finished when it was stopped. Raises what the query
-    raises, and TimeoutError, after which the query runs no more.
+    ``checkpoint`` is its checkpoint location. The last batch is always acknowledged, also one that
+    an earlier run had finished before it was stopped. Raises the error of the query, or
+    TimeoutError after it has stopped the query.
 
     >>> stream = spark.readStream.format("delayed_queue").option("queue", "orders").load()
     >>> drain(stream.writeStream.format("parquet").option("path", "lake"), "lake/_checkpoint")
@@ -373,11 +295,11 @@ def drain(
 def acknowledge_checkpoint(
     spark: SparkSession, checkpoint: str, options: Options | None = None
 ) -> int:
-    """Acknowledge the last batch that the checkpoint says is done; return how many leases.
+    """Acknowledge the last finished batch of the checkpoint; return the number of leases.
 
-    For a stream that was stopped: Spark tells a source that a batch is done when it asks for
-    the next, and so not of the last one. What was leased ahead is given back. Does nothing while
-    there is no finished batch.
+    For a stream that was stopped: Spark reports a batch to the source with the next one, so it
+    never reports the last one. Messages that were leased ahead are released. Without a finished
+    batch this does nothing.
     """
     done, logged = (_numbers(spark, f"{checkpoint}/{name}") for name in ("commits", "offsets"))
     wanted = {max(numbers) for numbers in (done, logged) if numbers}
@@ -389,9 +311,12 @@ def acknowledge_checkpoint(
     return len(leases)
 
 
-def is_started(spark: SparkSession, checkpoint: str) -> bool:
-    """Return whether a stream has logged a batch in the checkpoint."""
-    return bool(_numbers(spark, f"{checkpoint}/offsets"))
+def is_started(spark: SparkSession, checkpoint: str, owner: Owner) -> bool:
+    """Return whether a stream has logged a batch in the checkpoint; refuse another queue's."""
+    logged = _numbers(spark, f"{checkpoint}/offsets")
+    for each in _offsets(spark, f"{checkpoint}/offsets/{max(logged)}") if logged else ():
+        check_offset(each, owner)
+    return bool(logged)
 
 
 def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:

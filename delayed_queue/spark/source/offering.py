@@ -77,6 +77,8 @@ def due_times(offers: pa.Table, now: int) -> pa.Array:
     return due
 
 
+# Milliseconds: by then sleeping workers poll again.
+_POLL_INTERVAL: Final = 3_000
 # After N chunks with an existing key, COPY is no longer tried first.
 _MISSES: Final = 2
 
@@ -243,7 +245,7 @@ class PartitionOffers:
         return created, updated
 
     def _wake(self) -> None:
-        if self._soon and self._job.options.notify:
+        if self._soon:
             self._link.repeat(OFFER, lambda connection: wake(connection, self._soon))
 
 
@@ -254,7 +256,7 @@ def _wait_for(writing: Future[None] | None) -> None:
 
 def soon_kinds(job: Job, offers: pa.Table, due: Any) -> set[str]:
     """Return the kinds with messages due before a sleeping worker would poll again."""
-    soon = pc.less_equal(due, job.now + job.options.pollInterval)
+    soon = pc.less_equal(due, job.now + _POLL_INTERVAL)
     if job.kind is not None:
         return {job.kind} if pc.any(soon).as_py() else set()
     return set(pc.unique(offers["kind"].filter(soon)).to_pylist())

@@ -71,14 +71,11 @@ class Options:
     atomic: bool = False
     chunk: int = 20_000
     chunkBytes: int = 64 * 1024 * 1024
-    notify: bool = True
-    pollInterval: int = 3_000
     ledgerDays: int = 30
 
     numPartitions: int | None = None
     snapshot: str | None = None
     allQueues: bool = False
-    mustExist: bool = False
     pushFilters: bool = False
 
     maxMessagesPerTrigger: int = 100_000
@@ -232,12 +229,9 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "atomic": _flag,
     "chunk": _whole(1, 1_000_000),
     "chunkBytes": _whole(1024, 1024**3),
-    "notify": _flag,
-    "pollInterval": _duration,
     "ledgerDays": _whole(1, 36_500),
     "numPartitions": _whole(1, 10_000),
     "allQueues": _flag,
-    "mustExist": _flag,
     "pushFilters": _flag,
     "maxMessagesPerTrigger": _whole(1, 10_000_000),
     "rowsPerTask": _whole(1, 1_000_000),

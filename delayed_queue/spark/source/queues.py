@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from delayed_queue.db.sql import column_of, row_of
+from delayed_queue.db.sql import column_of, row_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
 from delayed_queue.queue.store.inspect import KINDS
 from delayed_queue.spark.database import Connection, fetch
@@ -14,37 +14,26 @@ from delayed_queue.spark.store.streaming import (
     QUEUE_RULES,
     WHICH_DATABASE,
     AroundRow,
-    BacklogRow,
     RulesRow,
 )
 
 # At most this many kinds are compared with a name that is unknown.
 _MOST_KINDS: Final = 1_000
 # Due messages are counted up to this many.
-MOST_COUNTED: Final = 10_000
+_MOST_COUNTED: Final = 10_000
 
 
 def rules_of(connection: Connection, kind: str) -> RulesRow:
     return row_of(RulesRow, fetch(connection, QUEUE_RULES, {"kind": kind}))
 
 
-def backlog_of(connection: Connection, kind: str, since: int | None = None) -> BacklogRow:
-    """Return what is due and not leased; with ``since``, what was due at that instant."""
-    params = {"kind": kind, "cap": MOST_COUNTED, "now": since}
-    return row_of(BacklogRow, fetch(connection, BACKLOG, params))
-
-
 def check_known(connection: Connection, kind: str) -> None:
     """Raise InvalidConfiguration for a queue that no table of the database names."""
-    if not rules_of(connection, kind).is_known:
-        raise unknown(connection, kind)
-
-
-def unknown(connection: Connection, kind: str) -> InvalidConfiguration:
-    """Return the error for a kind without messages, with the kinds that have some."""
-    ((database, _),) = fetch(connection, WHICH_DATABASE, {})
+    if rules_of(connection, kind).is_known:
+        return
+    database = value_of(fetch(connection, WHICH_DATABASE, {}))
     kinds = column_of(fetch(connection, KINDS, {"limit": _MOST_KINDS}))
-    return InvalidConfiguration(
+    raise InvalidConfiguration(
         f"No message of the database {database!r} has the kind {kind!r}."
         f"{did_you_mean(kind, kinds)} There are {', '.join(kinds[:20]) or 'none'}."
     )
@@ -67,10 +56,10 @@ def left_behind(connection: Connection, kind: str, since: int | None = None) -> 
 
     A queue with a limit or a pause gives messages to workers only.
     """
-    due = backlog_of(connection, kind, since).due
+    due = value_of(fetch(connection, BACKLOG, {"kind": kind, "cap": _MOST_COUNTED, "now": since}))
     if not due:
         return None
-    more = " or more" if due == MOST_COUNTED else ""
+    more = " or more" if due == _MOST_COUNTED else ""
     rules, name = rules_of(connection, kind), kind.rpartition("|")[0] or kind
     if rules.is_paused:
         why = f"the queue is paused; manage.py queueresume {name} resumes it."

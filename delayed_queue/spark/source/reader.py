@@ -24,8 +24,8 @@ from delayed_queue.spark.source.arrow import converted
 from delayed_queue.spark.source.filters import Condition, conditions_of
 from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import Options
-from delayed_queue.spark.source.queues import check_known
 from delayed_queue.spark.source.schema import check_read, source_columns, source_schema
+from delayed_queue.spark.store.archiving import EXPORT_SNAPSHOT
 from delayed_queue.spark.store.streaming import (
     ID_RANGE,
     READ_RANGE,
@@ -73,8 +73,6 @@ class QueueReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         with closing(self._connected()) as connection:
             now = look_around(connection, self._options)
-            if self._options.mustExist and self._options.kind is not None:
-                check_known(connection, self._options.kind)
             found = row_of(RangeRow, fetch(connection, ID_RANGE, {"now": None}))
             cuts = self._cuts(connection)
         return [IdRange(low, high, now) for low, high in ranges(found.first, found.last, cuts)]
@@ -167,7 +165,12 @@ def wrap(
     return query.as_string(None), params
 
 
-_EXPORT: Final = "SELECT pg_export_snapshot()"
+@contextmanager
+def exported(dsn: str | None = None) -> Iterator[tuple[Connection, str]]:
+    """Hold a transaction open; yield its connection and the name of its snapshot."""
+    with closing(connect(Options(), dsn=dsn)) as connection:
+        connection.execute(REPEATABLE)
+        yield connection, str(value_of(fetch(connection, EXPORT_SNAPSHOT.text, {})))
 
 
 @contextmanager
@@ -181,6 +184,5 @@ def consistent_snapshot(dsn: str | None = None) -> Iterator[str]:
     ...     read = spark.read.format("delayed_queue").option("snapshot", name)
     ...     read.option("queue", "orders").load().write.parquet("orders")
     """
-    with closing(connect(Options(), dsn=dsn)) as connection:
-        connection.execute(REPEATABLE)
-        yield str(value_of(fetch(connection, _EXPORT, {})))
+    with exported(dsn) as (_, name):
+        yield name

@@ -6,7 +6,7 @@ Arrow finds the values that may break a rule; ``delayed_queue.messages`` judges 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -59,11 +59,14 @@ class Refusals:
             self.add(row, field, reason)
 
     def each(
-        self, field: str, make: Callable[[Any], Any], values: Iterable[Any], kind: pa.DataType
+        self, field: str, make: Callable[[Any], Any], values: Sequence[Any], kind: pa.DataType
     ) -> pa.Array:
         """Return what ``make`` returns for each value; refuse the rows for which it raises."""
-        made = [self._made(field, make, row, value) for row, value in enumerate(values)]
-        return pa.array(made, kind)
+        try:
+            return pa.array([make(value) for value in values], kind)
+        except DelayedQueueError:
+            made = [self._made(field, make, row, value) for row, value in enumerate(values)]
+            return pa.array(made, kind)
 
     def recheck(
         self, field: str, make: Callable[[Any], Any], column: pa.Array, doubtful: pa.Array

@@ -113,10 +113,6 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held = {"n": start["n"] + 1, "lock": lease_id, "next": leases.look_ahead(most)}
         return {**held, "kind": self._kind, "database": self._known_owner().database}
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the lag, which ``StreamingQueryProgress`` shows as ``latestOffset``."""
-        return self.held().report()
-
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Cut the batch that ends at ``end`` into pieces; after a restart, the rest of it."""
         if start == end:

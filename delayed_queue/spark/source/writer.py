@@ -119,8 +119,7 @@ def merge_staged(connection: Connection, job: Job, written: Sequence[Written]) -
         )
     settle(connection, closed, *_merged(connection, job, which, most))
     fetch(connection, CLEAR_STAGE, {"job": job.key.job})
-    if job.options.notify:
-        wake(connection, {kind for each in written for kind in each.soon})
+    wake(connection, {kind for each in written for kind in each.soon})
 
 
 def _merged(connection: Connection, job: Job, which: dict[str, Any], most: int) -> tuple[int, int]:

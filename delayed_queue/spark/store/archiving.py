@@ -99,7 +99,7 @@ FROM delayed_queue_archive_file
 WHERE "archiveId" = %(id)s
 """
 
-# What a file must hold, the number of its rows that are done, and whether the archive is held.
+# Rows and checksum of a file, the number of its deleted rows, and whether the archive is held.
 # Reads: archive_file_name, the primary key.
 FILE_TO_PRUNE: Final[LiteralString] = """
 SELECT

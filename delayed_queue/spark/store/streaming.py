@@ -25,12 +25,8 @@ SELECT
     to_regclass('delayed_queue_offer_ledger') IS NOT NULL
 """
 
-# The name of the database, and its server's system identifier, which a promoted standby keeps.
-# Reads: no table of ours.
-WHICH_DATABASE: Final[LiteralString] = """
-SELECT current_database()::text, system_identifier::text
-FROM pg_control_system()
-"""
+# The name of the database. Reads: no table of ours.
+WHICH_DATABASE: Final[LiteralString] = "SELECT current_database()::text"
 
 # The first and the last id, for ranges, and the clock, for states.
 # Reads: the primary key, its two ends.
@@ -114,8 +110,8 @@ WHERE "lockUuid" = %(lease_id)s
 """
 )
 
-# Lease the earliest due messages for one batch of a stream. Returns their number, and the number of
-# redeliveries: tasks read them, not the driver. "cutoff" is the start of an AvailableNow query, so
+# Lease the earliest due messages for one batch of a stream, and return their number: tasks read
+# them, not the driver. "cutoff" is the start of an AvailableNow query, so
 # that it ends although more messages arrive; NULL for a continuous one.
 # Reads: as CLAIM.
 LEASE_DUE: Final[LiteralString] = f"""{CLOCK},
@@ -123,24 +119,23 @@ leased AS ({
     lease_due(
         select_due(until="LEAST(now, %(cutoff)s::bigint)"),
         lease_id="%(lease_id)s::varchar",
-        returning="attempts",
+        returning="id",
     )
 })
-SELECT count(*), count(*) FILTER (WHERE attempts > 1)
+SELECT count(*)
 FROM leased
 """
 
-# The due messages that a stream has not leased: their number up to a cap, and the lateness of the
-# earliest in milliseconds, NULL without one. Two limits as in select_due.
+# The number of due messages that no stream has leased, up to a cap. Two limits as in select_due.
 # Reads: delayed_queue__KindPlusScheduledAtIndex, its beginning.
 BACKLOG: Final[LiteralString] = (
     CLOCK
     + """
-SELECT count(*), (SELECT now FROM clock) - min(due_at)
+SELECT count(*)
 FROM (
-    SELECT due_at
+    SELECT id
     FROM (
-        SELECT "scheduledAt" AS due_at
+        SELECT id
         FROM delayed_queue
         WHERE "scheduledAt" <= (SELECT now FROM clock)
             AND "pKind" = %(kind)s
@@ -270,9 +265,9 @@ taken AS (
         attempts = attempts + %(deliveries)s::integer
     WHERE "lockUuid" = ANY (%(lease_ids)s::text[])
         AND "pKind" || '' = %(kind)s
-    RETURNING attempts
+    RETURNING id
 )
-SELECT count(*), count(*) FILTER (WHERE attempts > 1)
+SELECT count(*)
 FROM taken
 """
 )
@@ -286,20 +281,6 @@ class AroundRow(NamedTuple):
     used_connections: int
     has_queue: bool
     has_ledger: bool
-
-
-class LeasedRow(NamedTuple):
-    """The number of leased messages, and of redeliveries among them."""
-
-    number: int
-    redelivered: int
-
-
-class BacklogRow(NamedTuple):
-    """The number of due messages, and the lateness of the earliest, None without one."""
-
-    due: int
-    oldest: int | None
 
 
 class RulesRow(NamedTuple):

@@ -187,11 +187,11 @@ class TestDrain:
         lake = str(tmp_path / "lake")
         both, touch = threading.Barrier(2), Files.touch
 
-        def together(self: Files, path: str, text: str = "") -> None:
+        def together(self: Files, path: str) -> None:
             """Both have looked, and found nobody."""
             if path.startswith(lake):
                 both.wait(30)
-            touch(self, path, text)
+            touch(self, path)
             if path.startswith(lake):
                 both.wait(30)
 
@@ -223,7 +223,7 @@ class TestDrain:
         before = {each.key: bytes(each.payload) for each in Message.objects.all()}
         assert drain(spark, tmp_path, to=lake).messages == 3
         assert dict(spark.read.parquet(lake).dtypes)["payload"] == "string"
-        assert replays.run(spark, replays.ReplayOptions((lake,)), CONSOLE).counts.created == 3
+        assert replays.run(spark, replays.ReplayOptions((lake,)), CONSOLE).created == 3
         assert {each.key: bytes(each.payload) for each in Message.objects.all()} == before
 
     @pytest.mark.parametrize("name", sample(["answering", "answering_later"], "answering"))
@@ -239,7 +239,7 @@ class TestDrain:
         queue.offer_or_update("often", "fail")
         other.execute("""UPDATE delayed_queue SET attempts = 1 WHERE "pKey" = 'often'""")
         retry = RetryPolicy.ladder("1h")
-        handling = Handling(f"{TARGETS}:{name}", "orders", retry=retry, concurrency=3, rate=1000)
+        handling = Handling(f"{TARGETS}:{name}", "orders", retry=retry, concurrency=3)
 
         found = drain(spark, tmp_path, handling=handling, partitions=2)
 

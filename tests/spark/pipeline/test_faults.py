@@ -34,9 +34,7 @@ from tests.spark.archiver import STEPS
 from tests.spark.clusters import (
     TIMEOUT,
     answer_of,
-    cluster,
     environment,
-    executors_of,
     spawned,
 )
 from tests.spark.pipelines import CONSOLE, archive, holding, letters, lines, options
@@ -96,28 +94,6 @@ class TestArchive:
                 wait_until(lambda: f":{os.getpid()}:" in ArchiveManifest.objects.get().holder)
                 holder.rollback()
                 later.result()
-
-    # On one of processes: in the run's own session executors are threads.
-    @pytest.mark.long
-    def test_an_executor_is_killed_while_it_deletes(
-        self, queue: DelayedQueue, known: str, lake: str, tmp_path: Path
-    ) -> None:
-        letters(50)
-        with (
-            holding(known, "k25") as holder,
-            command(
-                "archive", "dead-letters", "--older-than", "1d", "--to", lake,
-                "--rows-per-file", "20", "--batch-size", "4", "--format", "json",
-                "--master", "local-cluster[2,1,1024]",
-            ) as process,
-        ):  # fmt: skip
-            wait_until(lambda: is_waiting_for(holder) or process.poll() is not None, TIMEOUT)
-            for each in executors_of(process.pid):
-                each.kill()
-            holder.rollback()
-            [found] = answer_of(process)["tables"]
-        assert (found["rows"], found["deleted"], found["changed"]) == (50, 50, 0)
-        assert not DeadLetter.objects.exists()
 
     @contextmanager
     def archiving(self, step: str, spark: Any, lake: str) -> Iterator[subprocess.Popen[str]]:
@@ -184,23 +160,6 @@ class TestArchive:
 class TestImport:
     """P6: the parts are the whole, whatever dies."""
 
-    # A writer's executor is killed in test_processes.py, by the same ledger.
-    @pytest.mark.long
-    def test_an_executor_is_killed_while_it_offers(
-        self, queue: DelayedQueue, known: str, other: Any, tmp_path: Path
-    ) -> None:
-        records = [{"key": f"k{n}", "payload": {"n": n}} for n in range(60_000)]
-        path = lines(tmp_path / "in.jsonl", records)
-        with command(
-            "import", path, "--queue", "orders", "--format", "json",
-            "--master", "local-cluster[2,1,1024]",
-        ) as process:  # fmt: skip
-            wait_until(lambda: count(other) > 0 or process.poll() is not None, TIMEOUT)
-            executors_of(process.pid)[0].kill()
-            report = answer_of(process)
-        assert (report["created"], report["ignored"], report["input"]) == (60_000, 0, 60_000)
-        assert count(other) == 60_000
-
     # In the run's own session: test_repeated_after_a_crash_it_offers_only_what_is_missing.
     @pytest.mark.long
     def test_the_driver_is_killed_between_two_chunks(
@@ -231,30 +190,14 @@ class TestImport:
         assert (again.created, again.ignored, again.was_done) == (60_000, 0, False)
         assert 0 < handled == 60_000 - count(other)
 
-    @pytest.mark.long
-    def test_submitted_to_a_cluster(
-        self, queue: DelayedQueue, known: str, other: Any, tmp_path: Path
-    ) -> None:
-        """The package travels as a zip; neither machine of the cluster has it installed."""
-        path = lines(tmp_path / "in.jsonl", [{"key": f"k{n}", "payload": n} for n in range(500)])
-        with cluster(tmp_path) as found, found.submitted(
-            "import", path, "--queue", "orders", "--format", "json"
-        ) as process:  # fmt: skip
-            out, err = process.communicate(timeout=TIMEOUT)
-        assert process.returncode == DONE, err
-        report = json.loads(out.strip().splitlines()[-1])
-        assert (report["created"], count(other)) == (500, 500)
-        assert "password" not in out + err
-
 
 class TestDrain:
     """P7: Ctrl-C and SIGTERM end it, and the last batch is acknowledged."""
 
     # In the run's own session: test_a_signal_ends_a_drain, of test_pipeline_session.py.
     @pytest.mark.long
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_signal_ends_a_continuous_one(
-        self, number: signal.Signals, queue: DelayedQueue, known: str, tmp_path: Path
+        self, queue: DelayedQueue, known: str, tmp_path: Path
     ) -> None:
         for n in range(20):
             queue.offer_or_update(f"k{n}", n)
@@ -269,7 +212,7 @@ class TestDrain:
                 if "20 messages" in line:
                     break
             assert "batch 0" in said[-1], said
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == DONE, err
         assert json.loads(out)["messages"] == 20
@@ -331,18 +274,6 @@ class TestDrain:
 
 
 class TestErrors:
-    @pytest.mark.long
-    def test_a_process_of_its_own_says_no_more(self, known: str, tmp_path: Path) -> None:
-        arguments = ["import", "nothing.csv", "--queue", "orders", "--master", "local[1,4]"]
-        with command(*arguments) as process:
-            out, err = process.communicate(timeout=TIMEOUT)
-        assert process.returncode == FAILED
-        assert out == ""
-        told = [line for line in err.splitlines() if not PROGRESS.match(line)]
-        assert len(told) == 1, err
-        assert "Path does not exist" in told[0]
-        assert "starting Spark on local[1,4]" in err
-
     def test_the_command_of_manage_py_gives_the_connection_through_the_environment(
         self, transactional_db: None, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],

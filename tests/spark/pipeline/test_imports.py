@@ -9,8 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue
@@ -20,7 +18,7 @@ from delayed_queue.models import Message
 from delayed_queue.spark import counts
 from delayed_queue.spark.pipeline import imports
 from delayed_queue.spark.pipeline.console import Console
-from delayed_queue.spark.pipeline.offers import Spread
+from delayed_queue.spark.pipeline.offers import Offered, Spread
 from delayed_queue.spark.pipeline.records import Rules
 from tests.spark.pipelines import CONSOLE, TARGETS, lines, options, schedules
 from tests.spark.support import with_jvm
@@ -68,23 +66,13 @@ class TestImport:
         with pytest.raises(InvalidConfiguration, match="of other files or options"):
             imports.run(spark, options(tmp_path, path, job=job), CONSOLE)
 
-    def check_quarantine(self, spark: Any, report: imports.ImportReport) -> None:
+    def check_quarantine(self, spark: Any, report: Offered) -> None:
         rows = spark.read.parquet(report.quarantine).orderBy("line").collect()
         assert [row["line"] for row in rows] == [51, *range(151, 1001, 100)]
         assert rows[0]["record"] == "{broken"
         assert rows[0]["reasons"] == ["The line is not JSON (character 2)."]
         assert rows[1]["file"].endswith("in%20put.jsonl")
         assert [row["key"] for row in rows[:3]] == [None, "a\ufffdb", ""]
-
-    def test_a_column_by_which_every_record_is_bad_is_refused_before_any_is_read(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path
-    ) -> None:
-        rows = pa.table({"key": ["a", "b"], "photo": [b"\xff", None]})
-        pq.write_table(rows, tmp_path / "rows.parquet")
-        asked = options(tmp_path, str(tmp_path / "rows.parquet"), form="parquet")
-        with pytest.raises(InvalidConfiguration, match="'photo' has the type binary"):
-            imports.run(spark, asked, CONSOLE)
-        assert queue.stats().due == 0
 
     def test_lines_are_right_across_blocks(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
@@ -105,60 +93,6 @@ class TestImport:
         times = dict(Message.objects.values_list("key", "scheduled_at"))
         found = {key: to_milliseconds(at) - start for key, at in times.items()}
         assert found == {f"k{n:05}": n * 100 for n in range(4000) if n != 3210}
-
-    def test_csv_by_columns(self, queue: DelayedQueue, spark: Any, tmp_path: Path) -> None:
-        path = tmp_path / "in.csv"
-        text = '\ufeffid,amount,at\na,1.5,2031-01-01T01:00:00\nb,2\nc,"3\n\nd,4,tomorrow\n'
-        path.write_bytes(text.encode() + b"e\xff,1,\n")
-        mapping = {"id": "key", "at": "schedule_at"}
-        asked = options(
-            tmp_path, str(path), form="csv", mapping=mapping, time_zone="Europe/Berlin",
-            schema="amount double",
-        )  # fmt: skip
-        found = imports.run(spark, asked, CONSOLE)
-        assert (found.created, found.quarantined) == (1, 4)
-        stored = queue.read("a")
-        assert stored is not None
-        assert stored.payload == {"amount": 1.5}
-        assert stored.scheduled_at == datetime(2031, 1, 1, tzinfo=UTC)
-        assert [each["line"] for each in found.samples] == [3, 4, 6, 7]
-        assert "not UTF-8" in found.samples[-1]["reasons"][0]
-        assert any("in.csv:6 (key 'd'): schedule_at 'tomorrow'" in each for each in found.lines())
-
-    def test_a_missing_column_is_said_before_anything_is_written(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path
-    ) -> None:
-        path = tmp_path / "in.parquet"
-        pq.write_table(pa.table({"a": [1], "b": ["x"]}), path)
-        asked = options(tmp_path, str(path), form="parquet", mapping={"order": "key"})
-        with pytest.raises(InvalidConfiguration, match="no column 'order'; it has a, b"):
-            imports.run(spark, asked, CONSOLE)
-        assert queue.stats().due == 0
-        assert not (tmp_path / "quarantine").exists()
-
-    def test_parquet_of_all_types(self, queue: DelayedQueue, spark: Any, tmp_path: Path) -> None:
-        # As Spark writes it: a directory whose name says nothing.
-        (tmp_path / "written").mkdir()
-        path = tmp_path / "written" / "part-0000.snappy.parquet"
-        at = datetime(2031, 1, 1, tzinfo=UTC)
-        table = pa.table(
-            {
-                "key": ["a", "b", None],
-                "payload": [{"n": 1, "of": [{"m": 2}]}, None, {"n": 3}],
-                "schedule_at": pa.array([at] * 3, pa.timestamp("us", tz="UTC")),
-                "headers": ['{"h":"1"}', None, None],
-            }
-        )
-        pq.write_table(table, path)
-        asked = options(tmp_path, str(path.parent), form=None)
-        found = imports.run(spark, asked, CONSOLE)
-        assert (found.created, found.quarantined) == (1, 2)
-        assert [each["line"] for each in found.samples] == [2, 3]
-        stored = queue.read("a")
-        assert stored is not None
-        assert stored.payload == {"n": 1, "of": [{"m": 2}]}
-        assert stored.headers == {"h": "1"}
-        assert stored.scheduled_at == at
 
     def test_too_many_bad_ones_stop_it_before_the_first_offer(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue
@@ -48,35 +45,6 @@ def payloads() -> dict[str, Any]:
 
 
 class TestCsv:
-    def test_files_whose_columns_stand_otherwise_are_refused(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path
-    ) -> None:
-        """Read by the header of another file, amounts would be keys."""
-        (tmp_path / "a.csv").write_text("id,amount\nk1,7\n")
-        with gzip.open(tmp_path / "b.csv.gz", "wt") as packed:
-            packed.write("amount,id\n8,k2\n")
-        asked = options(tmp_path, f"{tmp_path}/*.csv*", form="csv", mapping={"id": "key"})
-        said = r"b\.csv\.gz has not the header of .*a\.csv: amount, id instead of id, amount"
-        with pytest.raises(InvalidConfiguration, match=said):
-            imports.run(spark, asked, CONSOLE)
-        assert queue.stats().due == 0
-
-    @pytest.mark.parametrize(
-        ("text", "said"),
-        [
-            ("key,amount,amount\na,1,2\n", "the column 'amount' more than once"),
-            ('key,"amount\na,1\n', "The header of .*in.csv is not CSV: unexpected end"),
-            ("", "The input is empty"),
-        ],
-    )
-    def test_headers_that_are_none(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path, text: str, said: str
-    ) -> None:
-        path = tmp_path / "in.csv"
-        path.write_text(text)
-        with pytest.raises(InvalidConfiguration, match=said):
-            imports.run(spark, options(tmp_path, str(path), form="csv"), CONSOLE)
-
     @pytest.mark.long
     def test_line_breaks_in_cells_across_the_cuts_of_spark(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
@@ -127,29 +95,6 @@ class TestFiles:
             with pytest.raises(InvalidConfiguration, match=r"no file to read at .*(hidden|empty)"):
                 imports.run(spark, options(tmp_path, *paths), CONSOLE)
         assert queue.stats().due == 0
-
-    def test_columns_that_only_some_files_have_are_kept(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path
-    ) -> None:
-        pq.write_table(pa.table({"key": ["a"], "old": [1]}), tmp_path / "a.parquet")
-        pq.write_table(pa.table({"key": ["b"], "new": [2]}), tmp_path / "b.parquet")
-        asked = options(tmp_path, f"{tmp_path}/*.parquet", form="parquet")
-        assert imports.run(spark, asked, CONSOLE).created == 2
-        assert payloads() == {"a": {"old": 1, "new": None}, "b": {"old": None, "new": 2}}
-
-    def test_headers_may_be_a_map(self, queue: DelayedQueue, spark: Any, tmp_path: Path) -> None:
-        table = pa.table(
-            {
-                "key": ["a", "b"], "payload": ["1", "2"],
-                "headers": pa.array([[("h", "1")], None], pa.map_(pa.string(), pa.string())),
-            }
-        )  # fmt: skip
-        pq.write_table(table, tmp_path / "in.parquet")
-        asked = options(tmp_path, str(tmp_path / "in.parquet"), form="parquet")
-        assert imports.run(spark, asked, CONSOLE).created == 2
-        stored = queue.read("a")
-        assert stored is not None
-        assert stored.headers == {"h": "1"}
 
 
 class TestRatio:
@@ -220,7 +165,7 @@ class TestRepeated:
         archive(spark, lake, rows_per_file=50)
         spread = Spread.of(per_second=1000)
         asked = replays.ReplayOptions((f"{lake}/delayed_queue_dead_letter",), spread=spread)
-        assert replays.run(spark, asked, CONSOLE).counts.created == 200
+        assert replays.run(spark, asked, CONSOLE).created == 200
         other.execute('DELETE FROM delayed_queue_offer_ledger WHERE "partition" = -1')
         other.execute("""DELETE FROM delayed_queue WHERE "pKey" < 'k5'""")
         left = Message.objects.count()
@@ -228,7 +173,7 @@ class TestRepeated:
         with set_to(spark, shuffle__partitions="7", files__maxPartitionBytes="1000"):
             again = replays.run(spark, asked, CONSOLE)
 
-        assert (again.counts.created, again.was_done) == (200, False)
+        assert (again.created, again.was_done) == (200, False)
         assert Message.objects.count() == left < 200
 
     @pytest.mark.long
@@ -240,7 +185,7 @@ class TestRepeated:
         asked = replays.ReplayOptions((f"{lake}/delayed_queue_dead_letter",), suffix=True)
         for job in ("campaign-2026-1", "campaign-2026-2", None):
             given = replace(asked, job=job)
-            assert replays.run(spark, given, CONSOLE).counts.created == 3
+            assert replays.run(spark, given, CONSOLE).created == 3
             assert replays.run(spark, given, CONSOLE).was_done
         assert Message.objects.count() == 9
 

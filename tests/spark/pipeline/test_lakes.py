@@ -50,7 +50,7 @@ def drain(spark: Any, lake: str, kind: str) -> drains.Drained:
 
 def replay(spark: Any, *paths: str, **changes: Any) -> int:
     asked = replays.ReplayOptions(paths, **changes)
-    return replays.run(spark, asked, CONSOLE).counts.created
+    return replays.run(spark, asked, CONSOLE).created
 
 
 def measured(spark: Any, **sources: Any) -> dict[str, Any]:

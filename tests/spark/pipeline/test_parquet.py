@@ -76,16 +76,6 @@ class TestImport:
         jobs = other.execute("SELECT DISTINCT job FROM delayed_queue_offer_ledger").fetchall()
         assert jobs == [("tenants",)]
 
-    def test_a_record_without_a_key_is_quarantined(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path
-    ) -> None:
-        asked = self.asked(tmp_path, ["a", None, "b", "a"])
-        found = imports.run(spark, asked, CONSOLE)
-        assert (found.created, found.quarantined, found.duplicates) == (2, 1, 1)
-        assert [(each["line"], each["reasons"]) for each in found.samples] == [
-            (2, ["It has no key."])
-        ]
-
     @pytest.mark.parametrize("most", [10**6, 10])
     def test_repeated_after_a_crash_on_another_cluster_it_offers_what_is_missing(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -16,6 +16,7 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.spark.models import PipelineReport
 from delayed_queue.spark.pipeline import reports, snapshots
+from delayed_queue.spark.source.reader import exported
 from tests.spark.pipelines import CONSOLE, letters
 from tests.spark.support import with_jvm
 
@@ -31,16 +32,15 @@ class TestSnapshot:
         for n in range(50):
             queue.offer_or_update(f"k{n}", {"n": n})
         DelayedQueue("mail").offer_or_update("m", 1)
-        moment = snapshots.moment
 
         @contextmanager
         def and_then() -> Iterator[Any]:
-            with moment() as found:
+            with exported() as found:
                 queue.drop_all_messages("Yes, please, I know what I'm doing!")
                 queue.offer_or_update("late", 1)
                 yield found
 
-        monkeypatch.setattr(snapshots, "moment", and_then)
+        monkeypatch.setattr(snapshots, "exported", and_then)
         found = snapshots.run(spark, None, lake, CONSOLE)
         assert found.messages == 51
         rows = spark.read.parquet(found.path).collect()

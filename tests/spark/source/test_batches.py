@@ -286,10 +286,3 @@ class TestReading:
             assert read(spark).count() == 0
         with pytest.raises(Exception, match="Is it still held"):
             read(spark, snapshot=name).count()
-
-    @pytest.mark.long
-    def test_a_queue_that_must_be_there(self, spark: Any, queue: DelayedQueue):
-        queue.offer_or_update("a", 1)
-        assert read(spark, queue="typo").count() == 0
-        with pytest.raises(Exception, match=r"'order\|json'. Did you mean 'orders\|json'"):
-            read(spark, queue="order", mustExist="true").count()

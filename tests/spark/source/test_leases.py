@@ -12,7 +12,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
-from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.source.leases import Leases
 from delayed_queue.spark.source.options import parse_options
 from delayed_queue.spark.source.stream import LeasingReader
@@ -202,31 +201,3 @@ def test_what_nobody_has_seen_is_given_back_uncounted(queue: DelayedQueue):
     leases.give_back(lease_id)
     leases.close()
     assert Message.objects.filter(lease_id__isnull=True, attempts=0).count() == 5
-
-
-class TestReport:
-    """What ``StreamingQueryProgress`` shows as the latest offset."""
-
-    def test_what_waits_and_what_came_back(self, queue: DelayedQueue):
-        source = reader(prefetch="false")
-        fill(queue, 7)
-        queue.try_poll_many(1)
-        expire("k000")
-        first = source.latestOffset(source.initialOffset(), FIVE)
-        found = source.reportLatestOffset()
-        assert found is not None
-        assert (found["due"], found["due_is_cut"], found["redelivered"]) == (2, False, 1)
-        assert found["oldest_due_ms"] > 0
-        assert found["lease_age_ms"] >= 0
-        last = source.latestOffset(first, FIVE)
-        source.latestOffset(last, FIVE)
-        empty = {"due": 0, "due_is_cut": False, "oldest_due_ms": 0, "redelivered": 0}
-        assert source.reportLatestOffset() == {**empty, "lease_age_ms": 0}
-        source.stop()
-
-    def test_a_database_that_is_away_ends_no_stream(
-        self, queue: DelayedQueue, source: LeasingReader, monkeypatch: pytest.MonkeyPatch
-    ):
-        source.held()
-        monkeypatch.setenv(VARIABLE, "host=/nowhere")
-        assert source.reportLatestOffset() is None

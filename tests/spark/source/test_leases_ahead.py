@@ -13,7 +13,6 @@ from delayed_queue.models import Message
 from delayed_queue.spark.source.leases import Leases
 from delayed_queue.spark.source.options import parse_options
 from delayed_queue.spark.source.stream import LeasingReader
-from delayed_queue.spark.store.streaming import LeasedRow
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.support import is_waiting_for, keys_of
 from tests.support.processes import wait_until
@@ -93,7 +92,7 @@ class TestAhead:
         leases = Leases(parse_options({"queue": "orders", "renew": "false"}))
         for _ in range(2):
             found = leases.take_over("ours", [first["next"], "ours"], deliveries=0)
-            assert found == LeasedRow(5, 0)
+            assert found == 5
         leases.close()
 
     def test_a_consumer_that_takes_an_expired_one_keeps_it(

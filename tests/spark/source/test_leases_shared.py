@@ -23,7 +23,7 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
-from delayed_queue.spark.pipeline.handling import Calls, Handling, Place, Settler, Tally, ended_of
+from delayed_queue.spark.pipeline.handling import Calls, Handling, Place, Settler, ended_of
 from delayed_queue.spark.source.ledger import JobKey
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.pipelines import TARGETS
@@ -112,7 +112,7 @@ class TestAnotherQueuesMessageUnderTheLease:
         handling = Handling(f"{TARGETS}:answering", "orders")
         with steady() as connection, Calls(handling) as calls:
             Settler(connection, handling, "orders|json", Place(key), calls).handle(lease_id, ids)
-        assert (ended_of(key), keys_of(other)) == (Tally(done=1), ["theirs"])
+        assert (ended_of(key), keys_of(other)) == ({"done": 1}, ["theirs"])
 
 
 class Sharing(RuleBasedStateMachine):

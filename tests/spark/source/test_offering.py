@@ -219,16 +219,10 @@ class TestTrouble:
 
 
 class TestWaking:
-    @pytest.mark.parametrize(
-        ("options", "heard"),
-        [({}, 1), ({"notify": "false"}, 0)],
-    )
-    def test_once_for_a_partition_with_something_due(
-        self, other: psycopg.Connection[Any], options: dict[str, str], heard: int
-    ):
+    def test_once_for_a_partition_with_something_due(self, other: psycopg.Connection[Any]):
         other.execute(f"LISTEN {channel_of('orders|json')}")
-        offer(job("job", NOW, 0, chunk="2", **options), [rows(letters("abcdef"))])
-        assert len(list(other.notifies(timeout=0.5, stop_after=2))) == heard
+        offer(job("job", NOW, 0, chunk="2"), [rows(letters("abcdef"))])
+        assert len(list(other.notifies(timeout=0.5, stop_after=2))) == 1
 
     def test_not_for_what_is_far_away(self, other: psycopg.Connection[Any]):
         other.execute(f"LISTEN {channel_of('orders|json')}")
@@ -277,25 +271,3 @@ class TestManyQueues:
             other.execute(SQL("LISTEN {}").format(Identifier(channel_of(f"{name}|json"))))
         offer(of_many(), [rows_of_many("a", "b")])
         assert len(list(other.notifies(timeout=10, stop_after=2))) == 2
-
-    @pytest.mark.parametrize(
-        ("column", "value", "said"),
-        [
-            ("queue", None, r"The column queue is refused: A queue needs a name.*\(key 'k'\)"),
-            ("queue", "", r"The column queue is refused: A queue needs a name.*\(key 'k'\)"),
-            ("queue", "x" * 96, r"The column queue is refused: .* has 101 characters.*\(key 'k'\)"),
-            ("group", "", r"The column group is refused: .* this one has 0.*\(key 'k'\)"),
-            ("group", "g" * 101, r"The column group is refused: .* this one has 101.*\(key 'k'\)"),
-            (
-                "group",
-                "a\x00",
-                r"The column group is refused: .* contains a NUL character.*\(key 'k'\)",
-            ),
-            ("payload", "{", r"The column payload is refused: It is not JSON.*\(key 'k'\)"),
-        ],
-    )
-    def test_what_cannot_be_is_refused_by_its_key(self, column: str, value: Any, said: str):
-        made = rows_of_many("a").to_pydict() | {column: [value]}
-        with pytest.raises(InvalidMessage, match=said):
-            offer(of_many(), [pa.RecordBatch.from_pydict(made)])
-        assert owned() == set()

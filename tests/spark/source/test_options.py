@@ -28,8 +28,8 @@ class TestParsing:
         assert parse_options({"kind": "x"}).kind == "x"
 
     def test_spark_gives_names_in_lower_case(self):
-        given = parse_options({"maxmessagespertrigger": "5", "LEASE": "90s", "mustExist": "True"})
-        assert (given.maxMessagesPerTrigger, given.lease, given.mustExist) == (5, 90_000, True)
+        given = parse_options({"maxmessagespertrigger": "5", "LEASE": "90s", "allQueues": "True"})
+        assert (given.maxMessagesPerTrigger, given.lease, given.allQueues) == (5, 90_000, True)
 
     def test_what_spark_adds_is_passed_over(self):
         assert parse_options({"path": "x", "checkpointLocation": "y"}) == Options()

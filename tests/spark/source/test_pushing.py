@@ -81,7 +81,6 @@ MILLISECONDS = int(AT.timestamp() * 1000)
 KIND = "\"kind\" = 'orders|json'"
 
 
-@pytest.mark.parametrize("driver", sample(["adbc", "psycopg"], "adbc"))
 @pytest.mark.parametrize(
     ("condition", "sent"),
     sample(
@@ -105,11 +104,11 @@ KIND = "\"kind\" = 'orders|json'"
     ),
 )
 @pytest.mark.usefixtures("pushing")
-def test_the_database_filters(spark: Any, logged: Logged, driver: str, condition: str, sent: str):
+def test_the_database_filters(spark: Any, logged: Logged, condition: str, sent: str):
     expected = sorted(row.key for row in frame(spark, logged).where(condition).collect())
     assert len(expected) < ROWS
     with logged.reads() as reads:
-        found = frame(spark, logged, pushFilters="true", driver=driver).where(condition).collect()
+        found = frame(spark, logged, pushFilters="true").where(condition).collect()
     assert sorted(row.key for row in found) == expected
     assert len(reads) == 2
     assert {each.replace("E'", "'") for each in reads} == {f"{KIND} AND {sent}" if sent else KIND}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -55,8 +54,6 @@ class TestDraining:
         assert sorted(in_lake(spark, lake)) == sorted(keys)
         assert Message.objects.count() == 0
         assert [each["numInputRows"] for each in query.recentProgress][:3] == [10, 10, 5]
-        lag = json.loads(query.recentProgress[0].json)["sources"][0]["latestOffset"]
-        assert set(lag) == {"due", "due_is_cut", "oldest_due_ms", "redelivered", "lease_age_ms"}
 
     @pytest.mark.long
     def test_an_empty_queue_ends_at_once(self, spark: Any, lake: str):

@@ -37,10 +37,10 @@ class Command(QueueCommand):
             from delayed_queue.spark.database import dsn_from_django
             from delayed_queue.spark.pipeline import cli
             from delayed_queue.spark.settings import VARIABLE
-        # Through the environment: arguments are seen by everybody on the machine, and by Spark.
+        # Through the environment: all users of the machine, and Spark, can read arguments.
         os.environ[VARIABLE] = dsn_from_django(connections[options["database"]].settings_dict)
         arguments = options["arguments"] or ["--help"]
-        if arguments[0] in cli.COMMANDS:  # what it says itself comes behind, and is taken
+        if arguments[0] in cli.COMMANDS:  # a later --format wins
             arguments[1:1] = ["--format", options["format"]]
         code = cli.main(arguments, spark_settings())
         if code:

@@ -65,6 +65,9 @@ class TestRecords:
             (datetime(2026, 7, 1, 9), "2026-07-01T07:00:00+00:00"),  # noqa: DTZ001 - that is it
             (date(2026, 7, 1), "2026-06-30T22:00:00+00:00"),
             ("2026-07-01T09:00:00Z", "2026-07-01T09:00:00+00:00"),
+            (1_795_309_838_000, "2026-11-22T01:10:38+00:00"),
+            ("631152000000", "1990-01-01T00:00:00+00:00"),
+            ("1969-12-31T00:00:00Z", "1969-12-31T00:00:00+00:00"),
             # An hour that comes twice: the first.
             ("2026-10-25T02:30", "2026-10-25T00:30:00+00:00"),
         ],
@@ -79,32 +82,6 @@ class TestRecords:
         rules = replace(JSON_TEXTS, time_zone="Europe/Berlin")
         assert "an hour that Europe/Berlin skips" in reasons(record, rules)
         assert "pass --time-zone for all of them" in reasons(record)
-
-    def test_cells_have_the_types_of_the_schema(self) -> None:
-        types = {
-            "n": "integer", "x": "double", "paid": "boolean", "price": "decimal", "on": "date",
-            "note": "string", "none": "long",
-        }  # fmt: skip
-        cells = {
-            "n": "7", "x": "1.5", "paid": "TRUE", "price": "729.640", "on": "2026-01-02",
-            "note": "", "none": "",
-        }  # fmt: skip
-        found = checked({"key": "a", **cells}, replace(JSON_TEXTS, types=types))
-        assert json.loads(found.payload or b"") == {
-            "n": 7, "x": 1.5, "paid": True, "price": "729.640", "on": "2026-01-02", "note": "",
-            "none": None,
-        }  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("kind", "cell"),
-        [
-            ("integer", "1_000"), ("integer", "1.5"), ("double", "nan"), ("double", "7,5"),
-            ("boolean", "maybe"), ("decimal", "much"), ("date", "tomorrow"),
-        ],
-    )  # fmt: skip
-    def test_a_cell_that_is_not_of_its_type_is_not_quoted(self, kind: str, cell: str) -> None:
-        rules = replace(JSON_TEXTS, types={"cell": kind})
-        assert reasons({"key": "a", "cell": cell}, rules) == f"The column cell is no {kind}."
 
     @pytest.mark.parametrize(("given", "found"), [("g", "g"), (7, "7"), ("", None), (None, None)])
     def test_groups(self, given: Any, found: str | None) -> None:
@@ -145,10 +122,23 @@ class TestRecords:
             ({"key": "a", "payload": "1", "schedule_at": "soon"}, "'soon' is no instant"),
             ({"key": "a", "payload": "1", "schedule_at": "2026-01-01T00:00"}, "no time zone"),
             ({"key": "a", "payload": "1", "schedule_at": 10**17}, "outside the years"),
+            ({"key": "a", "payload": "1", "schedule_at": 1_795_309_838}, "may be in seconds"),
+            ({"key": "a", "payload": "1", "schedule_at": "-1"}, "may be in seconds"),
+            ({"key": "a", "payload": "1", "schedule_at": 1.5}, "1.5 is no instant"),
+            ({"key": 1.5, "payload": "1"}, "must be a str, not float"),
+            ({"key": "a", "photo": b"1"}, "bytes is not JSON serializable"),
             ({"key": "a", "payload": "1", "delay": "a while"}, "neither seconds nor a duration"),
             ({"key": "a", "payload": "1", "delay": 1e300}, "neither seconds nor a duration"),
             ({"key": "a", "payload": "1", "delay": True}, "neither seconds nor a duration"),
             ({"key": "a", "payload": "1", "delay": 5, "schedule_at": 5}, "both"),
+            *(
+                ({"key": "a", "payload": "1", "delay": each}, "delay")
+                for each in ("inf", "nan", float("-inf"))
+            ),
+            *(
+                ({"key": "a", "payload": "1", "schedule_at": each}, "is no instant")
+                for each in ("infinity", float("inf"))
+            ),
             ({"key": "a", "payload": "1", "headers": "[]"}, "headers must map"),
             ({"key": "a", "payload": "1", "headers": "x"}, "headers is not JSON"),
             ({"key": "a", "payload": "1", "headers": {"h": "x" * 65_536}}, "at most 65536"),
@@ -272,10 +262,6 @@ class TestInputs:
         with pytest.raises(InvalidConfiguration, match="--input-format"):
             format_of(paths)
         assert Input(tuple(paths), "csv", Rules("orders")).known(paths).format == "csv"
-
-    def test_a_schema_is_for_texts_alone(self) -> None:
-        with pytest.raises(InvalidConfiguration, match="--schema is for CSV"):
-            Input(("a.jsonl",), None, Rules("orders"), schema="a int").known(["a.jsonl"])
 
     def test_how_far_it_is_is_told_now_and_then(self) -> None:
         err, told = io.StringIO(), threading.Event()

@@ -75,9 +75,7 @@ def test_an_import_judges_columns_as_it_judges_records(
     given: tuple[str, pa.RecordBatch], queue: str | None
 ) -> None:
     codec, batch = given
-    checker = Checker(
-        Rules(queue, codec, max_bytes=8, max_depth=2, are_texts_json=True, time_unit="ms")
-    )
+    checker = Checker(Rules(queue, codec, max_bytes=8, max_depth=2, are_texts_json=True))
     columns = checked_rows(checker, batch, batch.num_rows)
     assert columns == checked_rows(checker, batch.to_pylist(), batch.num_rows)
 
