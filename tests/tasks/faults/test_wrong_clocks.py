@@ -13,7 +13,8 @@ import pytest
 import time_machine
 from django.db import connection
 
-from delayed_queue.models import Sample
+from delayed_queue.cron.keeper import CronEntry, CronKeeper
+from delayed_queue.models import Message, Sample
 from delayed_queue.observe import store
 from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow
 from delayed_queue.tasks._api import TaskResultStatus
@@ -120,6 +121,15 @@ def test_a_wrong_clock_drops_no_sample(days: int) -> None:
         assert SAMPLES_BY_DAY.keep(timedelta(days=8))
     assert days_of(SAMPLES) == made
     assert Sample.objects.filter(kind="a|json").exists()
+
+
+@DAYS
+def test_a_keeper_with_a_wrong_clock_installs_the_ticks_of_the_database(days: int) -> None:
+    keeper = CronKeeper(entries=[CronEntry("reports", "hourly", "@hourly")])
+    with time_machine.travel(datetime.now(UTC) + timedelta(days=days)):
+        assert [each.error for each in keeper.check(force=True)] == [""]
+    (first, *_) = Message.objects.order_by("scheduled_at")
+    assert timedelta(0) <= first.scheduled_at - datetime.now(UTC) <= timedelta(hours=1)
 
 
 @DAYS
