@@ -26,7 +26,7 @@ from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
 from delayed_queue.queue.base import P, QueueBase, T, nothing
 from delayed_queue.queue.dealing import UNLIMITED
 from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk
-from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow, RankedRow
+from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
 from delayed_queue.queue.store.groups import GroupLease
 from delayed_queue.retries import RetryPolicy
 
@@ -136,7 +136,7 @@ class Leasing(QueueBase):
         return await sync_to_async(call)(*args, **kwargs)
 
 
-TakenRow = LeasedRow | RankedRow | ConsumedRow
+TakenRow = LeasedRow | ConsumedRow
 
 
 class Polling(Leasing):
@@ -243,7 +243,7 @@ class Polling(Leasing):
                 break
         return claim
 
-    def _open_rows(self, rows: Sequence[LeasedRow | RankedRow], lease_id: str) -> list[Envelope]:
+    def _open_rows(self, rows: Sequence[LeasedRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; dead-letter those that do not decode (Q22)."""
         envelopes, open_row = [], self._envelope_of
         for row in rows:

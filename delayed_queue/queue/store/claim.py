@@ -19,7 +19,7 @@ from delayed_queue.queue.store.fragments import (
 )
 
 if TYPE_CHECKING:
-    from delayed_queue.db.sql import Step
+    from delayed_queue.db.sql import Row, Step
 
 
 def select_due(
@@ -220,22 +220,6 @@ class LeasedRow(NamedTuple):
     group: str | None = None
 
 
-class RankedRow(NamedTuple):
-    """As LeasedRow, and the position of the row's kind among the kinds of the claim."""
-
-    id: int
-    key: str
-    payload: bytes
-    scheduled_at: int
-    due_at: int
-    leased_until: int
-    attempts: int
-    headers: str | None
-    is_retaken: bool
-    group: str | None
-    rank: int
-
-
 class ConsumedRow(NamedTuple):
     """A row taken out by CONSUME: as leased, and what is needed to put it back."""
 
@@ -260,7 +244,6 @@ NO_FLOOR: Final = -(2**63 - 1)
 HANDLER: Final = "delayed_queue_handler"
 
 _ORDER: Final = attrgetter("due_at", "id")
-_RANKED: Final = attrgetter("rank", "due_at", "id")
 
 Taken = TypeVar("Taken", "LeasedRow", "ConsumedRow")
 
@@ -284,7 +267,7 @@ def claim_step(
     Messages whose last lease ran out unsettled get ``retaken_id``, the others ``lease_id``. Returns
     rows of ``LeasedRow``, in no order. A strict claim waits for another one of the kind, or finds
     nothing. With ``kinds`` it claims from these, by rank and from the start of each; the limits of
-    ``kind`` apply, and the rows are of ``RankedRow``.
+    ``kind`` apply, and each row has one more column, the position of its kind.
     """
     params: dict[str, Any] = {
         "kind": kind, "limit": limit, "lease_id": lease_id, "retaken_id": retaken_id,
@@ -317,9 +300,11 @@ def earliest_first(rows: list[Taken]) -> list[Taken]:
     return rows
 
 
-def most_urgent_first(rows: list[RankedRow]) -> list[RankedRow]:
-    """Sort the rows of a claim from several kinds in place: by rank, then the earliest first."""
-    rows.sort(key=_RANKED)
+def most_urgent_first(reply: Sequence[Row]) -> list[LeasedRow]:
+    """Return the rows of a claim from several kinds by the rank of the kind, the last column."""
+    rows = earliest_first(rows_of(LeasedRow, [row[:-1] for row in reply]))
+    ranks = {row[0]: row[-1] for row in reply}
+    rows.sort(key=lambda row: ranks[row.id])
     return rows
 
 

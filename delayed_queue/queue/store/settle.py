@@ -183,13 +183,13 @@ SELECT id
 FROM dead_lettered
 """
 
-# Members of a lease as they are now, in the order of their due times. The kind is compared as an
-# expression, so that the planner does not read its index.
+# Members of a lease as they are now, as LeasedRow, in the order of their due times. The kind is
+# compared as an expression, so that the planner does not read its index.
 # Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
 LEASED_MEMBERS: Final[LiteralString] = """
 SELECT
     id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
-    attempts, headers::text, "group"
+    attempts, headers::text, false, "group"
 FROM delayed_queue
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = %(lease_id)s
@@ -222,20 +222,6 @@ class HeldRow(NamedTuple):
 
     id: int
     lease_id: str
-
-
-class MemberRow(NamedTuple):
-    """A member of a lease as it is now."""
-
-    id: int
-    key: str
-    payload: bytes
-    scheduled_at: int
-    due_at: int
-    leased_until: int
-    attempts: int
-    headers: str | None
-    group: str | None
 
 
 def acknowledge_leases_step(lease_ids: Sequence[str]) -> Step:

@@ -24,6 +24,7 @@ from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
 from delayed_queue.messages import MILLISECOND, Batch, Envelope
 from delayed_queue.queue.fingerprints import fingerprint
+from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.settle import (
     ACKNOWLEDGE,
     DEAD_LETTER,
@@ -31,7 +32,6 @@ from delayed_queue.queue.store.settle import (
     LEASED_MEMBERS,
     RELEASE,
     ExtendedRow,
-    MemberRow,
 )
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.database import Connection, fetch, steady
@@ -266,7 +266,7 @@ class Settler:
         """Handle those that are still under the lease; done ones are deleted at its end."""
         params = {"ids": ids, "lease_id": lease_id, "kind": self._kind}
         # Read now, not by Spark: a repeated partition must not handle what it settled before.
-        rows = rows_of(MemberRow, fetch(self._connection, LEASED_MEMBERS, params))
+        rows = rows_of(LeasedRow, fetch(self._connection, LEASED_MEMBERS, params))
         taken = [(row, self._taken(row, lease_id)) for row in rows]
         called = [(row, each) for row, each in taken if isinstance(each, Envelope)]
         for row, each in taken:
@@ -285,7 +285,7 @@ class Settler:
         if done:
             self._leases.count(self._place, "done", ACKNOWLEDGE, ids=done, lease_id=lease_id)
 
-    def _taken(self, row: MemberRow, lease_id: str) -> Envelope | Verdict:
+    def _taken(self, row: LeasedRow, lease_id: str) -> Envelope | Verdict:
         """Return what the handler is called with, or why it is not called."""
         if row.attempts > self._policy.max_attempts:
             # Every delivery ended without an answer: it may be what kills the executors.
@@ -295,7 +295,7 @@ class Settler:
         except PayloadNotDecodable as error:
             return Verdict(None, str(error))
 
-    def _envelope(self, row: MemberRow, lease_id: str) -> Envelope:
+    def _envelope(self, row: LeasedRow, lease_id: str) -> Envelope:
         return Envelope(
             row.key, decode(self._codec, row.payload), self._queue, row.attempts, lease_id, row.id,
             row.scheduled_at, row.due_at, row.leased_until,

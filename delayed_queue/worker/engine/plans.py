@@ -16,7 +16,6 @@ from delayed_queue.messages import MILLISECOND
 from delayed_queue.queue.group_claims import GroupClaim, GroupWalk, by_turns
 from delayed_queue.queue.store.claim import (
     LeasedRow,
-    RankedRow,
     claim_step,
     earliest_first,
     most_urgent_first,
@@ -50,7 +49,7 @@ class ClaimPlan:
         self.lease_id, self.retaken_id = new_lease_id(holder), new_lease_id(holder)
         self.steps = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id)
 
-    def finish(self, replies: Mapping[object, list[Row]]) -> Sequence[LeasedRow | RankedRow]:
+    def finish(self, replies: Mapping[object, list[Row]]) -> Sequence[LeasedRow]:
         """Return what was leased, and schedule the next poll of the consumer.
 
         A queue with limits is claimed here.
@@ -69,7 +68,7 @@ class ClaimPlan:
             self._end_poll(rows, next_due_in)
         return rows
 
-    def open(self, rows: Sequence[LeasedRow | RankedRow]) -> list[Claim]:
+    def open(self, rows: Sequence[LeasedRow]) -> list[Claim]:
         """Return the claims of what was leased: one for each manner, and for each suspect."""
         consumer, began_at = self.consumer, self.poll.began_at
         fresh = [row for row in rows if not row.is_retaken]
@@ -85,7 +84,7 @@ class ClaimPlan:
 
     def _end_poll(
         self,
-        rows: Sequence[LeasedRow | RankedRow],
+        rows: Sequence[LeasedRow],
         next_due_in: int | None,
         *,
         has_more: bool = False,
@@ -98,9 +97,9 @@ class ClaimPlan:
             now = rows[0].leased_until - self.consumer.queue.lease_duration // MILLISECOND
             self.consumer.tally.note_lateness([now - row.due_at for row in rows])
 
-    def _leased(self, reply: list[Row]) -> Sequence[LeasedRow | RankedRow]:
+    def _leased(self, reply: list[Row]) -> Sequence[LeasedRow]:
         if self.poll.kinds:
-            return most_urgent_first(rows_of(RankedRow, reply))
+            return most_urgent_first(reply)
         return earliest_first(rows_of(LeasedRow, reply))
 
     # Queues with limits
