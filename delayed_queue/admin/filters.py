@@ -167,8 +167,16 @@ class LeaseFilter(LinkedFilter):
         return queryset if lease_id is None else queryset.filter(lease_id=lease_id)
 
 
+def held_by(worker: Worker, messages: QuerySet[Any]) -> QuerySet[Any]:
+    """Return the messages under the worker's leases, whose ids start with its own prefix."""
+    if not worker.holder:
+        return messages.none()
+    # "g" sorts behind every hexadecimal digit.
+    return messages.filter(lease_id__gte=worker.holder, lease_id__lt=f"{worker.holder}g")
+
+
 class WorkerFilter(LinkedFilter):
-    """By worker: the messages under the leases of its last heartbeat."""
+    """By worker: the messages under its leases."""
 
     title = _("worker")
     parameter_name = WORKER
@@ -182,7 +190,7 @@ class WorkerFilter(LinkedFilter):
         if chosen is None:
             return queryset
         worker = _worker(chosen, queryset.db)
-        return queryset.filter(lease_id__in=[] if worker is None else worker.lease_ids)
+        return queryset.none() if worker is None else held_by(worker, queryset)
 
 
 def _worker(chosen: str, using: str) -> Worker | None:

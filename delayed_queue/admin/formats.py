@@ -239,27 +239,19 @@ def show_payload(kind: str, head: bytes, size: int) -> SafeString:
     Uses only built-in codecs, by the name in the kind: a codec of the project is not safe for bytes
     from any writer.
     """
-    text, note = _readable(kind, head, is_whole=len(head) == size)
+    text, note = _as_text(head, is_whole=len(head) == size)
+    # Callbacks have JSON payloads, too.
+    if name_of(kind).codec in {"json", "callback"} and len(head) == size:
+        try:
+            text, note = _pretty(decode(codec_named("json"), head)), _(" of JSON, indented")
+        except (PayloadNotDecodable, RecursionError) as error:
+            unreadable = _(", not readable as JSON (%(error)s)")
+            note += unreadable % {"error": error.__cause__ or error}
     shown = _("%(size)s bytes") % {"size": number(size)} + note
     if len(text) > MAX_SHOWN or len(head) < size:
         first = _("; the first %(shown)s characters are shown")
         shown += first % {"shown": number(min(len(text), MAX_SHOWN))}
     return format_html("{}{}", quiet(f"{shown}."), block(text[:MAX_SHOWN]))
-
-
-def _readable(kind: str, head: bytes, *, is_whole: bool) -> tuple[str, str]:
-    # Callbacks have JSON payloads, too.
-    if name_of(kind).codec not in {"json", "callback"}:
-        return _as_text(head, is_whole=is_whole)
-    if not is_whole:
-        text, note = _as_text(head, is_whole=False)
-        return text, note + _(", too large to be read as JSON here")
-    try:
-        return _pretty(decode(codec_named("json"), head)), _(" of JSON, indented")
-    except (PayloadNotDecodable, RecursionError) as error:
-        text, note = _as_text(head, is_whole=True)
-        unreadable = _(", not readable as JSON (%(error)s)")
-        return text, note + unreadable % {"error": error.__cause__ or error}
 
 
 def _pretty(value: Any) -> str:

@@ -49,9 +49,11 @@ class PayloadField(forms.JSONField):
     """JSON, or the reason why it is none."""
 
     def to_python(self, value: Any) -> Any:
-        if isinstance(value, str) and value.strip():
-            _read(value)
-        return super().to_python(value)
+        try:
+            return json.loads(value) if value.strip() else None
+        # Django's field does not handle too many digits and too deep nesting.
+        except (ValueError, RecursionError) as error:
+            raise ValidationError(gettext("This is not JSON: %s.") % error) from error
 
     def bound_data(self, data: Any, initial: Any) -> Any:
         # As typed: parsed and written again, it may be unprintable.
@@ -63,27 +65,9 @@ class PayloadField(forms.JSONField):
         return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _read(text: str) -> None:
-    try:
-        json.loads(text)
-    # Django's field does not handle too many digits and too deep nesting.
-    except (ValueError, RecursionError) as error:
-        raise ValidationError(gettext("This is not JSON: %s.") % error) from error
-
-
 class ScheduleForm(_Base):
     """A schedule of an operator; queue and prefix are fixed after its creation."""
 
-    queue = forms.CharField(
-        label=_("Queue"),
-        max_length=100,
-        help_text=_("The schedule offers its ticks to this queue."),
-    )
-    key_prefix = forms.CharField(
-        label=_("Key prefix"),
-        max_length=200,
-        help_text=_("A unique name; message keys start with it."),
-    )
     type = forms.ChoiceField(label=_("Type"), choices=_TYPES)
     expression = forms.CharField(
         label=_("Expression"),
@@ -93,14 +77,6 @@ class ScheduleForm(_Base):
             "cron: 30 3 * * mon or @hourly. daily: hours such as 02:00, 14:30. "
             "periodic: a duration such as 90s, 5m or 12h."
         ),
-    )
-    timezone = forms.CharField(
-        label=_("Timezone"),
-        required=False,
-        max_length=100,
-        # The default shows twenty characters; names of zones have up to 38.
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
-        help_text=_("An IANA name such as Europe/Bucharest. Empty: settings.TIME_ZONE."),
     )
     gap = forms.ChoiceField(
         label=_("Gap"),
@@ -149,6 +125,12 @@ class ScheduleForm(_Base):
             "queue", "key_prefix", "type", "expression", "timezone", "gap", "fold", "missed",
             "missed_cap", "payload", "is_enabled",
         )  # fmt: skip
+        labels = {"queue": _("Queue"), "key_prefix": _("Key prefix"), "timezone": _("Timezone")}
+        help_texts = {
+            "queue": _("The schedule offers its ticks to this queue."),
+            "key_prefix": _("A unique name; message keys start with it."),
+            "timezone": _("An IANA name such as Europe/Bucharest. Empty: settings.TIME_ZONE."),
+        }
 
     def clean_queue(self) -> str:
         queue: str = self.cleaned_data["queue"]

@@ -36,8 +36,8 @@ class ClockChange(NamedTuple):
 
     def __str__(self) -> str:
         # Both times in full: a move across the date line changes the date, not the hour.
-        forward = _("%(before)s becomes %(after)s: the clocks go forward by %(span)s")
-        back = _("%(before)s becomes %(after)s: the clocks go back by %(span)s")
+        forward = _("Next clock change: %(before)s becomes %(after)s, forward by %(span)s.")
+        back = _("Next clock change: %(before)s becomes %(after)s, back by %(span)s.")
         facts = {
             "before": f"{self.before:%Y-%m-%d %H:%M}", "after": f"{self.after:%Y-%m-%d %H:%M}",
             "span": formats.human(self.after - self.before),
@@ -101,31 +101,18 @@ def preview(row: Schedule, now: datetime) -> SafeString:
     except InvalidConfiguration as error:
         return _reason(error)
     zone = zone_of(rule)
-    times = list(islice(rule.times_after(now), RUNS_SHOWN))
-    lines = {
-        at: (local(at, zone), f"{at:%Y-%m-%d %H:%M:%S}", formats.relative(at, now)) for at in times
-    }
-    change, note = next_change(zone, now), ""
-    if change is not None and change.at <= times[-1]:
-        words = format_html('<span class="dq-change">{}</span>', change)
-        # A run at the instant of the change comes after it.
-        lines = {change.at - timedelta.resolution: (words, "", "")} | lines
-    else:
-        note = _beyond(change, zone)
-    heads = (f"{_('Local')} ({zone.key})", "UTC", _("when"))
-    table = formats.table(heads, [lines[at] for at in sorted(lines)])
+    lines = [
+        (local(at, zone), f"{at:%Y-%m-%d %H:%M:%S}", formats.relative(at, now))
+        for at in islice(rule.times_after(now), RUNS_SHOWN)
+    ]
+    table = formats.table((f"{_('Local')} ({zone.key})", "UTC", _("when")), lines)
     paused = _("Paused: these run only after the schedule is enabled.")
-    notes = ["" if row.is_enabled else paused, note]
-    before, after = (formats.quiet(each) if each else "" for each in notes)
-    return format_html("{}{}{}", before, table, after)
+    change = next_change(zone, now) or _(
+        "The clocks of %(zone)s do not change within the next 400 days."
+    ) % {"zone": zone.key}
+    before = "" if row.is_enabled else formats.quiet(paused)
+    return format_html("{}{}{}", before, table, formats.quiet(change))
 
 
 def _reason(error: InvalidConfiguration) -> SafeString:
     return format_html('<span class="dq-alarm">{}</span>', error)
-
-
-def _beyond(change: ClockChange | None, zone: ZoneInfo) -> str:
-    if change is None:
-        unchanged = _("The clocks of %(zone)s do not change within the next 400 days.")
-        return str(unchanged % {"zone": zone.key})
-    return str(_("The next clock change comes after these: %(change)s.") % {"change": change})

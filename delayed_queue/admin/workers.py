@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,15 +19,13 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
+from delayed_queue.admin.filters import held_by
 from delayed_queue.admin.formats import column
-from delayed_queue.admin.rows import DatabaseClock, RowState, as_read, state_of
+from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
 from delayed_queue.models import Message, Worker
 from delayed_queue.worker.engine.heartbeat import ALIVE, MAX_LEASES
 
-_MAX_HELD: Final = 50
 _ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
-
-
 _NONE_HELD: Final = _("It holds no messages.")
 _GONE: Final = _(
     "It holds no messages any more: they were finished, or other workers have taken them."
@@ -96,22 +94,10 @@ class WorkerAdmin(RecordAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         row = super().get_object(request, object_id, from_field)
         if row is not None:
-            row.holding = self._held(request, row)
+            messages = Message.objects.using(self.get_queryset(request).db)
+            may_view = self.may(request, "delayed_queue.view_message")
+            row.is_holding = held_by(row, messages.all()).exists() if may_view else None
         return row
-
-    def _held(self, request: HttpRequest, row: Worker) -> list[Any] | None:
-        """Return the first messages under its leases; None without the permission."""
-        if not self.may(request, "delayed_queue.view_message"):
-            return None
-        found = Message.objects.using(self.get_queryset(request).db)
-        # Its lease ids have a prefix of their own; "g" sorts behind every digit.
-        theirs = (
-            found.filter(lease_id__gte=row.holder, lease_id__lt=f"{row.holder}g")
-            if row.holder
-            else found.filter(lease_id__in=row.lease_ids)
-        )
-        held = as_read(theirs).order_by("lease_id", "id")
-        return list(held[: _MAX_HELD + 1])
 
     @admin.display(description=_("where it runs"))
     def where_column(self, row: Worker) -> SafeString:
@@ -158,26 +144,12 @@ class WorkerAdmin(RecordAdmin):
 
     @admin.display(description=_("leases"))
     def held(self, row: Any) -> SafeString:
-        if row.holding is None:
+        if row.is_holding is None:
             return formats.quiet(_("Hidden: needs the permission delayed_queue.view_message."))
-        if not row.holding:
+        if not row.is_holding:
             return formats.quiet(_GONE if is_silent(row) else _NONE_HELD)
-        heads = (_("key"), _("queue"), _("time"), _("lease"))
-        lines = formats.table(heads, self._held_lines(row))
-        note = formats.quiet(_("At most %(most)s messages are shown.") % {"most": _MAX_HELD})
-        link = formats.link(self._messages_url(row), _("Release, extend, reject or drop them"))
-        became = formats.quiet(_SILENT_HELD) if is_silent(row) else ""
-        return format_html("{}{}{}{}", became, lines, note, link)
-
-    def _held_lines(self, row: Any) -> Iterator[tuple[Any, ...]]:
-        for each in row.holding[:_MAX_HELD]:
-            url = self.url("delayed_queue_message_change", each.pk)
-            yield (
-                formats.link(url, formats.key_label(each.key)),
-                formats.kind_label(each.kind),
-                formats.waiting(each),
-                format_html('<code title="{}">{}</code>', each.lease_id, each.lease_id[:8]),
-            )
+        link = formats.link(self._messages_url(row), _("Show the messages that it holds"))
+        return format_html("{}{}", formats.quiet(_SILENT_HELD) if is_silent(row) else "", link)
 
     def _messages_url(self, row: Worker) -> str:
         return self.url("delayed_queue_message_changelist", worker=row.pk)

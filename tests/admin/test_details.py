@@ -154,7 +154,7 @@ def test_huge_payload_is_never_fetched_whole(admin_client: Client):
     message = MessageFactory.create(payload=b'"' + "é".encode() * MAX_READ + b'"')
     html = page(admin_client, f"{MESSAGES}{message.pk}/change/")
 
-    assert f"{size + 2:,} bytes of text, too large to be read as JSON here" in html
+    assert f"{size + 2:,} bytes of text" in html
     assert len(html) < 60_000
 
 
