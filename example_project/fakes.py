@@ -1,8 +1,7 @@
-"""Third parties as they are: they refuse, delay, hang, hang up, and remember what they got.
+"""Simulated third parties: they refuse, delay, hang, hang up, and record their calls.
 
-Real servers on loopback, each in a thread with a loop of its own. A rule that each is given says
-how to answer whom, and at which time. ``accepted`` is the witness: what really went out, and how
-often; ``began_at`` tells when those calls came in.
+Real servers on loopback, each in a thread with an event loop. A rule returns the reply to a call.
+``accepted`` counts the acceptances of each id, ``began_at`` has the time of the call.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from aiohttp import web
 from aiosmtpd.smtp import SMTP, Envelope, Session
 from standardwebhooks import Webhook, WebhookVerificationError
 
-# How to answer the n-th call (from 1) of whom, or with what body. "": well.
+# Returns the reply to the n-th call (from 1) of a recipient or body; "" means success.
 Rule = Callable[[Any, int], str]
 
 
 class Server:
-    """A loop in a thread; subclasses say what it serves."""
+    """An event loop in a thread; subclasses implement the protocol."""
 
-    # How long what hangs does; None: until ``release``.
+    # Seconds that a call hangs; None: until ``release``.
     hang_seconds: float | None = None
 
     def __init__(self, rule: Rule = lambda asked, times: "", *, latency: float = 0.0) -> None:
@@ -57,7 +56,7 @@ class Server:
         self._loop.close()
 
     def release(self) -> None:
-        """End all hanging; nothing hangs any more."""
+        """End all hanging calls; later calls do not hang."""
         self._loop.call_soon_threadsafe(self._released.set)
 
     async def hang(self) -> None:
@@ -76,14 +75,14 @@ class Server:
 
 
 class FakeSmtp(Server):
-    """An SMTP server. Keys are the notifications' ids, out of their Message-IDs.
+    """An SMTP server. The keys are ids of notifications, from the Message-ID.
 
-    The answer to a recipient: ``450``, ``550``: refuses it. ``drop``: hangs up before DATA.
-    ``hang``: says nothing to it. ``drop-after``: accepts the mail, and hangs up.
+    Replies to a recipient: ``450``, ``550`` refuse it, ``drop`` hangs up before DATA, ``hang``
+    does not reply, ``drop-after`` accepts the mail and hangs up.
     """
 
     async def _start(self) -> None:
-        # Of each connection: when it was told a recipient, and how it is to be answered.
+        # For each connection: the time of RCPT, and the reply of the rule.
         self._mails: dict[SMTP, tuple[float, str]] = {}
         self._server = await self._loop.create_server(self._session, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -129,7 +128,7 @@ def _abort(server: SMTP) -> None:
 
 
 class WebServer(Server):
-    """One that serves HTTP; subclasses say which routes."""
+    """An HTTP server; subclasses define the routes."""
 
     def _routes(self) -> list[web.RouteDef]:
         raise NotImplementedError
@@ -150,7 +149,7 @@ class WebServer(Server):
 
 
 def hang_up(request: web.Request, *, reset: bool = False) -> web.Response:
-    """Say nothing; with a reset, if it is to be one."""
+    """Close the connection without a reply, or reset it."""
     if request.transport is not None and reset:
         own: socket.socket = request.transport.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -162,7 +161,7 @@ def hang_up(request: web.Request, *, reset: bool = False) -> web.Response:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that arrived, and how it was answered; instants are Unix seconds."""
+    """A request that arrived, and the reply; instants are Unix seconds."""
 
     body: Any
     id: str
@@ -176,14 +175,14 @@ class Call:
 
 
 class FakeWeb(WebServer):
-    """A provider of texts, or a receiver of calls: acts once for each id, and notes each call.
+    """A provider of texts, or a receiver of calls: acts once for each id, records each call.
 
-    The answer to a body, to which its path is added: a status, possibly with Retry-After in seconds
-    as in ``429 2``. ``drop``, ``reset``, ``hang``: none, and nothing is done. ``drop-after``,
-    ``hang-after``: acts, and does not answer. ``blocked``: 200 with that code.
+    Replies to a body, to which the path is added: a status, with Retry-After in ``429 2``.
+    ``drop``, ``reset``, ``hang`` do not act, ``drop-after`` and ``hang-after`` act without a
+    reply, ``blocked`` is a 200 with that code.
     """
 
-    # Of Standard Webhooks; with one, what has no valid signature is refused and counted.
+    # Secret of Standard Webhooks; if set, calls without a valid signature are refused and counted.
     secret = ""
 
     def __init__(self, rule: Rule = lambda asked, times: "", *, latency: float = 0.0) -> None:
@@ -197,7 +196,7 @@ class FakeWeb(WebServer):
     async def _post(self, request: web.Request) -> web.Response:
         arrived_at, body = time.time(), await request.read()
         try:
-            # By the library of Standard Webhooks: software that somebody else wrote.
+            # With the library of Standard Webhooks, independent of our code.
             if self.secret:
                 Webhook(self.secret).verify(body, dict(request.headers))
         except WebhookVerificationError:

@@ -1,8 +1,8 @@
 """The shipped file of requests, and the templates that it uses.
 
 A line has ``after``, the seconds from the start to its arrival, ``via``, which is rest or broker,
-its ``kind``, and either the ``request`` or a ``text`` that is no JSON object. In requests a time
-such as ``+30s`` is from the arrival, and ``{webhooks}`` stands for where webhooks are received.
+its ``kind``, and either the ``request`` or a ``text`` that is not a JSON object. In requests a time
+such as ``+30s`` counts from the arrival, and ``{webhooks}`` stands for the receiver of webhooks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sample:
     def body(
         self, now: datetime, webhooks: str = "https://hooks.example.org", speed: float = 1.0
     ) -> bytes:
-        """Return what an upstream service would send at that time, its day as much faster."""
+        """Return the request as sent at ``now``, with its times divided by ``speed``."""
         if "text" in self.line:
             return str(self.line["text"]).encode()
         request = dict(self.line["request"])
@@ -69,7 +69,7 @@ def read_samples(path: Path = FILE) -> Iterator[Sample]:
 
 @transaction.atomic
 def set_up() -> tuple[int, int]:
-    """Add the templates whose last version differs, and the suppressions; return how many."""
+    """Add the templates whose last version differs, and the suppressions; return both numbers."""
     wanted = json.loads(TEMPLATES_FILE.read_text(encoding="utf-8"))
     added = [add_version(each) for each in map(_template, wanted) if _differs(each)]
     people = make_notifications.opted_out()

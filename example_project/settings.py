@@ -21,15 +21,15 @@ DATABASE_URL_IS_SET = bool(env.str("DATABASE_URL", default=""))
 SECRET_KEY = env.str("SECRET_KEY", default="")
 if not SECRET_KEY:
     if DATABASE_URL_IS_SET and not DEBUG:
-        # A key that each machine makes up for itself would end sessions and forget opt-outs.
+        # A generated key would differ between machines: sessions end, opt-outs are not found.
         raise ImproperlyConfigured(f"{ADVICE}; or DEBUG=1 to try things on this machine.")
     SECRET_KEY = local_key()
-# Whether all of it is reached by https only, behind a proxy that says so.
+# True behind a proxy that serves https only and sets X-Forwarded-Proto.
 HTTPS = env.bool("HTTPS", default=False)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 SECURE_HSTS_SECONDS = env.int("HSTS_SECONDS", default=3600) if HTTPS else 0
-# To bind other hosts of the domain, or browsers for good, is its owner's decision.
+# HSTS for subdomains and preloading are decisions of the domain's owner.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[])
 CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
@@ -85,8 +85,8 @@ def database(url: str) -> dict[str, Any]:
     return found
 
 
-# The server of `manage.py queuedb`; None if DATABASE_URL names one that runs elsewhere. Where its
-# socket will be is known without starting it: workers and Spark executors import this module too.
+# The server of `manage.py queuedb`; None if DATABASE_URL names another one. The path of its socket
+# is known before it starts: workers and Spark executors import this module, too.
 EMBEDDED_POSTGRES = None if DATABASE_URL_IS_SET else EmbeddedPostgres()
 DATABASES = {
     "default": database(
@@ -100,7 +100,7 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
 STATIC_ROOT = BASE_DIR / "staticfiles"
-# Whether the ASGI application serves static files itself, where there is no web server for them.
+# True: the ASGI application serves static files itself, without a web server in front.
 SERVE_STATIC = env.bool("SERVE_STATIC", default=DEBUG)
 
 LOGGING = {
@@ -118,7 +118,7 @@ LOGGING = {
 
 
 def _providers() -> dict[str, Any]:
-    """Return what sends notifications, and when again; by default they are written to the log."""
+    """Return providers and retries of notifications; by default they are written to the log."""
     found: dict[str, Any] = {}
     # For each channel, as JSON: docs/guides/dispatching.md.
     if env.str("NOTIFICATION_PROVIDERS", default=""):
@@ -129,7 +129,7 @@ def _providers() -> dict[str, Any]:
     return found
 
 
-# What ``@task`` enqueues is run by the workers of the queues, and its results are kept a week.
+# Workers of the queues run the tasks; results are kept for a week.
 TASKS: dict[str, Any] = {
     "default": {
         "BACKEND": "delayed_queue.tasks.DelayedQueueBackend",
@@ -138,7 +138,7 @@ TASKS: dict[str, Any] = {
     }
 }
 DELAYED_QUEUE: dict[str, Any] = {
-    # Other queues, such as those of orders and notifications, are not reached over HTTP.
+    # Queues of orders and notifications are not served over HTTP.
     "API": {
         "TOPICS": env.list("TOPICS", default=["close-order", "notify-upstream", "poll-refund"])
     },
@@ -156,8 +156,8 @@ DELAYED_QUEUE: dict[str, Any] = {
         "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
         **_providers(),
     },
-    # Notifications that no dispatcher will end: those that can be told at once, and those that are
-    # found by going through all that are open.
+    # Notifications that no dispatcher will settle: the overdue ones each minute, and all others by
+    # a full scan every ten minutes.
     "CRON": [
         {"queue": "notifications-sweeps", "key_prefix": "sweep", "schedule": "* * * * *"},
         {"queue": "notifications-sweeps", "key_prefix": "lost", "schedule": "*/10 * * * *"},

@@ -19,17 +19,18 @@ VOUCHERS_QUEUE_NAME: Final = "vouchers"
 queue: Final = DelayedQueue(QUEUE_NAME)
 sales_queue: Final = DelayedQueue(SALES_QUEUE_NAME)
 vouchers: Final = DelayedQueue(VOUCHERS_QUEUE_NAME)
-# From so much on a payment gets an invoice, which is written by a task.
+# The smallest payment for which a task writes an invoice.
 INVOICED_FROM: Final = Decimal(200)
-# Of the tasks: their messages are counted as any others are.
+# The queue of the tasks: the demo counts its messages, too.
 invoices_queue: Final = DelayedQueue(write_invoice.queue_name)
 
 
 @transaction.atomic
 def place(orders: Iterable[Order]) -> int:
-    """Store the orders and offer a message for each, due at its deadline; return how many.
+    """Store the orders and offer a message for each, due at its deadline.
 
-    One transaction: there is no order without its message, and no message without its order.
+    One transaction: no order is without its message, no message without its order. Returns the
+    number of orders.
     """
     placed = Order.objects.bulk_create(orders)
     outcomes = queue.offer_batch([_closing_message(order) for order in placed])
@@ -43,9 +44,9 @@ def _closing_message(order: Order) -> ScheduledMessage:
 
 @transaction.atomic
 def pay(order_id: str) -> bool:
-    """Pay the order, drop its message and, of a large one, enqueue its invoice; False if too late.
+    """Pay the order, drop its message, enqueue its invoice if it is large.
 
-    One transaction, again: no payment without its invoice, no invoice without its payment.
+    One transaction, again. Returns False after the deadline.
     """
     payable = Order.objects.filter(order_id=order_id, state=Order.State.OPEN, close_at__gt=Now())
     if not payable.update(state=Order.State.PAID, paid_at=Now()):

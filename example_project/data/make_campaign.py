@@ -17,7 +17,7 @@ from example_project.data.make_notifications import NAMES, person
 
 COUNT: Final = 4_000
 SEED: Final = 20310320
-# One in so many is bad, and one in so many the same record again.
+# Every 80th record is bad, every 500th comes twice.
 BAD_EVERY: Final = 80
 AGAIN_EVERY: Final = 500
 BAD: Final[list[dict[str, Any]]] = [

@@ -1,7 +1,7 @@
 """Make ``notifications.jsonl``: 10,000 requests of a shop and a bank, the same at every run.
 
-``python example_project/data/make_notifications.py [FILE]``; how a line is read is told in
-``example_project/samples.py``.
+``python example_project/data/make_notifications.py [FILE]``; ``example_project/samples.py``
+describes a line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES: Final = [
     "Zsófia",
 ]  # fmt: skip
 CITIES: Final = ["Bucharest", "Cluj", "Iași", "Lisbon", "Łódź", "Osaka", "São Paulo", "Zürich"]
-# By what part of the requests each kind is; where the next begins.
+# The kinds, each with the upper end of its share of the requests.
 KINDS: Final = (
     ("code", 0.12), ("order", 0.34), ("shipped", 0.46), ("reminder", 0.52), ("event", 0.60),
     ("letter", 0.64), ("offer", 0.93), ("wrong", 0.985), ("again", 1.0),
@@ -38,7 +38,7 @@ Draw = Callable[[], float]
 
 
 def lines(count: int = COUNT) -> Iterator[dict[str, Any]]:
-    """Yield the lines: when after the start and by which way a request comes, and what it is."""
+    """Yield the lines: seconds after the start, way of intake, kind, and the request."""
     # Only random() is drawn from: Python guarantees its sequence across versions.
     draw = random.Random(SEED).random  # noqa: S311 # data, not secrets
     keyed: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def _shipped(number: int, draw: Draw) -> dict[str, Any]:
 
 
 def _reminder(number: int, draw: Draw) -> dict[str, Any]:
-    """To be sent later: five to forty seconds, in the demo."""
+    """For later: five to forty seconds after its arrival."""
     return {
         "channel": "email",
         "to": address(draw),
@@ -132,7 +132,7 @@ def _event(number: int, draw: Draw) -> dict[str, Any]:
 
 
 def _letter(number: int, draw: Draw) -> dict[str, Any]:
-    """One that is written out, without a template."""
+    """A mail with its text in the request, without a template."""
     name = _one_of(NAMES, draw())
     return {
         "channel": "email",
@@ -145,7 +145,7 @@ def _letter(number: int, draw: Draw) -> dict[str, Any]:
 
 
 def _offer(number: int, draw: Draw) -> dict[str, Any]:
-    """A campaign: thousands at once, and nobody waits for them."""
+    """A campaign: thousands at once, none of them urgent."""
     return {
         "channel": "email",
         "to": address(draw),
@@ -162,7 +162,7 @@ MAKERS: Final[dict[str, Callable[[int, Draw], dict[str, Any]]]] = {
     "letter": _letter, "offer": _offer,
 }  # fmt: skip
 
-# What upstream services do wrong: changes to a good request, None takes a field away.
+# Mistakes of upstream services: changes to a good request; None removes a field.
 WRONGS: Final[list[tuple[str, dict[str, Any]]]] = [
     ("letter", {"to": "not an address"}),
     ("letter", {"to": None}),
@@ -191,7 +191,7 @@ WRONGS: Final[list[tuple[str, dict[str, Any]]]] = [
     ("event", {"to": "http://localhost/admin"}),
     ("event", {"to": "https://user:secret@partner.example.org/"}),
 ]
-# What is not even JSON.
+# Bodies that are not JSON objects.
 TEXTS: Final = [
     "", "{", "null", "[]", '"text"', '{"channel": "email",}', '{"channel": NaN}',
     '{"channel": "sms", "channel": "email"}', "<notification/>",
@@ -199,7 +199,7 @@ TEXTS: Final = [
 
 
 def _wrong(number: int, draw: Draw) -> dict[str, Any]:
-    """Return a request with one thing wrong, or a text that is none."""
+    """Return a request with one mistake, or a text that is not a request."""
     if draw() < 0.15:
         return {"text": _one_of(TEXTS, draw())}
     kind, changes = _one_of(WRONGS, draw())
@@ -208,7 +208,7 @@ def _wrong(number: int, draw: Draw) -> dict[str, Any]:
 
 
 def address(draw: Draw) -> str:
-    """Return somebody's address; of some the mail server of the demo will say no."""
+    """Return an address; the mail server of the demo refuses one in a hundred."""
     chance = draw()
     if chance < 0.01:
         return f"nobody-{int(draw() * 100):02d}@example.org"
@@ -220,12 +220,12 @@ def person(number: int) -> str:
 
 
 def phone(draw: Draw) -> str:
-    """Return a number of those that Ofcom keeps for fiction."""
+    """Return a number that Ofcom reserves for fiction."""
     return f"+447700900{int(draw() * 1000):03d}"
 
 
 def opted_out() -> list[str]:
-    """Return the addresses of those who want no offers."""
+    """Return the addresses of people who want no offers."""
     return [person(each * 71 % PEOPLE) for each in range(OPTED_OUT)]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 COUNT: Final = 2_000
 SEED: Final = 20310401
-# One in so many has no number, and one in so many is of a shop that is gone.
+# Every 200th voucher has no number, every 125th is of a closed shop.
 BAD_EVERY: Final = 200
 GONE_EVERY: Final = 125
 GONE: Final = "closed-shop"

@@ -15,16 +15,16 @@ from django.core.management import execute_from_command_line
 
 
 def _end_with_parent() -> None:
-    """Stop in order when the parent, however it ends, hangs up our standard input."""
+    """Stop in order when the parent ends, which closes our standard input."""
     hangup = select.poll()
     hangup.register(sys.stdin, 0)  # nothing is read: Spark's commands come by it
     hangup.poll()
-    # To that thread, not the process: only so is a sleeping system call of it interrupted.
+    # To the thread, not the process: this interrupts its system call.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _serve_web(descriptor: int) -> None:
-    # Here, as below: the other processes have no use for it.
+    # Here, as below: the other processes do not need it.
     import uvicorn
 
     config = uvicorn.Config("example_project.asgi:application", log_level="warning", lifespan="off")
@@ -32,7 +32,7 @@ def _serve_web(descriptor: int) -> None:
 
 
 def _serve_spark() -> None:
-    """Run the commands of ``queuepipeline`` that are read, one a line, until an empty one."""
+    """Run commands of ``queuepipeline``, one a line of the input, until an empty line."""
     import django
 
     django.setup()
@@ -43,13 +43,13 @@ def _serve_spark() -> None:
     from delayed_queue.spark.pipeline.session import session
     from delayed_queue.spark.settings import VARIABLE, SparkSettings
 
-    # Before the JVM starts: executors have its environment.
+    # Before the JVM starts, whose environment the executors inherit.
     os.environ[VARIABLE] = dsn_from_django(connections["default"].settings_dict)
-    # A page of its own, and parts for a cluster, are more than a demo needs.
+    # Without Spark's web page, and with partitions for one machine.
     conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4"}
     settings = replace(SparkSettings(), CORES=min(4, os.cpu_count() or 1), CONF=conf)
     with session(settings, Console(), "demo") as spark:
-        # Once, while the acts before still wait: what is slow the first time.
+        # Warm up while earlier acts still wait: the first job is slow.
         spark.range(1).selectExpr("md5(string(id))").collect()
         while line := sys.stdin.readline().strip():
             _run(shlex.split(line))

@@ -1,4 +1,4 @@
-"""Clients as any program has them: threads, and calls of an HTTP API by the standard library."""
+"""Clients with the standard library alone: threads, and calls of an HTTP API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads of this process that are asked to end, by ``over``, when the block is left."""
+    """Threads of this process; ``over`` is set at the end of the block, so that they stop."""
 
     def __init__(self) -> None:
         super().__init__(THREADS)
@@ -40,7 +40,7 @@ class Threads(ThreadPoolExecutor):
     def play(
         self, do: Callable[[T], object], times: Sequence[tuple[float, T]], threads: int = 1
     ) -> None:
-        """Do each thing when its time has come, in seconds of Unix time, in so many threads."""
+        """Call ``do`` for each thing at its Unix time, from a number of threads."""
 
         def run(start: int) -> None:
             for at, thing in times[start::threads]:
@@ -57,13 +57,13 @@ class Threads(ThreadPoolExecutor):
 
     @property
     def error(self) -> BaseException | None:
-        """What one of them failed by, if one has."""
+        """The first error of a thread; None if none has failed."""
         ended = (each.exception() for each in self._started if each.done())
         return next(filter(None, ended), None)
 
 
 class Client:
-    """Calls an API under a token, from any thread."""
+    """Calls an API with a token, from any thread."""
 
     def __init__(self, address: str, token: str) -> None:
         found = urlsplit(address)

@@ -33,13 +33,13 @@ SEED: Final = 7
 
 
 class JobsAct(Act):
-    """Orders closed, refunds polled, upstreams told."""
+    """A client closes orders, checks refunds and reports payments, all over HTTP."""
 
     name = "jobs"
-    introduction = "asked for over HTTP: close orders, look after refunds, tell upstreams"
+    introduction = "an HTTP client closes orders, checks refunds, reports payments"
 
     def leftovers(self) -> Iterator[QuerySet[Any]]:
-        """Yield the topics with their jobs and attempts, and what an earlier run set up."""
+        """Yield the topics with their jobs and attempts, the token, and the receivers."""
         for topic in TOPICS:
             yield from messages_of(*kinds_of_topic(topic, MAX_SHARDS))
         yield CallbackAttempt.objects.filter(topic__in=TOPICS)
@@ -49,11 +49,11 @@ class JobsAct(Act):
         yield Host.objects.filter(name__startswith="127.0.0.1:")
 
     def prepare(self, stage: Stage) -> None:
-        """Open the receivers, and allow calls to them: they are at private addresses."""
+        """Open the receivers, and allow calls of their private addresses."""
         self._shop, self._upstream = (stage.enter(FakeWeb()) for _ in range(2))
         self._upstream.hang_seconds = 2.0
         stage.ports += [self._shop.port, self._upstream.port]
-        # For half a minute nobody wants to watch.
+        # The default of 30 s would outlast the demo.
         stage.environment["CALLBACK_BREAKER_PAUSE"] = "1"
 
     def run(self, stage: Stage) -> Outcome:
@@ -70,7 +70,7 @@ class JobsAct(Act):
 
         def state() -> str:
             counts = len(self._shop.calls), len(orders.paid_at), len(refunds.finished)
-            text = "{} orders closed, {} paid; {} refunds through; upstreams called {} times"
+            text = "{} orders closed, {} paid; {} refunds completed; {} calls about payments"
             return text.format(*counts, len(self._upstream.calls))
 
         with stage.threads() as clients:
@@ -83,24 +83,24 @@ class JobsAct(Act):
         unsigned = sum(each.unsigned for each in receivers)
         checks = [
             *(check for each in scenarios for check in each.checks()),
-            Check(f"unsigned {unsigned}", not unsigned, "every call had a signature"),
+            Check("calls signed", not unsigned, f"{unsigned} calls without a valid signature"),
         ]
         calls = self._upstream.calls
         failed = [each.answer.split()[0] for each in calls if not each.succeeded]
         looks = sum(map(len, refunds.looks.values()))
         rows = [
-            Row("paid", len(orders.paid_at), f"of {ORDERS:,} orders in time, their jobs deleted"),
-            Row("closed", len(self._shop.calls), "by a call of their url"),
-            Row("refunds", len(refunds.finished), f"through after {looks} looks"),
-            Row("told", len(calls) - len(failed), f"upstreams in {len(calls)} calls"),
-            Row("failed", len(failed), f"of these, by {', '.join(sorted(set(failed)))}"),
-            Row("kicked", upstreams.kicked, "dead letters, whose upstreams were repaired"),
+            Row("paid", len(orders.paid_at), f"of {ORDERS:,} orders, so their jobs were deleted"),
+            Row("closed", len(self._shop.calls), "orders, by a call of the job's URL"),
+            Row("refunds", len(refunds.finished), f"completed after {looks} checks"),
+            Row("reported", len(calls) - len(failed), f"payments, by {len(calls)} calls"),
+            Row("failed", len(failed), f"of these calls: {', '.join(sorted(set(failed)))}"),
+            Row("kicked", upstreams.kicked, "dead jobs, after their receivers were repaired"),
         ]
         return Outcome(rows, checks)
 
 
 def _secret_for(receiver: FakeWeb) -> str:
-    """Register the receiver as an operator does; return the secret that is shown once."""
+    """Register the receiver as an operator does; return its secret."""
     said = io.StringIO()
     call_command("queueendpoint", "add", receiver.at("/"), stdout=said, stderr=io.StringIO())
     return said.getvalue().split()[-1]
@@ -110,17 +110,17 @@ class Jobs(Client):
     """The calls of the job API."""
 
     def ask(self, method: str, path: str, body: object = None, *, missing: Any = None) -> Any:
-        """Return the JSON of the answer; ``missing``, where given, if there is no such job."""
+        """Return the JSON of the reply; ``missing``, if given, for a job that is not found."""
         status, answer = self.call(method, path, body)
         if status == 404 and missing is not None:
             return missing
         if status >= 400:
-            raise DemoError(f"{method} {path} was answered with {status}: {answer}")
+            raise DemoError(f"The reply to {method} {path} was {status}: {answer}")
         return answer
 
 
 def _by(name: str, receiver: FakeWeb) -> dict[str, list[Call]]:
-    """Return the calls that have arrived by what they say under this name."""
+    """Return the calls that have arrived, by a field of their body."""
     found: dict[str, list[Call]] = defaultdict(list)
     for call in list(receiver.calls):
         found[call.body[name]].append(call)
@@ -131,17 +131,17 @@ def _path(topic: str, job_id: str) -> str:
     return f"/v1/topics/{topic}/jobs/{job_id}"
 
 
-# First: close an order, unless it is paid before
+# First: close orders that are not paid
 
 ORDERS: Final = 400
 PAID_SHARE: Final = 0.6
 PAYERS: Final = 4
-# How long a call may take from the claim to the receiver.
+# Maximum time of a call from its claim to the receiver, in seconds.
 UNDER_WAY: Final = 2.0
 
 
 class Orders:
-    """Adds a job for each order; payments delete theirs, the receiver closes the others."""
+    """Adds a job for each order; a payment deletes it, a call closes the others."""
 
     def __init__(self, client: Jobs, receiver: FakeWeb, dice: random.Random) -> None:
         self._client, self._receiver, self._dice = client, receiver, dice
@@ -149,7 +149,7 @@ class Orders:
         self.paid_at: dict[str, float] = {}
 
     def begin(self, clients: Threads) -> None:
-        """Add all jobs with one call, and let customers pay some, most before their deadline."""
+        """Add all jobs with one call, and let customers pay, mostly before the deadline."""
         jobs = [
             {
                 "jobId": f"order-{number:03}", "topic": ORDERS_TOPIC,
@@ -175,24 +175,24 @@ class Orders:
         return len(_by("order", self._receiver).keys() | self.paid_at) == len(self.run_at)
 
     def _is_late(self, order: str, call: Call) -> bool:
-        """Return whether it came after the DELETE; of one that was due it may be under way."""
+        """Return True if it came after the DELETE, and was not in progress then."""
         paid_at = self.paid_at.get(order, float("inf"))
         return call.arrived_at > paid_at + (UNDER_WAY if self.run_at[order] <= paid_at else 0)
 
     def checks(self) -> Iterator[Check]:
         calls = _by("order", self._receiver)
         lost = self.run_at.keys() - calls.keys() - self.paid_at.keys()
-        yield none_of("orders lost", lost, f"{len(self.paid_at)} paid, {len(calls)} closed")
+        yield none_of("no order lost", lost, f"{len(self.paid_at)} paid, {len(calls)} closed")
         twice = [order for order, some in calls.items() if len(some) > 1]
-        yield none_of("closed twice", twice, "one call for each order")
+        yield none_of("none closed twice", twice, "one call for each closed order")
         first = {order: some[0] for order, some in calls.items()}
         early = [order for order, call in first.items() if call.arrived_at < self.run_at[order]]
-        yield none_of("closed early", early, "never before its time")
+        yield none_of("none closed early", early, "no call before its time")
         after = [order for order, some in calls.items() if self._is_late(order, some[-1])]
-        yield none_of("called after DELETE", after, "never, unless the call was under way")
+        yield none_of("no call after DELETE", after, "except calls that were in progress")
 
 
-# Second: look after a refund until it is through, by consumers that pop
+# Second: check refunds until they are completed, by consumers that pop
 
 REFUNDS: Final = 40
 CONSUMERS: Final = 3
@@ -201,7 +201,7 @@ MOST_LOOKS: Final = 5
 
 
 class Refunds:
-    """Consumers wait for jobs, ask the bank, and release what is to be asked about again."""
+    """Consumers pop jobs, check the refund, and release the job for another check."""
 
     def __init__(self, client: Jobs, dice: random.Random) -> None:
         self._client = client
@@ -238,42 +238,42 @@ class Refunds:
 
     def checks(self) -> Iterator[Check]:
         lost = self._needed.keys() - set(self.finished)
-        yield none_of("refunds lost", lost, f"{len(self.finished)} finished")
+        yield none_of("no refund lost", lost, f"{len(self.finished)} completed")
         extra = [name for name, looks in self.looks.items() if len(looks) != self._needed[name]]
-        yield none_of("extra looks", extra, "each popped by one consumer at a time")
+        yield none_of("no extra check", extra, "one consumer at a time popped each refund")
         hasty = [
             name
             for name, looks in self.looks.items()
             if any(after - before < AGAIN_AFTER for before, after in pairwise(looks))
         ]
-        yield none_of("hasty looks", hasty, f"never sooner than {AGAIN_AFTER:.0f} s after the last")
+        yield none_of("no early check", hasty, f"at least {AGAIN_AFTER:.0f} s between two checks")
 
 
-# Third: tell another system how a payment ended, in steps until it has heard
+# Third: report payments to another system, with retries until it replies 2xx
 
 PAYMENTS: Final = 80
 LADDER: Final = "1s 1s 2s 3s"
 ATTEMPTS: Final = 5
 DEAF: Final = 6
-# By turns of the host, which opens its circuit breaker, and of this call alone, which closes it:
-# of a host that only fails, each further call waits twice as long.
+# Alternately faults of the host, which open its circuit breaker, and of one call, which close it:
+# the pause doubles for a host that always fails.
 FAULTS: Final = (("500", "503 2", "reset", "hang"), ("302", "404"))
-# The clocks of the receiver and of the queue are the same, but an answer takes its way.
+# Tolerance for the way of a reply; receiver and queue have the same clock.
 TRAVEL_SECONDS: Final = 0.05
 
 
 class Upstreams:
-    """Payments told by a ladder that is shortened to seconds; some upstreams are deaf at first."""
+    """Payments reported by a ladder of seconds; some receivers fail until their jobs are dead."""
 
     def __init__(self, client: Jobs, receiver: FakeWeb, dice: random.Random) -> None:
         self._client, self._receiver, self._dice = client, receiver, dice
-        # How the upstream of each payment fails before it listens.
+        # The faults of each payment's receiver before it accepts.
         self.faults: dict[str, list[str]] = {}
         self.kicked = 0
         receiver.rule = self._answer
 
     def begin(self, clients: Threads) -> None:
-        """Add the jobs, each with an upstream that fails so many times in its own way."""
+        """Add the jobs, each with the faults of its receiver."""
         for number in range(PAYMENTS):
             payment = f"payment-{number:02}"
             times = ATTEMPTS if number < DEAF else self._dice.choice((0, 0, 0, 1, 2, 3))
@@ -289,7 +289,7 @@ class Upstreams:
         return dict(enumerate(self.faults[body["payment"]], 1)).get(times, "200")
 
     def are_dead(self) -> bool:
-        """Return whether the jobs of all that are deaf have used up their attempts."""
+        """Return True if the jobs of all failing receivers have used up their attempts."""
         calls = _by("payment", self._receiver)
         return all(
             len(calls[each]) >= ATTEMPTS
@@ -298,7 +298,7 @@ class Upstreams:
         )
 
     def mend(self) -> None:
-        """Have all upstreams listen from now on, and kick the jobs."""
+        """Repair all receivers, and kick the jobs."""
         self._receiver.rule = lambda body, times: "200"
         answer = self._client.ask("POST", f"/v1/topics/{UPSTREAMS_TOPIC}/kick?limit=100")
         self.kicked = int(answer["kicked"])
@@ -312,31 +312,33 @@ class Upstreams:
 
     def checks(self) -> Iterator[Check]:
         yield from self.checks_of_calls()
-        # What the API lists, against the calls that arrived.
+        # The list of the API against the calls that arrived.
         name, calls = max(_by("payment", self._receiver).items(), key=lambda each: len(each[1]))
         answer = self._client.ask("GET", f"/v1/attempts?topic={UPSTREAMS_TOPIC}&job={name}")
         listed = len(answer["items"])
-        said = f"{listed} of {name}, {len(calls)} arrived"
+        said = f"the API lists {listed} for {name}, {len(calls)} arrived"
         yield Check("attempts listed", listed == len(calls), said)
 
     def checks_of_calls(self) -> Iterator[Check]:
-        """Yield what the calls alone must show."""
+        """Yield the checks that need the calls alone."""
         calls, told = _by("payment", self._receiver), self._told()
-        yield none_of("untold", self.faults.keys() - set(told), f"{len(told)} heard in the end")
-        yield none_of("told again", repeated(told), "a 2xx ends the ladder")
+        yield none_of(
+            "all payments reported", self.faults.keys() - set(told), f"{len(told)} payments"
+        )
+        yield none_of("none reported twice", repeated(told), "no call after a 2xx")
         hasty = [name for name, some in calls.items() if _is_hasty(some)]
-        said = f"waits of {LADDER}, or Retry-After, after each failure's end"
-        yield none_of("hasty calls", hasty, said)
-        # A kicked job is offered anew, and so is its webhook-id.
+        said = f"retries after {LADDER}, or after Retry-After"
+        yield none_of("no early call", hasty, said)
+        # A kicked job is a new message with a new webhook-id.
         ids = {name: {each.id for each in some[:ATTEMPTS]} for name, some in calls.items()}
         renamed = [name for name, found in ids.items() if len(found) > 1]
-        yield none_of("renamed calls", renamed, "one webhook-id for all attempts of a job")
-        said = f"{self.kicked} of {DEAF} deaf upstreams"
-        yield Check("dead, then kicked", self.kicked == DEAF, said)
+        yield none_of("one webhook-id a job", renamed, "the same in all attempts")
+        said = f"{self.kicked} of {DEAF} jobs of failing receivers"
+        yield Check("dead jobs kicked", self.kicked == DEAF, said)
 
 
 def _is_hasty(calls: Sequence[Call]) -> bool:
-    """Return whether a call came sooner than Retry-After, or else the ladder, says."""
+    """Return True if a call came earlier than Retry-After, or the ladder, allows."""
     rungs = [each.total_seconds() for each in RetryPolicy.ladder(LADDER).delays]
     return any(
         after.arrived_at - before.answered_at

@@ -1,4 +1,4 @@
-"""The act of the notifications: everything at once, and everyone else fails now and then."""
+"""The act of the notifications: many channels at once, with providers that fail."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from example_project.demo.stage import HOST, Act, Stage, messages_of
 from example_project.fakes import FakeSmtp, FakeWeb
 from example_project.samples import Sample, read_samples, set_up
 
-# The file's minute, and at least so long for fewer requests.
+# Seconds of play for all requests of the file; the minimum for fewer.
 SECONDS, LEAST_SECONDS, ALL = 24.0, 8.0, 10_000
-# How much sooner than in the file what is for later is due, and expires what expires.
+# Factor by which sendAt and expiresAt come sooner than in the file.
 HURRY: Final = 2.5
-# How long requests are gathered for one call.
+# Window in which requests are gathered for one bulk call.
 GATHER_SECONDS: Final = 0.4
 TENANT: Final = "demo-shop"
 BROKER_QUEUE: Final = "notifications-demo"
 SENT: Final = Status.SUCCESSFULLY_PROCESSED
 KINDS: Final = [queue.kind for queue in dispatch_queues().values()]
 DISPATCHERS: Final = 2
-# A short lease, so that what the killed one held comes back while one watches.
+# A short lease, so that messages of the killed ones are redelivered during the demo.
 DISPATCHING: Final = (
     "--async-concurrency", "60", "--poll-interval", "1", "--lease", "5", "--shutdown-timeout", "5",
     "--no-cron",
@@ -55,18 +55,18 @@ DISPATCHING: Final = (
 )  # fmt: skip
 RETRIES: Final = "1s 1s 2s 3s"
 LATENCY, SLOW_LATENCY = 0.02, 0.8
-# How many sends are in flight when dispatchers are killed; fewer where few are asked for.
+# Sends in flight at the kill; fewer in a run of few requests.
 MOST_IN_FLIGHT: Final = 20
 
 
 @dataclass
 class NotificationsAct(Act):
-    """Ten thousand requests by three ways in, and each is sent once or its end is told."""
+    """Ten thousand requests by REST, bulk and broker; each is sent once or ends otherwise."""
 
     limit: int | None = None
 
     name = "notifications"
-    introduction = "each is sent once, though providers fail and dispatchers are killed"
+    introduction = "each is sent once, while providers fail and dispatchers are killed"
 
     def leftovers(self) -> Iterator[QuerySet[Any]]:
         yield from leftovers_of(TENANT, KINDS)
@@ -74,7 +74,7 @@ class NotificationsAct(Act):
         yield ApiToken.objects.filter(name=TENANT)
 
     def prepare(self, stage: Stage) -> None:
-        """Open the third parties, and say in the settings of all processes where they are."""
+        """Start the simulated third parties, and pass their addresses to all processes."""
         set_up()
         self._mail = stage.enter(FakeSmtp(mail_answer, latency=LATENCY))
         self._texts = [stage.enter(FakeWeb(text_answer, latency=LATENCY)) for _ in range(2)]
@@ -102,11 +102,11 @@ class NotificationsAct(Act):
             traffic = Traffic(samples, client, producer, consumer, self._partners.at(""))
             traffic.start(clients)
             self._take_down(traffic, stage)
-            # Everyone takes their time, until much is being sent.
+            # All providers slow down, so that many sends are in flight.
             self._have_latency(SLOW_LATENCY)
             enough = min(MOST_IN_FLIGHT, len(samples) // 40)
             stage.wait(lambda: _statuses()[Status.PROCESSING] >= enough, _state)
-            # All: one alone may have none of those in flight.
+            # All of them, because one alone may have no send in flight.
             dispatchers = [stage.kill(each, *DISPATCHING) for each in dispatchers]
             self._have_latency(LATENCY)
             stage.wait(lambda: clients.are_done and traffic.is_taken and _is_over(), _state)
@@ -127,7 +127,7 @@ class NotificationsAct(Act):
         return Outcome(report(found), list(check(found)))
 
     def _take_down(self, traffic: Traffic, stage: Stage) -> None:
-        """Have the SMS providers answer, or not, as ``OUTAGES`` says."""
+        """Apply the outages of the SMS providers at their times."""
         for share, rules, name, said in OUTAGES:
             stage.wait(partial(traffic.has_passed, share), _state)
             for server, rule in zip(self._texts, rules, strict=True):
@@ -140,7 +140,7 @@ class NotificationsAct(Act):
 
 
 def leftovers_of(tenant: str, kinds: Sequence[str]) -> Iterator[QuerySet[Any]]:
-    """Yield the notifications of this tenant, and what is in the queues for them."""
+    """Yield the notifications of this tenant, and their messages."""
     ours = Notification.objects.filter(tenant=tenant)
     keys = ours.annotate(key=Cast("pk", CharField())).values("key")
     for messages in messages_of(*kinds):
@@ -151,19 +151,19 @@ def leftovers_of(tenant: str, kinds: Sequence[str]) -> Iterator[QuerySet[Any]]:
 
 
 def _statuses() -> Counter[str]:
-    """Return how many of our notifications are in each state."""
+    """Return the number of our notifications in each state."""
     ours = Notification.objects.filter(tenant=TENANT).order_by()
     return Counter(dict(ours.values_list("status").annotate(Count("pk"))))
 
 
 def _state() -> str:
-    # What the schedule ``notifications-sweeps`` does once a minute.
+    # The schedule ``notifications-sweeps`` does this once a minute.
     sweeping.expire_overdue()
     counts = _statuses()
     waiting = sum(counts[status] for status in models.OPEN_STATUSES)
     sent = counts[SENT]
     rest = counts.total() - waiting - sent
-    return f"{counts.total():,} stored: {waiting:,} wait, {sent:,} sent, {rest:,} not to be sent"
+    return f"{counts.total():,} stored: {waiting:,} open, {sent:,} sent, {rest:,} ended unsent"
 
 
 def _is_over() -> bool:
@@ -171,11 +171,11 @@ def _is_over() -> bool:
     return not is_left and not any(_statuses()[each] for each in models.OPEN_STATUSES)
 
 
-# What is asked for, by whom, and when
+# The requests and their times
 
 
 def way_of(sample: Sample) -> str:
-    """Codes come one by one, as somebody waits for each; what is no JSON fits no bulk."""
+    """Return the intake: codes and invalid JSON one by one, others in bulk or by the broker."""
     if sample.via == "broker":
         return "broker"
     return "single" if sample.kind == "code" or "text" in sample.line else "bulk"
@@ -183,7 +183,7 @@ def way_of(sample: Sample) -> str:
 
 @dataclass
 class Traffic:
-    """Requests, each sent at its time, and all answers."""
+    """Requests, each sent at its time, and all replies."""
 
     samples: Sequence[Sample]
     client: Client
@@ -191,16 +191,16 @@ class Traffic:
     consumer: Consumer
     webhooks: str = ""
     began_at: float = field(default_factory=time.time)
-    # By the number of the request: the id of its notification, or what is wrong with it.
+    # By the number of the request: the id of its notification, or its errors.
     accepted: dict[int, str] = field(default_factory=dict)
     refused: dict[int, Any] = field(default_factory=dict)
     published: int = 0
     cancelled: list[str] = field(default_factory=list)
-    # Answers that a service must never get.
+    # Replies that must never come.
     surprises: list[str] = field(default_factory=list)
 
     def start(self, threads: Threads) -> None:
-        """Start a client for each way in, and three where each request waits for its answer."""
+        """Start one client for each intake, and three for single requests."""
         for way, clients, most, send in (
             ("single", 3, 1, self._post),
             ("broker", 1, 1, self._publish),
@@ -211,23 +211,23 @@ class Traffic:
 
     @property
     def seconds(self) -> float:
-        """How long the file's minute takes."""
+        """Seconds in which the requests of the file are played."""
         return max(SECONDS * len(self.samples) / ALL, LEAST_SECONDS)
 
     def has_passed(self, share: float) -> bool:
-        """Return whether so much of the time in which requests come is over."""
+        """Return True if this share of the time for requests has passed."""
         return time.time() >= self.began_at + share * self.seconds
 
     @property
     def is_taken(self) -> bool:
-        """Whether the consumer has stored or parked all that was published."""
+        """True when the consumer has stored or parked all published requests."""
         return bool(sum(astuple(self.consumer.tally)) == self.published)
 
     def due_at(self, sample: Sample) -> float:
         return self.began_at + sample.after / self.samples[-1].after * self.seconds
 
     def _batches(self, samples: list[Sample], most: int) -> Iterator[tuple[float, list[Sample]]]:
-        """Yield the requests with their time, together those that come within a moment."""
+        """Yield batches of requests that come within the gathering window, with their time."""
         while samples:
             end = self.due_at(samples[0]) + GATHER_SECONDS
             batch = [each for each in samples[:most] if self.due_at(each) <= end]
@@ -264,7 +264,7 @@ class Traffic:
         status, _ = self.client.call("DELETE", f"/v1/notifications/{id_}")
         if status == 204:
             self.cancelled.append(id_)
-        elif status != 409:  # it is being sent, or was
+        elif status != 409:  # it is in flight or was sent
             self.surprises.append(f"{status} to DELETE")
 
     def note(self, sample: Sample, status: int, answer: dict[str, Any]) -> None:
@@ -278,12 +278,14 @@ class Traffic:
 
 @contextmanager
 def open_broker(stage: Stage) -> Iterator[tuple[Producer, Consumer]]:
-    """Give the RabbitMQ that AMQP_URL names, or else a queue in memory; delete the queue after."""
+    """Open the RabbitMQ of AMQP_URL, or a queue in memory; delete the queue afterwards."""
     url = get_settings().BROKER_URL
-    stage.console.step("broker", "RabbitMQ" if url.startswith("amqp") else "in memory, no AMQP_URL")
+    stage.console.step(
+        "broker", "RabbitMQ" if url.startswith("amqp") else "in memory, without AMQP_URL"
+    )
     options = {"confirm_publish": True} if url.startswith("amqp") else {}
     consumer = Consumer(url=url, queue=BROKER_QUEUE, tenant=TENANT)
-    logging.disable(logging.INFO)  # its lines would come between those of the demo
+    logging.disable(logging.INFO)  # its lines would mix with those of the demo
     try:
         with Connection(url, transport_options=options, connect_timeout=5) as connection:
             queue = Queue(BROKER_QUEUE, durable=True)(connection.default_channel)
@@ -299,14 +301,14 @@ def open_broker(stage: Stage) -> Iterator[tuple[Producer, Consumer]]:
         logging.disable(logging.NOTSET)
 
 
-# When third parties fail: by what they are sent, so that each run has the same faults
+# Faults of third parties: they depend on the recipient, so each run has the same
 
-# How long the dispatchers wait for an answer, and how long one who hangs gives none.
+# The timeout of a dispatcher, and the delay of a server that hangs.
 TIMEOUT_SECONDS, HANG_SECONDS = 2.0, 4.0
-# Of so many addresses, or numbers, one has this fault.
+# One in N addresses, or numbers, has this fault.
 _MAIL: Final = {"450": 25, "drop": 400, "hang": 600, "drop-after": 250}
 _TEXTS: Final = {"503 0": 20, "429 0": 40, "drop": 60, "drop-after": 30, "hang-after": 200}
-# Of the twenty partners, once; the one that is down never answers anything else.
+# First reply of some of the twenty partners; the one that is down never recovers.
 _PARTNERS: Final = {"/3": "503", "/7": "500", "/11": "drop-after", "/13": "503", "/16": "410"}
 _DOWN_PARTNER: Final = "/13"
 
@@ -322,7 +324,7 @@ def _fault_of(text: str, shares: dict[str, int]) -> str:
 
 
 def mail_answer(address: str, times: int) -> str:
-    """Refuse unknown addresses, greylist some, and hang up before or after a body."""
+    """Refuse unknown addresses, greylist some, hang up before or after a body."""
     if address.startswith("nobody-"):
         return "550"
     fault = _fault_of(address, _MAIL)
@@ -336,7 +338,7 @@ def text_answer(asked: Any, times: int) -> str:
 
 
 def partner_answer(asked: Any, times: int) -> str:
-    """Some stumble once, one is gone, one is down."""
+    """Fail once for some partners; one is gone, one stays down."""
     partner = asked["path"].removeprefix("/partners")
     return _PARTNERS.get(partner, "") if times == 1 or partner == _DOWN_PARTNER else ""
 
@@ -345,13 +347,13 @@ def _down(asked: Any, times: int) -> str:
     return "503 0"
 
 
-# From which share of the time on how the two SMS providers answer.
+# Shares of the time at which the two SMS providers change their replies.
 OUTAGES: Final = (
     (0.3, (_down, text_answer), "outage",
-     "the first SMS provider answers 503; the second takes over"),
-    (0.38, (_down, _down), "outage", "the second one, too: texts wait, and some expire"),
+     "the first SMS provider replies 503; the second takes over"),
+    (0.38, (_down, _down), "outage", "the second replies 503, too: texts wait, some expire"),
     (0.44, (_down, text_answer), "repaired", "the second SMS provider is back"),
-    (0.55, (text_answer, text_answer), "repaired", "so is the first"),
+    (0.55, (text_answer, text_answer), "repaired", "the first SMS provider is back"),
 )  # fmt: skip
 
 
@@ -372,11 +374,11 @@ def providers(mail: FakeSmtp, texts: Sequence[FakeWeb]) -> dict[str, list[dict[s
     return {"email": [email], "sms": sms, "webhook": [{"kind": "webhook", "name": "partners"}]}
 
 
-# What everybody saw: those who asked, the table, and the strangers at the other end
+# The evidence: replies, the table, and the records of the third parties
 
 
 def rows_of_table() -> dict[str, Any]:
-    """Return our notifications by id, with whether an answer, or their dispatcher, was lost."""
+    """Return our notifications by id, with lost replies and interrupted sends marked."""
     calls = Delivery.objects.filter(notification=OuterRef("pk"))
     interrupted = calls.filter(outcome=Delivery.Outcome.UNFINISHED)
     lost = interrupted | calls.filter(outcome=Delivery.Outcome.AMBIGUOUS)
@@ -386,23 +388,23 @@ def rows_of_table() -> dict[str, Any]:
 
 
 def parked() -> list[tuple[int, Any]]:
-    """Return number and errors of the broker's messages that were parked, as often as they were."""
+    """Return number and errors of each parked message of the broker, with repetitions."""
     rows = models.ParkedRequest.objects.filter(origin=BROKER_QUEUE)
     return [(int(each.message_id), each.errors) for each in rows for _ in range(each.times)]
 
 
 @dataclass(slots=True)
 class Evidence:
-    """All of it, gathered when everything had come to its end."""
+    """All records of a finished run."""
 
     traffic: Traffic
     rows: dict[str, Any]
     parked: Sequence[tuple[int, Any]]
-    # What strangers accepted, as often as they did: by channel, which, and when.
+    # Every acceptance by a third party: channel, id, time.
     arrivals: Sequence[tuple[str, str, float]]
     unsigned: int
     messages: int
-    # The machine's own delay in seconds.
+    # Delay of the machine under load, in seconds.
     lag: float = 0.0
 
     def is_final(self, id_: str) -> bool:
@@ -410,7 +412,7 @@ class Evidence:
 
 
 def report(found: Evidence) -> list[Row]:
-    """Count what came of the requests."""
+    """Return the figures of the report."""
     rows = found.rows.values()
     sent = Counter(row.channel for row in rows if row.status == SENT)
     ended = Counter("suppressed" if row.outcome == "suppressed" else row.status for row in rows)
@@ -420,33 +422,33 @@ def report(found: Evidence) -> list[Row]:
     doubtful = [row for row in rows if row.is_doubtful]
     kept = sum(row.status == SENT for row in doubtful)
     return [
-        Row("requests", len(found.traffic.samples), "by REST and broker"),
-        Row("refused", len(found.traffic.refused) + len(found.parked), "of them"),
-        Row("stored", len(rows), "the others came for the second time"),
+        Row("requests", len(found.traffic.samples), "by REST and by the broker"),
+        Row("refused", len(found.traffic.refused) + len(found.parked), "as invalid"),
+        Row("stored", len(rows), "the others repeat an earlier request"),
         Row("sent", sent.total(), ", ".join(f"{sent[each]:,} by {each}" for each in Channel)),
-        Row("failed over", second, "texts, sent by the second provider"),
-        Row("retried", sum(row.attempts > 1 for row in rows), "in more than one attempt"),
+        Row("failed over", second, "texts sent by the second provider"),
+        Row("retried", sum(row.attempts > 1 for row in rows), "took more than one attempt"),
         Row("not sent", sum(ended[each] for each in ends), not_sent),
-        Row("in doubt", len(doubtful), f"lost their answer; {kept:,} of them were sent once"),
+        Row("in doubt", len(doubtful), f"lost a reply; {kept:,} of them are known to be sent"),
     ]
 
 
-# What must hold
+# The checks
 
-# What a stranger sees a moment after the dispatcher looked at its clock.
+# Tolerance between the clock of a dispatcher and the arrival, in seconds.
 TRAVEL_SECONDS: Final = 0.5
 TOO_LATE: Final = [{"path": "expiresAt", "message": "is in the past"}]
 
 
 def check(found: Evidence) -> Iterator[Check]:
-    """Yield every check; the run is good if all have passed."""
+    """Yield every check of the run."""
     yield from _of_intake(found)
     yield from _of_sending(found)
     cut = [id_ for id_, row in found.rows.items() if row.was_interrupted]
     ended = [id_ for id_ in cut if found.is_final(id_)]
-    said = f"{len(ended)} of {len(cut)} sends that they had in flight have ended"
+    said = f"{len(ended)} of their {len(cut)} interrupted sends have ended"
     yield Check("killed dispatchers", len(ended) == len(cut) > 0, said)
-    yield Check("queues empty", not found.messages, f"{found.messages} messages are left in them")
+    yield Check("queues empty", not found.messages, f"{found.messages} messages left")
 
 
 def _of_intake(found: Evidence) -> Iterator[Check]:
@@ -454,22 +456,22 @@ def _of_intake(found: Evidence) -> Iterator[Check]:
     wrong = {number for number, each in samples.items() if each.kind == "wrong"}
     errors = traffic.refused | dict(found.parked)
     refused = errors.keys()
-    said = f"{len(wrong):,} of the file are wrong, {len(refused):,} were refused"
-    yield none_of("wrong, accepted", wrong - refused, said)
+    said = f"{len(wrong):,} invalid requests in the file, {len(refused):,} refused"
+    yield none_of("invalid ones refused", wrong - refused, said)
     # A code may have expired when its request arrived.
     late = {each for each in refused if errors[each] == TOO_LATE and samples[each].kind == "code"}
-    said = f"{len(late)} more had expired on the way" if late else "all others were accepted"
-    yield none_of("right, refused", refused - wrong - late, said)
+    said = f"{len(late)} valid codes expired on their way" if late else "all others were accepted"
+    yield none_of("valid ones accepted", refused - wrong - late, said)
     numbers = [number for number, _ in found.parked]
-    said = f"{len(numbers):,} of {traffic.published:,} published, each once"
-    yield none_of("parked twice", repeated(numbers), said, and_also=traffic.is_taken)
-    yield none_of("odd answers", traffic.surprises, "nothing but 202 and 400")
+    said = f"{len(numbers):,} of {traffic.published:,} messages of the broker parked"
+    yield none_of("none parked twice", repeated(numbers), said, and_also=traffic.is_taken)
+    yield none_of("expected replies", traffic.surprises, "202 or 400 to each request")
     different = {
         each.line.get("request", {}).get("dedupeKey") or number
         for number, each in samples.items()
         if number not in refused
     }
-    said = f"{len(found.rows):,} stored, {len(different):,} different ones accepted"
+    said = f"{len(found.rows):,} stored, {len(different):,} different requests accepted"
     yield Check("stored once", len(found.rows) == len(different), said)
 
 
@@ -477,23 +479,24 @@ def _of_sending(found: Evidence) -> Iterator[Check]:
     rows, cancelled = found.rows, found.traffic.cancelled
     promised = {*found.traffic.accepted.values(), *rows}
     lost = [id_ for id_ in promised if not found.is_final(id_)]
-    yield none_of("lost", lost, f"{len(promised):,} accepted, each has come to an end")
+    yield none_of("none lost", lost, f"{len(promised):,} accepted, each in a final state")
     sent = {(row.channel, id_) for id_, row in rows.items() if row.status == SENT}
     in_doubt = {(row.channel, id_) for id_, row in rows.items() if row.is_doubtful}
-    said = f"though of {len(in_doubt)} one could not know whether they were"
-    yield none_of("sent twice", repeated(id_ for _, id_, _ in found.arrivals), said)
+    said = f"also none of the {len(in_doubt)} that lost a reply"
+    yield none_of("none sent twice", repeated(id_ for _, id_, _ in found.arrivals), said)
     arrived = {(channel, id_) for channel, id_, _ in found.arrivals}
     unseen = [id_ for _, id_ in sent - arrived]
-    yield none_of("sent, not seen", unseen, f"{len(sent):,} sent, each was received")
+    yield none_of("each sent one arrived", unseen, f"{len(sent):,} sent and received")
     in_doubt -= sent
     unsaid = [id_ for _, id_ in arrived - sent - in_doubt]
-    said = f"{len(arrived):,} received: sent, or {len(arrived & in_doubt)} recorded as in doubt"
-    yield none_of("seen, not sent", unsaid, said)
+    said = f"{len(arrived):,} received; {len(arrived & in_doubt)} of them recorded as in doubt"
+    yield none_of("each arrival recorded", unsaid, said)
     ends = {id_: row.expires_at.timestamp() for id_, row in rows.items() if row.expires_at}
     allowed = TRAVEL_SECONDS + found.lag
     late = {id_ for _, id_, at in found.arrivals if at > ends.get(id_, at) + allowed}
-    said = f"nothing arrived after its expiresAt; {allowed:.1f} s allowed for travel and load"
-    yield none_of("sent late", late, said)
+    said = f"nothing arrived more than {allowed:.1f} s after its expiresAt"
+    yield none_of("none sent late", late, said)
     unwanted = {id_ for _, id_ in arrived} & set(cancelled)
-    yield none_of("cancelled, sent", unwanted, f"{len(cancelled)} were cancelled with DELETE")
-    yield Check("unsigned 0", not found.unsigned, "every webhook had a valid signature")
+    yield none_of("no cancelled one sent", unwanted, f"{len(cancelled)} cancelled with DELETE")
+    said = f"{found.unsigned} webhooks without a valid signature"
+    yield Check("webhooks signed", not found.unsigned, said)

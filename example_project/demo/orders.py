@@ -1,4 +1,4 @@
-"""The act of the orders: closed at their deadline unless paid, though a worker is killed."""
+"""The act of the orders: closed at their deadline unless paid, while a worker is killed."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from example_project import shop
 from example_project.demo.report import Check, Outcome, Row, none_of, repeated
 from example_project.demo.stage import Act, Child, Stage, database_now, messages_of
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
-from example_project.orders import OrderLine, read_valid
+from example_project.orders import OrderLine, read_orders
 from example_project.shop import invoices_queue, queue, sales_queue
 from example_project.tasks import write_invoice
 
 FILE: Final = Path(__file__).parents[1] / "data" / "orders.jsonl"
-# From the first order to the last deadline; more orders take longer, at so many a second.
+# Seconds from the first order to the last deadline; longer above 360 orders a second.
 SECONDS: Final = 28.0
 ORDERS_PER_SECOND: Final = 360
-# Between the start of loading and the opening of the shop, at so many orders a second.
+# Speed of loading, which ends before the shop opens.
 LOADED_PER_SECOND: Final = 2500
 LOADED_AT_ONCE: Final = 1000
 CUSTOMERS: Final = 8
-# A short lease, so that what the killed worker held comes back while one watches.
+# A short lease, so that messages of the killed worker are redelivered during the demo.
 SERVING: Final = (
     *(part for each in (sales_queue, invoices_queue, queue) for part in ("--queue", each.name)),
     "--concurrency", "8", "--lease", "5", "--poll-interval", "1", "--shutdown-timeout", "5",
 )  # fmt: skip
-# How much of the messages is left at the edit, and when a worker is killed.
+# Shares of the messages that are left at the edit, and at the kill.
 EDIT_AT, KILL_AT = 0.7, 0.65
-# What a worker had sent when it was killed still arrives.
+# Time for statements that the killed worker had sent.
 ARRIVAL_SECONDS: Final = 0.1
 PARTICULARS: Final = attrgetter("customer", "amount", "currency")
 BEFORE, AFTER = PeriodicSchedule(timedelta(seconds=5)), PeriodicSchedule(timedelta(seconds=3))
@@ -50,17 +50,15 @@ BEFORE, AFTER = PeriodicSchedule(timedelta(seconds=5)), PeriodicSchedule(timedel
 
 @dataclass
 class OrdersAct(Act):
-    """Plays a file of orders much faster than it was written, in so many seconds."""
+    """Plays a file of orders in ``seconds``, much faster than it was written."""
 
     input: Path = FILE
     orders: int | None = None
     workers: int = 3
     seconds: float | None = None
-    rejects: Path | None = None
-    kills: bool = True
 
     name = "orders"
-    introduction = "each is closed at its deadline unless paid by then; a worker is killed"
+    introduction = "closed at their deadline unless paid; a worker is killed meanwhile"
 
     def leftovers(self) -> Iterator[QuerySet[Any]]:
         yield Schedule.objects.filter(kind=sales_queue.kind)
@@ -71,47 +69,47 @@ class OrdersAct(Act):
 
     def run(self, stage: Stage) -> Outcome:
         step = stage.console.step
-        lines, rejects = read_valid(self.input, self.orders, self.rejects, stage.console.warn)
+        lines, rejected = read_orders(self.input, self.orders, stage.console.warn)
         step("input", f"{self.input.name}: {len(lines):,} orders")
-        # As an operator makes one: a row, which the workers keep installed.
+        # A row, as an operator creates one; the workers install it.
         schedule = Schedule.objects.create(
             kind=sales_queue.kind, key_prefix="hourly", queue=sales_queue.name, type="periodic",
             expression="5s", payload={},
         )  # fmt: skip
-        # Or a short run on a busy machine is over before there is a worker to kill.
+        # First, so that a short run has a worker to kill.
         workers = stage.start_workers(self.workers, "worker", *SERVING)
         orders = orders_of(lines, self.seconds)
         offered = sum(
             shop.place(orders[start : start + LOADED_AT_ONCE])
             for start in range(0, len(orders), LOADED_AT_ONCE)
         )
-        step("offered", f"{offered:,} orders, each with the message to close it")
+        step("offered", f"{offered:,} messages, one to close each order")
         state = partial(state_of, max(each.close_at for each in orders))
         with stage.threads() as customers:
             paying = [(each.pays_at.timestamp(), each.order_id) for each in orders if each.pays_at]
             customers.play(shop.pay, sorted(paying), CUSTOMERS)
             stage.wait(lambda: _left(queue) <= EDIT_AT * offered, state)
-            # As the admin saves its form.
+            # As the form in the admin does.
             schedule.expression = "3s"
             schedule.save()
-            step("edit", "the sales report comes every 3 s, not every 5 s")
+            step("edit", "sales reports every 3 s instead of every 5 s")
             stage.wait(lambda: _left(queue) <= KILL_AT * offered, state)
-            kill = kill_one(stage, workers, state) if self.kills else None
+            kill = kill_one(stage, workers, state)
             stage.wait(_is_over, state)
         stage.stop(workers)
-        return report(lines, offered, kill, rejects)
+        return report(lines, offered, kill, rejected)
 
 
 def orders_of(lines: Sequence[OrderLine], seconds: float | None) -> list[Order]:
-    """Return the orders with the times of this run, in which the file's pass in so many seconds."""
+    """Return the orders with the times of this run, compressed into ``seconds``."""
     first = min(each.created_at for each in lines)
     span = max(each.close_at for each in lines) - first
     length = timedelta(seconds=seconds or max(SECONDS, len(lines) / ORDERS_PER_SECOND))
-    # Not before all of them can be stored.
+    # After all orders are stored.
     opens_at = database_now() + timedelta(seconds=1 + len(lines) / LOADED_PER_SECOND)
 
     def at(instant: datetime) -> datetime:
-        # In whole milliseconds, as a queue keeps it.
+        # In whole milliseconds, like the queue.
         passed = (instant - first) / span * length
         return opens_at + passed // timedelta(milliseconds=1) * timedelta(milliseconds=1)
 
@@ -126,13 +124,13 @@ def orders_of(lines: Sequence[OrderLine], seconds: float | None) -> list[Order]:
 
 
 def state_of(last_deadline: datetime) -> str:
-    """Say how things stand; before anything is due, the time is what moves."""
+    """Return the progress in words; before the first deadline only the time changes."""
     states = dict(Order.objects.values_list("state").annotate(Count("pk")))
     paid, closed = (states.get(each, 0) for each in ("paid", "closed"))
     found = queue.stats()
     still = max((last_deadline - timezone.now()).total_seconds(), 0)
     return (
-        f"{found.scheduled:,} wait, {found.due:,} due, {found.leased:,} leased; "
+        f"{found.scheduled:,} scheduled, {found.due:,} due, {found.leased:,} leased; "
         f"{paid:,} paid, {closed:,} closed, {found.dead:,} dead; {still:.0f} s to go"
     )
 
@@ -147,14 +145,14 @@ def _is_over() -> bool:
 
 
 class Kill(NamedTuple):
-    """A killed worker, and when, on the database's clock."""
+    """A killed worker, and the time on the database's clock."""
 
     worker: int
     killed_at: datetime
 
 
 def kill_one(stage: Stage, workers: list[Child], state: Callable[[], str]) -> Kill | None:
-    """Kill the busiest worker; the next one, if it had just done all; None if the run is over."""
+    """Kill the busiest worker, and the next one if it was idle; None if the run is over."""
     while True:
         stage.wait(lambda: any(map(_in_flight, workers)) or _is_over(), state)
         if _is_over():
@@ -180,20 +178,21 @@ def _unfinished(worker: int) -> QuerySet[Delivery]:
 
 
 def report(
-    lines: Sequence[OrderLine], offered: int, kill: Kill | None = None, rejects: int = 0
+    lines: Sequence[OrderLine], offered: int, kill: Kill | None = None, rejected: int = 0
 ) -> Outcome:
-    """Count in the database, and compare with the file line by line."""
+    """Count the rows of the database, and compare them with the file line by line."""
     stored = {order.order_id: order for order in Order.objects.all()}
     letters = DeadLetter.objects.filter(kind=queue.kind)
     dead = set(letters.values_list("key", flat=True))
     reasons = letters.values_list("reason").annotate(count=Count("pk"))
     paid, closed = _in_state(stored, Order.State.PAID), _in_state(stored, Order.State.CLOSED)
+    late = sum(bool(each.pay_after) for each in lines) - len(paid)
     rows = [
-        Row("orders", len(lines), f"in the file, beside {rejects:,} lines that are none"),
-        Row("paid", len(paid), "in time, their messages dropped"),
-        Row("refused", sum(bool(each.pay_after) for each in lines) - len(paid), "as too late"),
-        Row("invoices", Invoice.objects.count(), "of large payments, each written by a task"),
-        Row("closed", len(closed), "unpaid at their deadline"),
+        Row("orders", len(lines), f"in the file; {rejected:,} lines rejected"),
+        Row("paid", len(paid), "before their deadline, so their messages were dropped"),
+        Row("refused", late, "payments after the deadline"),
+        Row("invoices", Invoice.objects.count(), "written by tasks, for large payments"),
+        Row("closed", len(closed), "by a worker, unpaid at their deadline"),
         Row("dead", len(dead), "; ".join(f"{count:,} {reason}" for reason, count in reasons)),
         *_deliveries(),
     ]
@@ -212,14 +211,16 @@ def _in_state(stored: Mapping[str, Order], state: Order.State) -> set[str]:
 
 
 def _deliveries() -> Iterator[Row]:
-    """Count them, and how late they were, on the database's clock."""
+    """Yield the number of deliveries, and their delays on the database's clock."""
     rows = list(Delivery.objects.values_list("attempt", "due_at", "started_at"))
     again = sum(attempt > 1 for attempt, _, _ in rows)
     late = sorted((started - due).total_seconds() * 1000 for _, due, started in rows)
     p50, p99 = (late[math.ceil(len(late) * at) - 1] if late else 0.0 for at in (0.5, 0.99))
-    yield Row("delivered", len(rows), f"times, {again:,} of them after a timeout or the kill")
-    yield Row("late p50 ms", p50, "from due to handler")
-    yield Row("late p99 ms", p99)
+    yield Row(
+        "delivered", len(rows), f"messages, {again:,} of them again after a timeout or the kill"
+    )
+    yield Row("late p50 ms", p50, "from the due time to the start of the handler, median")
+    yield Row("late p99 ms", p99, "the same, 99th percentile")
 
 
 def _of_orders(
@@ -229,21 +230,21 @@ def _of_orders(
     ended = paid | closed | (dead & stored.keys())
     lost = [each.order_id for each in lines if each.order_id not in ended]
     said = f"{len(paid):,} paid + {len(closed):,} closed + {len(dead):,} dead = {len(lines):,}"
-    yield none_of("lost", lost, f"{said} orders in the file", proves="no lost messages")
+    yield none_of("no order lost", lost, f"{said} orders in the file", proves="no lost messages")
     closings = list(Closing.objects.values_list("order_id", flat=True))
     said = f"{len(closings):,} closings for {len(closed):,} closed orders"
     yield none_of(
-        "closed twice", repeated(closings), said, and_also=set(closings) == closed,
+        "none closed twice", repeated(closings), said, and_also=set(closings) == closed,
         proves="different consumers get different messages",
     )  # fmt: skip
     early = Order.objects.filter(closed_at__lt=F("close_at")).values_list("order_id", flat=True)
     yield none_of(
-        "closed early", early, "never before the deadline",
+        "none closed early", early, "no order was closed before its deadline",
         proves="only messages scheduled for now or earlier are polled",
     )  # fmt: skip
     wrong = paid - {each.order_id for each in lines if each.is_paid_in_time}
     yield none_of(
-        "wrongly paid", wrong, "only what the file pays before its deadline",
+        "none paid too late", wrong, "all payments came before the deadline",
         proves="messages can be deleted at any time",
     )  # fmt: skip
     altered = [
@@ -252,7 +253,7 @@ def _of_orders(
         if (own := stored.get(line.order_id)) and PARTICULARS(own) != PARTICULARS(line)
     ]
     yield none_of(
-        "altered", altered, "customer, amount, currency as in the file",
+        "orders unaltered", altered, "customer, amount and currency as in the file",
         proves="consistency: constraints are always enforced",
     )  # fmt: skip
 
@@ -262,13 +263,13 @@ def _of_messages(
 ) -> Iterator[Check]:
     said = f"{offered:,} messages for {len(stored):,} orders in the database"
     proves = "atomicity: an operation succeeds or rolls back as a whole"
-    yield Check("offered", orders == len(stored) == offered, said, proves)
+    yield Check("each order offered", orders == len(stored) == offered, said, proves)
     unpaid = _in_state(stored, Order.State.OPEN)
-    said = f"{len(dead):,}, one for each of the {len(unpaid):,} orders left open"
+    said = f"{len(dead):,} dead letters for the {len(unpaid):,} orders left open"
     yield Check("dead letters", dead == unpaid, said, "failed messages are retried in steps")
     left = _left(queue)
     proves = "messages are deleted only when acknowledged"
-    yield Check("queue empty", not left, f"{left:,} messages left in it", proves)
+    yield Check("queue empty", not left, f"{left:,} messages left", proves)
 
 
 def _of_invoices(due: set[str]) -> Iterator[Check]:
@@ -276,15 +277,15 @@ def _of_invoices(due: set[str]) -> Iterator[Check]:
     results = TaskResult.objects.filter(task=write_invoice.module_path, status="SUCCESSFUL").count()
     said = f"{len(due):,} large payments, {len(written):,} invoices, {results:,} results"
     is_whole = results == len(written)
-    yield none_of("invoices wrong", due ^ set(written), said, and_also=is_whole)
+    yield none_of("each invoice written", due ^ set(written), said, and_also=is_whole)
     yield none_of(
-        "invoices twice", repeated(written), "each in one transaction with its result",
+        "no invoice twice", repeated(written), "each was committed with its result",
         proves="exactly-once delivery (with acknowledgement)",
     )  # fmt: skip
 
 
 def ticks(schedule: PeriodicSchedule) -> list[datetime]:
-    """Return the planned times that were reported on, each as often as it was."""
+    """Return the planned time of each sales report of a schedule."""
     rows = SalesReport.objects.filter(key__contains=f"/{schedule.config_hash}/")
     return sorted(rows.values_list("planned_at", flat=True))
 
@@ -293,29 +294,30 @@ def _of_ticks() -> Iterator[Check]:
     old, new = ticks(BEFORE), ticks(AFTER)
     late = [b for a, b in pairwise(old) if b - a > BEFORE.period]
     late += [b for a, b in pairwise(new) if b - a > AFTER.period]
-    said = f"{len(old)} every 5 s, then {len(new)} every 3 s"
+    said = f"{len(old)} sales reports every 5 s, then {len(new)} every 3 s"
     yield none_of(
-        "ticks lost", late, said, and_also=bool(old or new),
+        "no tick lost", late, said, and_also=bool(old or new),
         proves="another instance continues scheduling",
     )  # fmt: skip
     yield none_of(
-        "ticks twice", repeated(old + new), "each planned time has one sales report",
+        "no tick twice", repeated(old + new), "one sales report for each planned time",
         proves="no duplicate cron executions",
     )  # fmt: skip
     outdated = [at for at in old if new and at > new[0]]
     yield none_of(
-        "outdated ticks", outdated, "none of the old schedule after the edit",
+        "no outdated tick", outdated, "no report of the old schedule after the edit",
         proves="configuration changes are atomic",
     )  # fmt: skip
 
 
 def _of_kill(kill: Kill) -> Check:
-    """All that was in flight in the killed worker must have been delivered again, and ended."""
+    """Check that each message in flight in the killed worker was redelivered and settled."""
     cut = set(_unfinished(kill.worker).values_list("order_id", flat=True))
     again = Delivery.objects.filter(order_id__in=cut, started_at__gt=kill.killed_at)
     back = again.exclude(outcome=Delivery.Outcome.UNFINISHED)
     found = back.aggregate(count=Count("order_id", distinct=True), last=Max("started_at"))
     seconds = ((found["last"] or kill.killed_at) - kill.killed_at).total_seconds()
-    said = f"{found['count']} of {len(cut)} in flight came back, the last after {seconds:.1f} s"
+    done = f"{found['count']} of its {len(cut)} unfinished messages were redelivered"
     proves = "a message that is not acknowledged is redelivered after its timeout"
+    said = f"{done}, the last after {seconds:.1f} s"
     return Check("killed worker", found["count"] == len(cut) > 0, said, proves)

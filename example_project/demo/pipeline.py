@@ -1,4 +1,4 @@
-"""The act of the pipeline: a campaign comes in by Spark, archives and a report go out by Spark."""
+"""The act of the pipeline: Spark imports a campaign, archives rows, and makes a report."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ IMPORTS: Final = (
     "--quarantine LAKE/quarantine",
     IMPORT_CAMPAIGN,
 )
-# What is this act's own, and of the act of the jobs the calls that closed orders. Nothing else: the
-# database may be somebody's.
+# Rows of this act alone, and the calls of the act of the jobs: other rows of the database stay.
 _TO: Final = "--older-than 1ms --to LAKE/archive"
 ARCHIVES: Final = (
     f"archive dead-letters --only 'pKind={vouchers.kind}' {_TO}",
@@ -52,26 +51,26 @@ ARCHIVES: Final = (
     f"archive notifications --only tenant={TENANT} {_TO}",
     "report --archive LAKE/archive/delayed_queue_dead_letter --out LAKE/report",
 )
-STARTS: Final = "starts: Java and a session of it take about ten seconds"
-# Lines of Spark's log: how far a command is, and what it answers.
+STARTS: Final = "starting Java and a Spark session takes about ten seconds"
+# Lines of Spark's log: the progress of a command, and its result.
 _PROGRESS: Final = re.compile(r"^\[ *[\d.]+ s\] (.*)$", re.MULTILINE)
 _ANSWER: Final = re.compile(r"^\{.*\}$", re.MULTILINE)
-# A step of Spark may say nothing for as long, on a machine that has more to do.
+# Factor of the timeout: a step of Spark may log nothing for minutes.
 TIMEOUT_FACTOR: Final = 3
 PARTS: Final = ("created", "updated", "ignored", "duplicates", "quarantined")
 
 
 class PipelineAct(Act):
-    """A campaign and vouchers imported, worked off, archived, and measured."""
+    """Imports a campaign and vouchers, handles, archives and measures them."""
 
     name = "pipeline"
-    introduction = "Spark imports a campaign, archives what has ended, and measures it"
+    introduction = "Spark imports a campaign, archives finished rows, makes a report"
 
     def __init__(self) -> None:
         self._spark: Spark | None = None
 
     def leftovers(self) -> Iterator[QuerySet[Any]]:
-        """Yield what an earlier run left, also of an archive that it did not finish."""
+        """Yield the rows of an earlier run, with those of an unfinished archive."""
         yield from leftovers_of(TENANT, [f"{queue}|json" for queue in QUEUES])
         yield from messages_of(vouchers.kind)
         yield ExpiredVoucher.objects.all()
@@ -84,10 +83,10 @@ class PipelineAct(Act):
         set_up()
         spark = self._spark or Spark(stage)
         lake = Path(tempfile.mkdtemp(prefix=LAKE_PREFIX))
-        stage.console.step("lake", f"{lake}, where the files below are; it stays")
+        stage.console.step("lake", f"{lake}, the directory of the files below; it is kept")
         (lake / "campaign.jsonl").write_bytes(make_campaign.as_bytes())
         make_vouchers.write(lake / "vouchers.parquet")
-        # Not by the providers of the act before: by one that only says so.
+        # The provider that only logs, not those of the act before.
         stage.environment |= {"NOTIFICATION_PROVIDERS": "", "NOTIFICATION_RETRIES": ""}
         worker = stage.start("worker", *WORKER, *SERVING)
         campaign, coupons, again = spark.run(IMPORTS, lake, lambda: not any(_waiting()))
@@ -104,16 +103,16 @@ class PipelineAct(Act):
         rows = [
             Row("campaign", campaign["created"], "notifications stored"),
             Row("vouchers", coupons["created"], f"offered, {len(expired):,} of which expired"),
-            Row("quarantined", bad, "bad records, put aside"),
-            Row("dead", facts.dead, "vouchers of a shop that is gone"),
-            Row("archived", sum(expected), "rows"),
-            Row("lake", str(lake), "has the archive and the report"),
+            Row("quarantined", bad, "invalid records"),
+            Row("dead", facts.dead, "vouchers of a closed shop"),
+            Row("archived", sum(expected), "rows, deleted from the database"),
+            Row("lake", str(lake), "holds the archive and the report"),
         ]
         return Outcome(rows, [*checks(facts), *found])
 
 
 class Spark:
-    """A process of ``child.py`` that runs commands; its log has how far it is, and the answers."""
+    """A process of ``child.py`` that runs commands; its log has the progress and the results."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self._child = stage, stage.start("spark", "spark")
@@ -122,7 +121,7 @@ class Spark:
     def run(
         self, commands: Sequence[str], lake: Path, is_over: Callable[[], bool] = lambda: True
     ) -> list[Any]:
-        """Return what these commands of ``queuepipeline`` have answered, once all else is over."""
+        """Return the results of these commands, once ``is_over`` holds too."""
         before = len(self._said(_ANSWER))
         for each in commands:
             shown = f"queuepipeline {each.replace('LAKE/', '')}"
@@ -132,7 +131,7 @@ class Spark:
 
         def state() -> str:
             said = [STARTS, *self._said(_PROGRESS)][-1].replace(f"{lake}/", "")
-            return "{:,} notifications, {:,} vouchers wait; Spark: {}".format(*_waiting(), said)
+            return "{:,} notifications, {:,} vouchers open; Spark: {}".format(*_waiting(), said)
 
         self._stage.wait(
             lambda: len(self._said(_ANSWER)) == before + len(commands) and is_over(), state,
@@ -144,37 +143,37 @@ class Spark:
         return what.findall(self._child.log.read_text(errors="replace"))
 
     def close(self) -> None:
-        """Have the process end in order."""
+        """Stop the process in order."""
         self._child.tell("")
         self._stage.codes.append(self._child.end(20))
 
 
-# What is counted in the database and in the files, apart from what the pipeline says of itself
+# Counts in the database and the files, independent of the results of the pipeline
 
 
 def notifications() -> Counter[tuple[str, str]]:
-    """Return how many of the campaign's notifications there are by channel and status."""
+    """Return the number of the campaign's notifications by channel and status."""
     ours = Notification.objects.filter(tenant=TENANT).order_by()
     rows = ours.values_list("channel", "status").annotate(count=Count("pk"))
     return Counter({(channel, status): count for channel, status, count in rows})
 
 
 def to_archive() -> tuple[int, int, int]:
-    """Return how many rows each of the commands of ``ARCHIVES`` finds."""
+    """Return the number of rows for each of the archives."""
     letters = DeadLetter.objects.filter(kind=vouchers.kind)
     attempts = CallbackAttempt.objects.filter(topic=ORDERS_TOPIC)
     return letters.count(), attempts.count(), notifications().total()
 
 
 def _waiting() -> tuple[int, int]:
-    """Return how many notifications and vouchers have not ended."""
+    """Return the number of open notifications and vouchers."""
     still_open = Notification.objects.filter(tenant=TENANT, status__in=OPEN_STATUSES)
     return still_open.count(), Message.objects.filter(kind=vouchers.kind).count()
 
 
 def check_archive(answer: dict[str, Any], expected: int, left: int, lake: Path) -> Check:
-    """As many rows in the files as deleted, counted by another reader; none left, none more."""
-    # Here: what it is for needs Spark anyway.
+    """Compare the rows in the files, counted by another reader, with those deleted and left."""
+    # Here, because only this act needs it.
     import pyarrow.parquet as pq
 
     [table] = answer["tables"]
@@ -191,22 +190,22 @@ def check_archive(answer: dict[str, Any], expected: int, left: int, lake: Path) 
         rows += sum(number for _, _, number in found)
     is_same = expected == table["rows"] == table["deleted"] == rows and not left
     unfinished = made.exclude(state=ArchiveManifest.State.PRUNED).exists()
-    files = f"not as written: {', '.join(wrong)}" if wrong else "files as written"
+    files = f"changed files: {', '.join(wrong)}" if wrong else "files match the manifest"
     text = f"{rows:,} rows in files, {table['deleted']:,} deleted, {left:,} left; {files}"
     name = f"archived {table['source'].rpartition('_')[2]}s"
     return Check(name, is_same and not wrong and not unfinished, text)
 
 
-# What must hold
+# The checks
 
 
 class Facts(NamedTuple):
-    """The answers of the commands, and what was counted beside them."""
+    """The results of the commands, and the counts."""
 
     campaign: dict[str, Any]
     vouchers: dict[str, Any]
     again: dict[str, Any]
-    # Counted before the archiving: by channel and status; dead vouchers, and expired ones.
+    # Before the archives: notifications by channel and status, dead and expired vouchers.
     notifications: Counter[tuple[str, str]]
     dead: int
     expired: Sequence[str]
@@ -217,10 +216,10 @@ class Facts(NamedTuple):
 
 
 def checks(facts: Facts) -> Iterator[Check]:
-    """Yield all that must hold."""
+    """Yield the checks of the imports and the report."""
     created = facts.campaign["created"]
-    yield _adds_up("campaign", facts.campaign, facts.lines)
-    yield _adds_up("vouchers", facts.vouchers, facts.records)
+    yield _adds_up("campaign adds up", facts.campaign, facts.lines)
+    yield _adds_up("vouchers add up", facts.vouchers, facts.records)
     counts: Counter[str] = Counter()
     for (_, status), count in facts.notifications.items():
         counts[status] += count
@@ -228,24 +227,24 @@ def checks(facts: Facts) -> Iterator[Check]:
     sent, cancelled = counts[Status.SUCCESSFULLY_PROCESSED], counts[Status.CANCELLED]
     said = f"{created:,} stored, {sent:,} sent, {cancelled:,} suppressed"
     is_whole = not waiting and counts.total() == created == sent + cancelled
-    yield Check(f"campaign open {waiting}", is_whole, said)
+    yield Check("campaign finished", is_whole, said)
     ignored = created + facts.campaign["ignored"]
     wanted = {**facts.campaign, "created": 0, "updated": 0, "ignored": ignored}
     is_same = all(facts.again[name] == wanted[name] for name in ("input", *PARTS))
-    said = f"{facts.again['created']:,} created, {facts.again['ignored']:,} were there"
-    yield Check("imported again", is_same, said)
+    said = f"{facts.again['created']:,} created, {facts.again['ignored']:,} already stored"
+    yield Check("second import", is_same, said)
     offered, expired = facts.vouchers["created"], len(set(facts.expired))
     lost = offered - expired - facts.dead
     said = f"{offered:,} offered, {expired:,} expired, {facts.dead:,} dead letters"
-    yield Check(f"vouchers lost {lost}", not lost, said)
-    yield none_of("expired twice", repeated(facts.expired), "one row for each voucher")
+    yield Check("no voucher lost", not lost, said)
+    yield none_of("none expired twice", repeated(facts.expired), "one row for each voucher")
     yield _report(facts)
 
 
 def _adds_up(name: str, answer: dict[str, Any], lines: int) -> Check:
     said = ", ".join(f"{answer[part]:,} {part}" for part in PARTS if answer[part])
     is_whole = sum(answer[part] for part in PARTS) == answer["input"] == lines
-    return Check(f"{name} adds up", is_whole, f"{lines:,} records: {said}")
+    return Check(name, is_whole, f"{lines:,} records: {said}")
 
 
 def _report(facts: Facts) -> Check:
@@ -254,4 +253,4 @@ def _report(facts: Facts) -> Check:
     dead = found.get(vouchers.kind, 0)
     text = f"{dead:,} dead vouchers, {facts.dead:,} in the database; {len(facts.plots)} plots"
     wrong = [] if dead == facts.dead else [vouchers.kind]
-    return none_of("report wrong", wrong, text, and_also=bool(facts.plots))
+    return none_of("report is right", wrong, text, and_also=bool(facts.plots))

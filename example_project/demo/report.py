@@ -1,4 +1,4 @@
-"""What the demo says: steps while an act runs; then its figures, and checks of what happened."""
+"""The output of the demo: the steps of an act, then its figures and checks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why in a sentence or two."""
+    """The demo cannot continue; the text is the reason."""
 
 
 class Stalled(DemoError):
-    """The act does not get on: nothing moves, or a process of it has ended."""
+    """The act makes no progress, or one of its processes has ended."""
 
 
 class Row(NamedTuple):
-    """A line of the report: a figure, and what of."""
+    """A line of the report: name, figure, explanation."""
 
     name: str
     figure: float | str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A statement about the run, whether it holds, and which promise of the designs it proves."""
+    """A property of the run: its name, whether it holds, the numbers, and what it proves."""
 
     name: str
     passed: bool
@@ -65,29 +65,30 @@ class Outcome(NamedTuple):
 def none_of(
     name: str, wrong: Iterable[object], statement: str, *, and_also: bool = True, proves: str = ""
 ) -> Check:
-    """Check that nothing went wrong in this way; the check names some of what did."""
+    """Check that ``wrong`` is empty; a failed check shows some of its items."""
     found = sorted(map(str, wrong))
     if found:
         examples = ", ".join(found[:SHOWN]) + (" …" if len(found) > SHOWN else "")
-        statement = f"{statement}; not so: {examples}"
-    return Check(f"{name} {len(found):,}", not found and and_also, statement, proves)
+        statement = f"{statement}; {len(found):,} wrong: {examples}"
+    return Check(name, not found and and_also, statement, proves)
 
 
 def repeated(names: Iterable[T]) -> list[T]:
-    """Return those that come more than once."""
+    """Return the names that occur more than once."""
     return [name for name, times in Counter(names).items() if times > 1]
 
 
 def stopped(codes: Sequence[int]) -> Check:
-    """Return the check that all processes ended well."""
-    # By the signal itself: a worker that was still starting up, and held nothing yet.
+    """Return the check that all processes stopped in order."""
+    # SIGTERM itself ends a worker that was still starting, and held nothing yet.
     well = bool(codes) and all(each in (0, -signal.SIGTERM) for each in codes)
-    said = f"on SIGTERM, with exit codes {', '.join(map(str, codes))}"
-    return Check("processes stopped", well, said)
+    return Check(
+        "processes stopped", well, f"exit codes after SIGTERM: {', '.join(map(str, codes))}"
+    )
 
 
 class Console:
-    """Writes lines; on a terminal the last one is redrawn while something is waited for."""
+    """Writes lines; on a terminal it redraws the last one during a wait."""
 
     def __init__(self, out: OutputWrapper, err: OutputWrapper, style: Style) -> None:
         self._out, self._err, self.style = out, err, style
@@ -110,7 +111,7 @@ class Console:
         self._err.flush()
 
     def progress(self, text: str) -> None:
-        """Redraw the last line; where it cannot be, say it when nothing was said for a while."""
+        """Redraw the last line; in a file, write it if the last output is some seconds old."""
         if self._is_terminal:
             self.say(f"  {text}"[: shutil.get_terminal_size().columns - 1], ending="")
         elif time.monotonic() - self._said_at > PLAIN_SECONDS:

@@ -1,4 +1,4 @@
-"""The helper of all acts: a database, processes that end with the demo, and waits for them."""
+"""The stage of all acts: the database, the processes, and waiting for progress."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ T = TypeVar("T")
 
 
 class Act:
-    """One thing that the demo shows."""
+    """One part of the demo."""
 
     name: str
     introduction: str
 
     def leftovers(self) -> Iterator[QuerySet[Any]]:
-        """Yield the rows that an earlier run has left, in the order in which they are deleted."""
+        """Yield the rows of an earlier run, in the order of their deletion."""
         raise NotImplementedError
 
     def prepare(self, stage: Stage) -> None:
-        """Open what must be there before any process of the stage is started."""
+        """Open servers before any process of the stage starts."""
 
     def warm_up(self, stage: Stage) -> None:
-        """Start what takes long to be up, while the acts before it still wait for things."""
+        """Start slow processes while an earlier act still waits."""
 
     def run(self, stage: Stage) -> Outcome:
-        """Run from start to end; raises DemoError when it cannot, or does not get on."""
+        """Run the act; raises DemoError if it cannot run or makes no progress."""
         raise NotImplementedError
 
     @transaction.atomic
@@ -80,7 +80,7 @@ class Child(subprocess.Popen[bytes]):
     may_end = False
 
     def tell(self, line: str) -> None:
-        """Write a line to its input; one that has ended is found by ``check``."""
+        """Write a line to its input; ``check`` reports a process that has ended."""
         assert self.stdin is not None  # noqa: S101 # Stage.start made it
         with suppress(BrokenPipeError):
             self.stdin.write(f"{line}\n".encode())
@@ -96,7 +96,7 @@ class Child(subprocess.Popen[bytes]):
             )
 
     def end(self, seconds: float = 0.0) -> int:
-        """Wait so long for its end, then kill it with SIGKILL; return its exit code."""
+        """Wait for its end, kill it after some seconds; return its exit code."""
         self.may_end = True
         try:
             self.wait(seconds)
@@ -107,7 +107,7 @@ class Child(subprocess.Popen[bytes]):
 
 
 class Stage:
-    """A block in which acts can be run, and after which none of its processes is left."""
+    """A block in which acts run; at its end all of their processes are stopped."""
 
     directory: Path
     login: str
@@ -117,9 +117,9 @@ class Stage:
     ) -> None:
         self.console, self.timeout = console, timeout
         self.children: list[Child] = []
-        # Exit codes of what was stopped in order, since an act began.
+        # Exit codes of the processes that were stopped in order during the act.
         self.codes: list[int] = []
-        # The longest time, in seconds, that this process woke up too late: the machine's own delay.
+        # The longest delay of a wake-up of this process in seconds: the load of the machine.
         self.lag = 0.0
         self.environment: dict[str, str] = {}
         self._manage, self._stack = manage, ExitStack()
@@ -134,22 +134,22 @@ class Stage:
         with self._stack:
             try:
                 self.stop(self.children)
-            finally:  # a second Ctrl-C cut the stopping short
+            finally:  # after a second Ctrl-C
                 for each in self.children:
                     each.end()
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enter a context that is left when the stage is."""
+        """Enter a context that ends with the stage."""
         return self._stack.enter_context(context)
 
     def prepare(self, acts: Sequence[Act]) -> None:
-        """Start and migrate the database, and clear what the acts left in it before."""
+        """Start and migrate the database, and delete the rows of an earlier run."""
         self.console.step("database", start_database())
         self.enter(alone())
         self.directory = Path(self.enter(tempfile.TemporaryDirectory(prefix="delayed-queue-demo-")))
         self.environment = {
             **os.environ,
-            "DEBUG": "0",  # under it Django keeps and times every query
+            "DEBUG": "0",  # with DEBUG Django logs every query
             "SECRET_KEY": settings.SECRET_KEY,
             "PYTHONUNBUFFERED": "1",
         }
@@ -160,7 +160,7 @@ class Stage:
         self._allow_calls()
 
     def _allow_calls(self) -> None:
-        """Let this process and those that it starts call the ports of the acts' third parties."""
+        """Allow callbacks to the ports of the simulated third parties."""
         known: dict[str, Any] = settings.DELAYED_QUEUE
         calls = {"ALLOWED_NETWORKS": [f"{HOST}/32"], "ALLOWED_PORTS": self.ports}
         calls = {**known.get("CALLBACKS", {}), **calls}
@@ -175,17 +175,17 @@ class Stage:
     def start(
         self, name: str, *arguments: str, inherits: socket.socket | None = None, **environment: str
     ) -> Child:
-        """Start a management command as a process of its own; it inherits the socket."""
+        """Start a management command as a process, which inherits the socket."""
         log = self.directory / f"{len(self.children) + 1}-{name}.log"
         with log.open("wb") as file:
             child = Child(
                 [*self._manage, *arguments],
-                stdin=subprocess.PIPE,  # its end tells the child that we are gone
+                stdin=subprocess.PIPE,  # the child stops when it is closed
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**self.environment, **environment},
                 pass_fds=[inherits.fileno()] if inherits else [],
-                start_new_session=True,  # Ctrl-C is for us; we stop them in order
+                start_new_session=True,  # Ctrl-C stops us, and we stop them in order
                 cwd=settings.BASE_DIR,
             )
         child.name, child.log = name, log
@@ -193,29 +193,28 @@ class Stage:
         return child
 
     def start_workers(self, count: int, name: str, *arguments: str) -> list[Child]:
-        """Start so many, and return when each has told the database that it is up."""
+        """Start workers, and return when each has written its row to the database."""
         started_at = database_now()
         workers = [self.start(name, *WORKER, *arguments) for _ in range(count)]
         pids = [each.pid for each in workers]
-        # Since then: a worker that was killed may have left a row with the same pid.
+        # A killed worker may have left an older row with the same pid.
         up = Worker.objects.filter(started_at__gte=started_at, pid__in=pids)
         self.wait(
-            lambda: up.count() == count, lambda: f"{up.count()} of {count} processes are up",
+            lambda: up.count() == count, lambda: f"{up.count()} of {count} processes have started",
             TIMEOUT_SECONDS,
         )  # fmt: skip
         self.console.step(name, f"{count} processes: {', '.join(map(str, pids))}")
         return workers
 
     def kill(self, victim: Child, *arguments: str) -> Child:
-        """Kill a worker with SIGKILL, and return another that takes its place."""
+        """Kill a worker with SIGKILL, and return the one that replaces it."""
         victim.end()
         successor = self.start(victim.name, *WORKER, *arguments)
-        said = f"{victim.name} {victim.pid} by SIGKILL; {successor.pid} takes its place"
-        self.console.step("kill", said)
+        self.console.step("kill", f"{victim.name} {victim.pid} killed, {successor.pid} replaces it")
         return successor
 
     def stop(self, children: Sequence[Child]) -> None:
-        """Stop with SIGTERM, after a while with SIGKILL; note the codes of those not killed."""
+        """Stop with SIGTERM, after some seconds with SIGKILL; record the exit codes."""
         ours = [each for each in children if not each.may_end]
         for each in ours:
             each.may_end = True
@@ -224,7 +223,7 @@ class Stage:
         self.codes += [each.end(max(deadline - time.monotonic(), 0)) for each in ours]
 
     def threads(self) -> Threads:
-        """Return threads of this process, whose failure ends what is waited for."""
+        """Return threads whose failure ends every wait."""
         self._threads.append(Threads())
         return self._threads[-1]
 
@@ -233,10 +232,9 @@ class Stage:
     def wait(
         self, until: Callable[[], bool], state: Callable[[], str], timeout: float = 0.0
     ) -> None:
-        """Return once it is true; raise Stalled when the state stays the same, or something fails.
+        """Return once it is true; raise Stalled if the state stays the same, or something fails.
 
-        The state says in words how things stand, and so must change as long as they move, however
-        slow the machine is.
+        The state describes the progress in words, so it changes on a slow machine, too.
         """
         timeout = timeout or self.timeout
         began = moved_at = time.monotonic()
@@ -254,7 +252,7 @@ class Stage:
             self.lag = max(self.lag, time.monotonic() - asleep_at - LOOK_SECONDS)
 
     def check(self) -> None:
-        """Raise Stalled if a process has ended that should be running, or a thread has failed."""
+        """Raise Stalled if a process has ended unexpectedly, or a thread has failed."""
         for child in self.children:
             child.check()
         for error in filter(None, (each.error for each in self._threads)):
@@ -264,12 +262,12 @@ class Stage:
 
     @cached_property
     def web(self) -> str:
-        """The address of the web server, with the admin and the APIs; started when first needed."""
-        # The child inherits the port: one that was only looked up could be another's by then.
+        """The address of the web server with the admin and the APIs; starts it if needed."""
+        # The child inherits the open port; a free port number could be taken meanwhile.
         with socket.create_server((HOST, 0)) as own:
-            # DEBUG: it serves the admin's static files, too.
+            # DEBUG serves the static files of the admin.
             self._web = self.start("web", "web", str(own.fileno()), inherits=own, DEBUG="1")
-            # Until it is up, calls wait: the port is listened on already.
+            # Calls wait until the server has started: the port is open already.
             return f"http://{HOST}:{own.getsockname()[1]}"
 
     @property
@@ -277,7 +275,7 @@ class Stage:
         return f"{self.web}{reverse('admin:index')} {self.login}"
 
     def serve(self) -> None:
-        """Keep a worker for everything and the admin up until interrupted."""
+        """Keep one worker for all queues and the admin running until Ctrl-C."""
         address = self.admin
         self.stop([each for each in self.children if each is not self._web])
         self.console.step("serving", f"{address}; Ctrl-C stops")
@@ -292,7 +290,7 @@ class Stage:
 
 
 def start_database() -> str:
-    """Start the embedded server unless DATABASE_URL names another, and migrate; say which it is."""
+    """Start the embedded server unless DATABASE_URL names another, migrate, return its name."""
     embedded = settings.EMBEDDED_POSTGRES
     if embedded:
         embedded.start()
@@ -303,7 +301,7 @@ def start_database() -> str:
 
 
 def database_now() -> datetime:
-    """Return the time on the clock that messages fall due by."""
+    """Return the time of the database, by which messages fall due."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT statement_timestamp()")
         found: datetime = cursor.fetchone()[0]
@@ -312,9 +310,9 @@ def database_now() -> datetime:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Refuse to run while another demo uses this database: each begins by clearing it.
+    """Refuse to run while another demo uses this database, because each run clears it.
 
-    A lock of a transaction on a second connection: gone with this process, however it ends.
+    A lock of a transaction on a second connection ends with this process.
     """
     other: Any = connection.copy()
     with closing(other):
@@ -325,7 +323,7 @@ def alone() -> Iterator[None]:
 
 
 def _create_login() -> str:
-    """Create the admin's superuser with a password of this run; return how to log in."""
+    """Create a superuser with a password of this run; return the login."""
     password = secrets.token_urlsafe(9)
     rights = {"is_staff": True, "is_superuser": True, "is_active": True}
     defaults = {**rights, "password": make_password(password)}

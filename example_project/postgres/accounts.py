@@ -22,7 +22,7 @@ class Account(NamedTuple):
 
 
 def is_root() -> bool:
-    """Whether this process is root's; never on Windows."""
+    """Return True if this process runs as root; never on Windows."""
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
@@ -35,7 +35,7 @@ def server_account(data_directory: Path) -> Account | None:
         return None
     import pwd  # does not exist on Windows
 
-    if data_directory.exists():  # whoever made it, also if a better account was added since
+    if data_directory.exists():  # its owner, even if a better account was added since
         entry = pwd.getpwuid(data_directory.stat().st_uid)
         return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
     known = {each.pw_name: each for each in pwd.getpwall()}
@@ -67,9 +67,9 @@ def run_as(
 
 
 def _environment() -> dict[str, str]:
-    """The caller's, less what would change the server: its PGCLIENTENCODING for one.
+    """Return the caller's environment without variables that change the server, such as PGDATA.
 
-    LC_ALL, because on macOS PostgreSQL does not start under a locale that it does not know.
+    LC_ALL, because on macOS PostgreSQL refuses to start under an unknown locale.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**kept, "LC_ALL": "C", "TZ": "UTC"}

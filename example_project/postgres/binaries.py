@@ -55,12 +55,12 @@ def version_of(binaries: Path) -> str:
         raise BinariesNotFoundError(f"{binaries / 'postgres'} cannot be run: {error}.") from error
     found = re.search(r"\(PostgreSQL\) (\d+\S*)", answer)
     if found is None:
-        raise BinariesNotFoundError(f"{binaries / 'postgres'} does not tell its version.")
+        raise BinariesNotFoundError(f"{binaries / 'postgres'} prints no version.")
     return found[1]
 
 
 def can_run(binaries: Path, account: Account) -> bool:
-    """Whether the account reaches the programs and the libraries they load."""
+    """Return True if the account can run the programs and load their libraries."""
     try:
         return all(
             run_as(account, [str(binaries / name), "--version"]).returncode == 0
@@ -71,7 +71,7 @@ def can_run(binaries: Path, account: Account) -> bool:
 
 
 def copy_binaries(binaries: Path, target: Path) -> Path:
-    """Copy the programs and what they load to where every account may run them."""
+    """Copy the programs and their libraries so that every account can run them."""
     binaries = binaries.resolve()
     tree = binaries.parent
     if not target.exists():
@@ -113,7 +113,7 @@ def _copy_tree(tree: Path, copy: Path, programs: str) -> None:
 
 
 def _open_to_all(copy: Path) -> None:
-    """Let every account read and run our copy, whatever the umask of the installation was."""
+    """Let every account read and run our copy, under any umask of the installation."""
     for each in (copy, *copy.rglob("*")):
         if not each.is_symlink():
             mode = each.stat().st_mode

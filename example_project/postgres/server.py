@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 ROLE: Final = "delayed_queue"
 DATABASE: Final = "delayed_queue"
-# The socket answers under this port whatever the TCP port is, so that settings can name the
-# server before it was ever started.
+# The socket has this port under every TCP port, so that settings can name the server before its
+# first start.
 SOCKET_PORT: Final = 5432
 # sun_path holds 108 bytes on Linux and 104 on macOS, the terminating zero included.
 SOCKET_PATH_LIMIT: Final = 103
@@ -62,10 +62,9 @@ def default_directory() -> Path:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing.
+    """Make a directory and its missing parents.
 
-    Of root's the server's account has to come through, whatever the umask; what is inside is
-    private.
+    Those of root are open to the server's account under any umask; their contents are private.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for directory in reversed(missing):
@@ -151,13 +150,13 @@ class EmbeddedPostgres:
             return self.url
 
     def stop(self) -> bool:
-        """Stop the server, ending its connections, and say whether it was running."""
+        """Stop the server and its connections; return True if it was running."""
         if not self.home.exists():
             return False
         with self._exclusive():
             self._wait_until(self._has_settled, "become ready")
-            # pg_ctl signals whatever process has the pid in postmaster.pid. Only a server that
-            # answers proves that the pid is its own.
+            # pg_ctl signals any process with the pid in postmaster.pid. Only a server that
+            # replies proves that the pid is its own.
             if self._ping() != "OK":
                 return False
             self.run("pg_ctl", "stop", "-m", "fast", *self._pg_ctl_options())
@@ -165,7 +164,7 @@ class EmbeddedPostgres:
             return True
 
     def status(self) -> ServerStatus:
-        """Return what is known about the server; it has a pid only while it answers."""
+        """Return the state of the server; it has a pid only while it replies."""
         running = self._ping() in {"OK", "REJECT"}
         return ServerStatus(
             running=running,
@@ -176,20 +175,20 @@ class EmbeddedPostgres:
             binaries=str(self.binaries),
         )
 
-    # Is it alive? A pid does not tell: it may be a zombie's, or another process has it by now.
-    # Two things do: an answer on the socket, and a lock that the postmaster inherits and the
-    # kernel drops when the last process of the server has ended, however it ended.
+    # Is it alive? A pid is no proof: a zombie or another process may have it. Two proofs exist: a
+    # reply on the socket, and a lock that the postmaster inherits and that the kernel releases
+    # after the last process of the server has ended.
 
     def _ping(self) -> str:
-        """Return what libpq calls the server's state, such as OK or REJECT."""
-        # Not at the top: settings import this module, and must say what lacks where libpq does.
+        """Return the server's state in words of libpq, such as OK or REJECT."""
+        # Here, so that settings can import this module without libpq.
         from psycopg import pq
 
         return pq.Ping(pq.PGconn.ping(f"{self.socket_url}&connect_timeout=5".encode())).name
 
     def _claim_life(self) -> IO[bytes] | None:
-        """Return the lock for a new server to inherit; None while a server has it."""
-        import fcntl  # not on Windows, where settings that import this module must still load
+        """Return the lock for a new server to inherit; None while a server holds it."""
+        import fcntl  # missing on Windows, where settings must still load
 
         file = (self.home / "life").open("ab")
         try:
@@ -206,7 +205,7 @@ class EmbeddedPostgres:
         return claim is None
 
     def _has_settled(self) -> bool:
-        """Whether it serves or is gone: not while starting, recovering or ending."""
+        """Return True if it serves or has ended, not while it starts, recovers or stops."""
         return self._ping() == "OK" or not self._is_alive()
 
     def _wait_until(self, condition: Callable[[], bool], goal: str) -> None:
@@ -231,8 +230,8 @@ class EmbeddedPostgres:
             raise LauncherError(f"Another server came up in {self.home}; try again.")
         with claim:
             self._configure()
-            # The lock was free, so the process that has the pid in these files is not a server
-            # here; PostgreSQL would believe the pid and refuse to start.
+            # The lock was free, so the pid in these files is not of a server here. PostgreSQL
+            # would refuse to start because of it.
             for stale in (self._pid_file, *self.socket_directory.glob(".s.PGSQL.*")):
                 stale.unlink(missing_ok=True)
             self._lay_alias()
@@ -277,7 +276,7 @@ class EmbeddedPostgres:
 
     @functools.cached_property
     def _programs(self) -> Path:
-        """The binaries, or our copy of them if the account cannot reach them, as under /root."""
+        """The binaries, or our copy if the account cannot reach them, as under /root."""
         if self._account is None or can_run(self.binaries, self._account):
             return self.binaries
         return copy_binaries(self.binaries, self.home / "binaries" / self.version)
@@ -298,9 +297,9 @@ class EmbeddedPostgres:
 
     def _initdb_options(self) -> Iterator[str]:
         yield from (f"--username={ROLE}", f"--pwfile={self.password_file}")
-        # The socket is in a directory of mode 0700: whoever reaches it may do anything anyway.
+        # The socket is in a directory of mode 0700, which only the server's account can enter.
         yield from ("--auth-local=trust", "--auth-host=scram-sha-256")
-        # Pinned, or text would be ordered by the LANG of whoever started the server first.
+        # Pinned, or the LANG of the first start would define the order of text.
         yield from ("--encoding=UTF8", "--locale=C")
         if self._major >= 17:
             yield from ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
@@ -324,7 +323,7 @@ class EmbeddedPostgres:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": '"{}"'.format(str(self.socket_directory).replace('"', '""')),
             "shared_buffers": f"{min(512, _memory_megabytes() // 4)}MB",
-            # By itself 16 MB, which four writers fill faster than the disk takes them.
+            # The default of 16 MB fills faster than the disk writes under four writers.
             "wal_buffers": f"{min(64, _memory_megabytes() // 32)}MB",
             "max_wal_size": "4GB",
             "max_connections": 200,
@@ -345,7 +344,7 @@ class EmbeddedPostgres:
         make_directory(self.home)
 
     def _make_private(self, directory: Path) -> None:
-        """Make the directory the server's own; refuse one that somebody else made."""
+        """Make the directory for the server's account; refuse one of another account."""
         try:
             directory.mkdir(mode=0o700)
             self._give(directory)
@@ -353,7 +352,7 @@ class EmbeddedPostgres:
             found = directory.lstat()
             owner = self._account.uid if self._account else os.geteuid()
             if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != owner:
-                raise LauncherError(f"{directory} belongs to somebody else.") from None
+                raise LauncherError(f"{directory} belongs to another account.") from None
 
     def _write_private(self, file: Path, text: str) -> None:
         file.unlink(missing_ok=True)
@@ -367,7 +366,7 @@ class EmbeddedPostgres:
 
 
 def _free_port(remembered: Path) -> int:
-    """Return the port of last time if it is still free, else one that is."""
+    """Return the last port if it is free, otherwise another free one."""
     last = int(remembered.read_text()) if remembered.exists() else 0
     for port in (last, 0):
         with socket.socket() as probe:

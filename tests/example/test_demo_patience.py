@@ -1,4 +1,4 @@
-"""What the demo says while it waits, and when it gives an act up: by progress, not by time."""
+"""The demo fails an act after a time without progress, and prints the progress."""
 
 from __future__ import annotations
 

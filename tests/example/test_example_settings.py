@@ -43,7 +43,7 @@ def test_debug_is_off_and_the_key_is_one_of_this_machine_in_a_file_of_its_owner(
 
 
 def test_the_account_of_the_server_comes_through_the_directory_of_the_key(tmp_path):
-    """The key is made before the server, and root's server runs as somebody else."""
+    """The key is made before the server, whose account must enter the directory."""
     home = tmp_path / "not yet" / "there"
     assert run("-c", SHOW, directory=home).returncode == 0
     expected = 0o755 if os.geteuid() == 0 else 0o700

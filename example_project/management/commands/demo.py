@@ -1,4 +1,4 @@
-"""``manage.py demo``: the system at work in acts, each of them checked at its end."""
+"""``manage.py demo``: the system at work, in acts that end with checks."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Command(BaseCommand):
     """A shell around ``example_project.demo``."""
 
     help = (
-        "Show the system at work, in acts that each end in a report and checks. orders: orders "
+        "Show the system at work, in acts that each end with a report and checks. orders: orders "
         "from a file are closed at their deadline unless paid, tasks write invoices, and a worker "
-        "is killed. jobs: a client that knows only HTTP has orders closed, refunds looked after "
-        "and upstreams told. notifications: emails, texts and webhooks are sent through providers "
-        "that fail, and dispatchers are killed. pipeline: Spark imports a campaign, archives what "
-        "has ended, and measures it."
+        "is killed. jobs: an HTTP client adds jobs that close orders, check refunds and report "
+        "payments. notifications: emails, texts and webhooks are sent through providers that "
+        "fail, and dispatchers are killed. pipeline: Spark imports a campaign, archives finished "
+        "rows, and makes a report."
     )
     requires_system_checks: list[str] = []  # the database may not have been started yet
 
@@ -55,19 +55,17 @@ class Command(BaseCommand):
         add("acts", nargs="*", metavar="ACT", help=which)
         add("--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C")
         add("--format", choices=["text", "json"], default="text")
-        add("--no-spark", action="store_true", help="without the act pipeline, which needs Java")
-        gives_up = "give an act up when nothing moves for so long (default: 60 seconds)"
+        add("--no-spark", action="store_true", help="skip the act pipeline, which needs Java")
+        gives_up = "fail an act after S seconds without progress (default: 60)"
         add("--timeout", type=_positive, default=TIMEOUT_SECONDS, metavar="S", help=gives_up)
         add("--notifications", type=_count, metavar="N", help="only the first N notifications")
         add = parser.add_argument_group("the act orders").add_argument
-        columns = "orders as .jsonl or .csv; docs/guides/demo.md lists the columns"
-        add("--input", type=Path, default=orders.FILE, metavar="FILE", help=columns)
+        fields = "orders as JSON lines; docs/guides/demo.md lists the fields"
+        add("--input", type=Path, default=orders.FILE, metavar="FILE", help=fields)
         add("--orders", type=_count, metavar="N", help="only the first N orders")
         add("--workers", type=_count, default=3, metavar="N")
         length = "from the first order to the last deadline (default: 28, more for many orders)"
         add("--seconds", type=_positive, metavar="S", help=length)
-        add("--rejects", type=Path, metavar="FILE", help="where rejected lines go (JSON lines)")
-        add("--no-kill", action="store_true", help="do not kill a worker")
 
     def handle(self, *args: str, **options: Any) -> None:
         acts, as_json = _acts(options), options["format"] == "json"
@@ -81,11 +79,11 @@ class Command(BaseCommand):
             _end(stage, serve=options["serve"])
         failed = [f"{each.name} ({name})" for name, act in outcomes.items() for each in act.failed]
         if failed:
-            raise CommandError(f"The run is not good. Failed: {', '.join(failed)}.")
+            raise CommandError(f"Failed: {', '.join(failed)}.")
 
 
 def _acts(options: dict[str, Any]) -> list[Act]:
-    """Return the acts that are wanted, in their own order."""
+    """Return the chosen acts, in their fixed order."""
     wanted = options["acts"] or ACTS[:1]
     if "all" in wanted:
         wanted = ACTS
@@ -95,19 +93,13 @@ def _acts(options: dict[str, Any]) -> list[Act]:
         wanted = [each for each in wanted if each != PipelineAct.name]
     if not wanted:
         raise CommandError("No act is left: pipeline is the one that needs Spark.")
-    rejects: Path | None = options["rejects"]
-    if rejects is not None and rejects.resolve() == options["input"].resolve():
-        raise CommandError("--rejects must not be the input itself.")
-    names = ("input", "orders", "workers", "seconds", "rejects")
-    play = OrdersAct(**{name: options[name] for name in names}, kills=not options["no_kill"])
-    all_of_them: list[Act] = [
-        play, JobsAct(), NotificationsAct(options["notifications"]), PipelineAct()
-    ]  # fmt: skip
-    return [each for each in all_of_them if each.name in wanted]
+    play = OrdersAct(**{name: options[name] for name in ("input", "orders", "workers", "seconds")})
+    acts = (play, JobsAct(), NotificationsAct(options["notifications"]), PipelineAct())
+    return [each for each in acts if each.name in wanted]
 
 
 def _what_is_missing() -> str:
-    """Return what is to be installed before Spark can start; nothing when all is there."""
+    """Return what must be installed before Spark can start; an empty text if nothing."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         return "PySpark is not installed: pip install 'django-delayed-queue[spark,spark-jre]'."
     from delayed_queue.spark.pipeline.session import find_java_home
@@ -120,7 +112,7 @@ def _what_is_missing() -> str:
 
 
 def _without_what_is_missing(acts: list[Act], named: Sequence[str], console: Console) -> list[Act]:
-    """Leave the act of Spark out where that cannot run, unless it was asked for by its name."""
+    """Drop the act of Spark if Spark cannot run; raise if it was chosen by name."""
     missing = _what_is_missing() if any(isinstance(each, PipelineAct) for each in acts) else ""
     if not missing:
         return acts
@@ -132,17 +124,17 @@ def _without_what_is_missing(acts: list[Act], named: Sequence[str], console: Con
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """Say in a sentence what ended the demo."""
+    """Turn the errors that end the demo into one sentence."""
     try:
         yield
     except KeyboardInterrupt:
-        # It may have come in the middle of a statement; the connection takes no other then.
+        # Ctrl-C may interrupt a statement, after which the connection takes no other.
         connection.close()
         left = f"{Message.objects.count():,} messages are left, which the next run deletes."
         said = f"Interrupted; all processes are stopped. {left}"
         raise CommandError(said, returncode=INTERRUPTED) from None
     except BrokenPipeError:
-        # Nobody reads on. Nor must the interpreter try to, when it flushes at its end.
+        # The reader has gone. The interpreter must not write to it either when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CommandError("Stopped, as the output is no longer read.") from None
     except (DemoError, InputError, LauncherError) as error:
@@ -153,7 +145,7 @@ def _said() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, so that ``kill`` and ``timeout`` leave nothing running."""
+    """Treat SIGTERM like Ctrl-C, so that ``kill`` and ``timeout`` stop all processes."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -162,7 +154,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _run(stage: Stage, acts: Sequence[Act], *, serve: bool) -> dict[str, Outcome]:
-    """Run the acts in order, and show what came of each."""
+    """Run the acts in order, and show the outcome of each."""
     console, outcomes = stage.console, {}
     stage.prepare(acts)
     console.step("admin", f"{stage.admin}, live until {'Ctrl-C' if serve else 'the end'}")
@@ -178,24 +170,24 @@ def _run(stage: Stage, acts: Sequence[Act], *, serve: bool) -> dict[str, Outcome
             break
     passed = [check.passed for each in outcomes.values() for check in each.checks]
     console.say()
-    console.step("checks", f"{sum(passed)} ok, {len(passed) - sum(passed)} failed")
+    console.step("checks", f"{sum(passed)} passed, {len(passed) - sum(passed)} failed")
     return outcomes
 
 
 def _outcome_of(act: Act, stage: Stage) -> Outcome:
-    """Return what came of the act; if it does not get on, that it did not, and no figures."""
+    """Return the outcome of the act; one failed check if it made no progress."""
     began = time.monotonic()
     stage.codes.clear()
     try:
         rows, checks = act.run(stage)
     except Stalled as error:
-        return Outcome([], [Check("came to its end", False, str(error))])
+        return Outcome([], [Check("act finished", False, str(error))])
     took = Row("seconds", time.monotonic() - began)
     return Outcome([*rows, took], [*checks, stopped(stage.codes)])
 
 
 def _show(outcome: Outcome, console: Console) -> None:
-    """Say the report of an act and its checks."""
+    """Print the report of an act and its checks."""
     console.say()
     for row in outcome.rows:
         console.say(f"  {row}")
@@ -212,10 +204,10 @@ def _end(stage: Stage, *, serve: bool) -> None:
         stage.serve()
         stage.console.say("Stopped.")
         return
-    stage.console.step("admin", "`DEBUG=1 python manage.py runserver`, then /admin/")
+    stage.console.step("admin", "run `DEBUG=1 python manage.py runserver`, then open /admin/")
     stage.console.step("login", stage.login)
     if settings.EMBEDDED_POSTGRES:
-        stage.console.step("database", "goes on running; `python manage.py queuedb stop` stops it")
+        stage.console.step("database", "still running; `python manage.py queuedb stop` stops it")
 
 
 def _as_json(outcomes: dict[str, Outcome]) -> str:

@@ -19,14 +19,14 @@ LOCK: Final = int.from_bytes(b"migrate", "big")
 
 
 class Command(migrate.Command):
-    """Wait until no other `migrate` runs on this database, then run, and look at the tables.
+    """Wait until no other `migrate` runs on this database, then run, then check the tables.
 
-    Django looks which migrations are missing and then applies them: of several that start on an
-    empty database at once, the slower ones fail on tables that exist by then.
+    Django first reads which migrations are missing, then applies them. If several processes start
+    on an empty database, the slower ones fail on tables that exist by then.
     """
 
     def handle(self, *args: Any, **options: Any) -> str | None:
-        """Run Django's command while nobody else does."""
+        """Run Django's command while no other process does."""
         with alone(options["database"]):
             answer = super().handle(*args, **options)
         if not (options["app_label"] or options["plan"] or options["check_unapplied"]):
@@ -35,7 +35,7 @@ class Command(migrate.Command):
 
 
 def check_tables(alias: str) -> None:
-    """Raise where a table lacks what this version has: until a release, none are migrated."""
+    """Raise if a table lacks a column of this version: before a release there is no upgrade."""
     try:
         for model in apps.get_models():
             model._default_manager.using(alias).order_by().first()
@@ -52,9 +52,9 @@ def check_tables(alias: str) -> None:
 def alone(alias: str) -> Iterator[None]:
     """Hold the lock in a transaction of a second connection; `migrate` commits on its own.
 
-    A lock of a transaction, not of a session, which PgBouncer would lose. Tried for again and
-    again, not waited for: a statement that waits has a snapshot, and CREATE INDEX CONCURRENTLY
-    in the migrations of the one that has the lock would wait for that snapshot for ever.
+    A lock of a transaction, because PgBouncer loses those of a session. It polls instead of
+    waiting: a waiting statement has a snapshot, for which CREATE INDEX CONCURRENTLY in the
+    migrations of the holder would wait for ever.
     """
     connection = connections[alias].copy()
     try:
@@ -68,11 +68,11 @@ def alone(alias: str) -> Iterator[None]:
 
 
 def locks(connection: Any, lock: int) -> bool:
-    """Take the lock until the transaction ends, if nobody has it; return whether it is ours."""
+    """Try to take the lock until the transaction ends; return True if it succeeded."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [lock])
         locked = bool(cursor.fetchone()[0])
-        # The transaction idles as long as what the lock is for takes. And a second statement has to
-        # follow: the portal of the first keeps its snapshot, which the migrations may wait for.
+        # The transaction idles while the lock is held. This second statement also closes the
+        # portal of the first, whose snapshot the migrations would wait for.
         cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         return locked

@@ -32,13 +32,13 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []  # they may want the database
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare one action and how its answer looks."""
+        """Declare one action and the format of its output."""
         parser.add_argument("action", choices=["start", "stop", "status"])
         parser.add_argument("--format", choices=["text", "json"], default="text")
         parser.add_argument("--show-password", action="store_true")
 
     def handle(self, *, action: str, **options: Any) -> None:
-        """Do what the action says with the server that the settings name."""
+        """Run the action on the server of the settings."""
         server: EmbeddedPostgres | None = settings.EMBEDDED_POSTGRES
         try:
             if action == "status":
@@ -65,7 +65,7 @@ class Command(BaseCommand):
 
 
 def _external_status() -> ServerStatus:
-    """The state of a server that is not ours: running if it can be connected to."""
+    """Return the state of an external server: running if it accepts connections."""
     found = connection.settings_dict
     url = database_url(
         user=found["USER"],

@@ -1,16 +1,12 @@
-"""Servers of their own, for the tests of the embedded PostgreSQL."""
+"""Queries and processes for the tests of the embedded PostgreSQL."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
-
-if TYPE_CHECKING:
-    pass
-
 
 REPOSITORY = Path(__file__).parents[3]
 SMALL: dict[str, str | int] = {"shared_buffers": "16MB", "max_connections": 20}

@@ -22,7 +22,7 @@ from tests.example.postgres.conftest import INSTALLED
 from tests.example.postgres.support import REPOSITORY, SMALL, ask, end, execute
 
 pytestmark = pytest.mark.slow
-# Waits for a line, starts the server, tells its pid, and lives until its input ends.
+# Waits for a line, starts the server, prints its pid, and lives until its input ends.
 OWNER = """
 import sys
 from example_project.postgres import EmbeddedPostgres
@@ -53,25 +53,20 @@ def answer_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def tell(process: subprocess.Popen[str]) -> None:
+def send_line(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
 
 
-def test_starting_twice_is_one_server(server):
-    url = server.start()
-    pid = server.status().pid
-    assert EmbeddedPostgres(server.home.parent).start() == url
-    assert server.status().pid == pid
-
-
-@pytest.mark.parametrize("server", INSTALLED, indirect=True, ids=version_of)
+@pytest.mark.parametrize("fresh", INSTALLED, indirect=True, ids=version_of)
 def test_the_server_is_as_described(server):
     url = server.start()
     status = server.status()
     assert status.running
     assert status.url == url == server.url
+    assert EmbeddedPostgres(server.home.parent).start() == url  # once more
+    assert server.status().pid == status.pid
     assert ask(url, "SHOW server_version").split()[0] == status.version.split()[0]
     assert ask(url, "SHOW data_directory") == status.data_directory
     assert ask(url, "SELECT current_user || '/' || current_database()") == (
@@ -81,11 +76,8 @@ def test_the_server_is_as_described(server):
     assert ask(url, "SHOW shared_buffers") == "16MB"
     assert ask(url, "SHOW jit") == ask(url, "SHOW fsync") == "off"
     assert ask(url, "SHOW server_encoding") == "UTF8"
-    assert ask(url, "SELECT 'B' < 'a'") is True  # by code point, whatever LANG says
-
-
-def test_the_socket_needs_no_password_and_tcp_does(server):
-    url = server.start()
+    assert ask(url, "SELECT 'B' < 'a'") is True  # by code point, under every LANG
+    # The socket needs no password; TCP does.
     assert ask(server.socket_url, "SELECT 1") == 1
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(url, password="wrong")
@@ -93,7 +85,7 @@ def test_the_socket_needs_no_password_and_tcp_does(server):
     assert server.socket_directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_stopped_server_comes_back_on_the_same_url_with_its_rows(server):
+def test_a_stopped_server_returns_with_its_rows_and_on_its_port_if_that_is_free(server):
     url = server.start()
     execute(url, "CREATE TABLE kept AS SELECT 7 AS value")
     with psycopg.connect(url):  # a connection does not keep it from stopping
@@ -103,31 +95,27 @@ def test_a_stopped_server_comes_back_on_the_same_url_with_its_rows(server):
     assert server.status().url == url
     assert server.start() == url
     assert ask(url, "SELECT value FROM kept") == 7
-
-
-def test_a_port_taken_meanwhile_is_replaced(server):
-    before = server.start()
     server.stop()
     with socket.create_server(("127.0.0.1", int((server.home / "port").read_text()))):
-        after = server.start()
-    assert after != before
+        after = server.start()  # the port is taken
+    assert after != url
     assert ask(after, "SELECT 1") == ask(server.socket_url, "SELECT 1") == 1
 
 
-def test_eight_processes_start_one_server(server, base):
+def test_processes_at_once_start_one_server(fresh, base):
     with contextlib.ExitStack() as stack:
-        owners = [run_owner(base) for _ in range(8)]
+        owners = [run_owner(base) for _ in range(4)]
         for owner in owners:
             stack.callback(end, owner)
         for owner in owners:
-            tell(owner)
+            send_line(owner)
         pids = {answer_of(owner) for owner in owners}
-    assert pids == {str(server.status().pid)}
+    assert pids == {str(fresh.status().pid)}
 
 
 def test_the_server_outlives_its_killed_owner(server, base):
     owner = run_owner(base)
-    tell(owner)
+    send_line(owner)
     pid = int(answer_of(owner))
     os.killpg(owner.pid, signal.SIGKILL)
     end(owner)
@@ -140,7 +128,7 @@ def test_a_killed_postmaster_is_replaced_and_committed_rows_are_there(server):
     url = durable.start()
     execute(url, "CREATE TABLE kept AS SELECT generate_series(1, 1000)")
     busy = psycopg.connect(url)
-    # A backend in the midst of computing outlives its postmaster, with the shared memory.
+    # A busy backend outlives its postmaster, with the shared memory.
     busy.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 5000000)")
     pid = durable.status().pid
     assert pid is not None
@@ -152,12 +140,12 @@ def test_a_killed_postmaster_is_replaced_and_committed_rows_are_there(server):
 
 
 @pytest.mark.parametrize("kind", ["recycled", "zombie"])
-def test_a_pid_of_something_else_is_neither_believed_nor_signalled(server, kind):
+def test_a_pid_of_another_process_is_neither_trusted_nor_signalled(server, kind):
     server.start()
     server.stop()
     account = accounts.server_account(server.data_directory)
     program = ["cat"] if kind == "recycled" else ["true"]
-    uid = account.uid if account else None  # PostgreSQL itself doubts the pid of another account
+    uid = account.uid if account else None  # PostgreSQL ignores the pid of another account
     with subprocess.Popen(program, stdin=subprocess.PIPE, user=uid) as other:
         if kind == "zombie":
             os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
@@ -181,12 +169,12 @@ def test_a_pid_of_something_else_is_neither_believed_nor_signalled(server, kind)
         assert kind == "zombie" or other.poll() is None
 
 
-def test_an_unfinished_initdb_is_done_again(server):
-    leftover = server.home / "data.new"
+def test_an_unfinished_initdb_is_done_again(fresh):
+    leftover = fresh.home / "data.new"
     leftover.mkdir(parents=True)
-    server.home.parent.chmod(0o755)
+    fresh.home.parent.chmod(0o755)
     (leftover / "PG_VERSION").touch()
-    assert ask(server.start(), "SELECT 1") == 1
+    assert ask(fresh.start(), "SELECT 1") == 1
     assert not leftover.exists()
 
 
@@ -201,11 +189,11 @@ def test_a_long_path_gets_a_short_socket_directory(server, base):
         shutil.rmtree(deep.socket_directory)
 
 
-def test_a_socket_directory_of_somebody_else_is_refused(server):
-    server.home.mkdir(parents=True)
-    server.socket_directory.mkdir(mode=0o755)
-    with pytest.raises(LauncherError, match="belongs to somebody else"):
-        server.start()
+def test_a_socket_directory_of_another_account_is_refused(fresh):
+    fresh.home.mkdir(parents=True)
+    fresh.socket_directory.mkdir(mode=0o755)
+    with pytest.raises(LauncherError, match="belongs to another account"):
+        fresh.start()
 
 
 def test_a_server_that_cannot_start_shows_its_log(server):
@@ -215,27 +203,23 @@ def test_a_server_that_cannot_start_shows_its_log(server):
     assert ask(server.start(), "SELECT 1") == 1
 
 
-def test_the_callers_environment_does_not_reach_the_server(server, monkeypatch):
-    with monkeypatch.context() as patch:
-        wrong = {"PGDATA": "/nowhere", "PGPORT": "1", "PGCLIENTENCODING": "LATIN1", "LANG": "xx"}
-        for name, value in wrong.items():
-            patch.setenv(name, value)
-        server.start()
-    assert ask(server.url, "SHOW client_encoding") == "UTF8"
-
-
-def test_a_tight_umask_does_not_lock_the_server_out(server):
+def test_environment_and_umask_of_the_caller_do_not_reach_the_server(server, monkeypatch):
     umask = os.umask(0o077)
     try:
-        assert ask(server.start(), "SELECT 1") == 1
+        with monkeypatch.context() as patch:
+            wrong = {"PGDATA": "/nowhere", "PGPORT": "1", "PGCLIENTENCODING": "LATIN1"}
+            for name, value in (wrong | {"LANG": "xx"}).items():
+                patch.setenv(name, value)
+            server.start()
+        assert ask(server.url, "SHOW client_encoding") == "UTF8"
     finally:
         os.umask(umask)
 
 
 def as_unprivileged(work: Callable[[], None]) -> None:
-    """Run the work in a fork, as `nobody` if this process is root's.
+    """Run the work in a fork, as the account 65534 if this process runs as root.
 
-    A fork, because the interpreter itself may lie where nobody else can run it.
+    A fork, because other accounts may not be able to run this interpreter.
     """
     child = os.fork()
     if child == 0:

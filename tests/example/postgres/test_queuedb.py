@@ -1,4 +1,4 @@
-"""manage.py queuedb, and migrations that many processes begin at once."""
+"""manage.py queuedb, and migrations of many processes at once."""
 
 from __future__ import annotations
 
@@ -51,17 +51,16 @@ def test_queuedb_reports_a_failure_as_a_command_error(server, settings):
         queuedb("start")
 
 
-def test_queuedb_leaves_an_external_server_alone(server, empty_database):
-    environment = {"DATABASE_URL": empty_database}
-    started = manage("queuedb", "start", **environment)
-    assert "external server: nothing to start" in started.communicate()[0]
-    shown = manage("queuedb", "status", "--format", "json", **environment)
-    assert json.loads(shown.communicate()[0])["running"] is True
-    assert (started.returncode, shown.returncode) == (0, 0)
-    server.stop()
-    gone = manage("queuedb", "status", **environment)
-    assert "running: False" in gone.communicate()[0]
-    assert gone.returncode == 3
+@pytest.mark.django_db(transaction=True)
+def test_queuedb_leaves_an_external_server_alone(settings, monkeypatch):
+    settings.EMBEDDED_POSTGRES = None
+    assert "external server: nothing to start" in queuedb("start")
+    assert json.loads(queuedb("status", "--format", "json"))["running"] is True
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "PORT", "1")
+        with pytest.raises(SystemExit, match="3"):
+            queuedb("status")
 
 
 @pytest.fixture
@@ -75,20 +74,21 @@ def empty_database(server: EmbeddedPostgres) -> str:
 
 @pytest.mark.parametrize("count", sample([3, 8], 3))
 def test_migrates_at_once_all_succeed(empty_database, count):
-    processes = [manage("migrate", DATABASE_URL=empty_database) for _ in range(count)]
+    migrate = ("migrate", "delayed_queue")
+    processes = [manage(*migrate, DATABASE_URL=empty_database) for _ in range(count)]
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * count, outputs
-    missing = manage("migrate", "--check", DATABASE_URL=empty_database)
+    missing = manage(*migrate, "--check", DATABASE_URL=empty_database)
     assert missing.communicate()[0] == ""
     assert missing.returncode == 0
 
 
 def test_migrate_waits_for_another_without_a_snapshot(empty_database):
-    """A waiting statement would make CREATE INDEX CONCURRENTLY of the other wait for it."""
+    """CREATE INDEX CONCURRENTLY of the other would wait for a statement that waits."""
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(psycopg.connect(empty_database))
         other.execute(f"SELECT pg_advisory_xact_lock({LOCK})".encode())
-        process = manage("migrate", DATABASE_URL=empty_database)
+        process = manage("migrate", "contenttypes", DATABASE_URL=empty_database)
         stack.callback(end, process)
         wait_for_a_failed_try(empty_database)
         execute(empty_database, "CREATE TABLE t (i int)")
@@ -101,7 +101,7 @@ def test_migrate_waits_for_another_without_a_snapshot(empty_database):
 
 
 def wait_for_a_failed_try(url: str) -> None:
-    """Wait until a `migrate` did not get the lock: nobody else rolls back there."""
+    """Wait until `migrate` did not get the lock, after which it rolls back."""
     query = (
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE query = 'ROLLBACK' AND datname = current_database()"
@@ -114,7 +114,7 @@ def wait_for_a_failed_try(url: str) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("server_side", [False, True])
 def test_migrate_holds_no_snapshot_while_it_has_the_lock(monkeypatch, server_side):
-    """Not even through the portal that the extended protocol leaves open."""
+    """Not even by the portal that the extended protocol leaves open."""
     options = connection.settings_dict["OPTIONS"]
     monkeypatch.setitem(options, "server_side_binding", server_side)
     found = "SELECT count(*), count(backend_xmin) FROM pg_stat_activity WHERE state = %s"
