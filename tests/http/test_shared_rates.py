@@ -6,17 +6,17 @@ import random
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test.utils import CaptureQueriesContext
 
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http import rates
 from delayed_queue.http.models import Rate
 from delayed_queue.http.rates import SharedRate
-from delayed_queue.rates import RateRule
 from tests.support.processes import wait_until
 
 NOW: Final = 1_800_000_000_000_000
@@ -103,23 +103,6 @@ def test_never_more_than_the_rate_in_any_window(rate: float, burst: int):
     used = sum(granted for _, granted in log)
     # And what nobody asks for less of is not kept back.
     assert used >= min(burst, 1)
-
-
-@pytest.mark.parametrize(("interval", "burst"), [(250_000, 1), (10, 7), (1_000, 500)])
-def test_the_statement_follows_the_rule_of_all_limits(interval: int, burst: int):
-    rule, spent, now = RateRule(interval, burst), None, NOW
-    dice = random.Random(burst)
-    for _ in range(200):
-        now += dice.choice([0, 1, interval, dice.randint(-interval, 5 * interval)])
-        spent = rule.capped(spent, now)
-        least = dice.randint(1, burst)
-        free, most = rule.permits(spent, now), dice.randint(least, burst)
-        granted, wait = Rate.objects.take(
-            "a", least, most, interval=interval, burst=burst * interval, now=now
-        )
-        assert granted == (min(free, most) if free >= least else 0)
-        spent = rule.spend(spent, now, granted)
-        assert wait == (0 if granted else rule.due_at(spent) + (least - 1) * interval - now)
 
 
 def test_what_was_refused_is_granted_after_the_wait_that_was_told():
@@ -283,3 +266,23 @@ def test_who_asks_again_and_again_gets_there_at_the_rate():
     wait_until(fifty)
     # Of 50 the burst are free, and the others come 5 ms apart.
     assert time.monotonic() - started_at >= 30 / 200
+
+
+@pytest.mark.parametrize(
+    ("name", "per_second", "burst"),
+    [
+        ("", 1, 1), ("x" * 201, 1, 1), ("a\0b", 1, 1), (None, 1, 1),
+        ("a", 0, 1), ("a", -1, 1), ("a", float("nan"), 1), ("a", float("inf"), 1), ("a", True, 1),
+        ("a", 100_001, 1), ("a", "1", 1),
+        ("a", 1, 0), ("a", 1, 1.5), ("a", 1, True), ("a", 1, 1_000_001),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused(name: Any, per_second: Any, burst: Any):
+    with pytest.raises(InvalidConfiguration):
+        SharedRate(name, per_second, burst)
+
+
+@pytest.mark.parametrize("n", [0, -1, 6, 1.0, True])
+def test_more_than_the_burst_is_refused_since_it_would_never_be_granted(n: Any):
+    with pytest.raises(InvalidConfiguration, match="burst of 5"):
+        SharedRate("a", 1, 5).take(n)

@@ -19,7 +19,7 @@ from tests.http.races.jobs import hold_job
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MANY: Final = 40
-# Larger than what is read on an event loop.
+# Larger than what shares a transaction.
 LARGE: Final = "x" * 20_000
 
 
@@ -106,7 +106,7 @@ def test_of_equal_ids_one_is_accepted(server: Server, token: str):
 
 @pytest.mark.parametrize("padding", ["", LARGE], ids=["small", "large"])
 def test_small_and_large_ones_are_answered_alike(server: Server, token: str, padding: str):
-    """The small are read on the event loop, where there is one, the large in a thread."""
+    """The small share a transaction on an event loop, the large have one each."""
     stranger = create_token("stranger", verbs=["add"], topics=["other"])
     reader = create_token("reader", verbs=["read"], topics=["*"])
     hurried = create_token("hurried", verbs=["add"], rate=0.01, burst=1, topics=["*"])

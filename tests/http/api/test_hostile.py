@@ -13,7 +13,6 @@ from django.test import Client
 
 from delayed_queue import exceptions
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.api import bodies
 from delayed_queue.http.api.bodies import lines_of, parse
 from delayed_queue.http.api.jobs import MAX_BYTES
 from delayed_queue.http.api.problems import MAX_ERRORS, Problem
@@ -168,20 +167,6 @@ def test_lines_that_are_too_many_or_blank_are_not_collected() -> None:
     with pytest.raises(Problem) as refused:
         lines_of(b"1\n" * size, 10)
     assert (refused.value.status, refused.value.code) == (413, "too_many_items")
-
-
-def test_an_array_that_is_too_long_is_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw, walked = b"[" + b",".join([b"[1]"] * 1001) + b"]", []
-
-    def walk(value: list[Any], *how: Any, **more: Any) -> int:
-        walked.append(len(value))
-        return 0
-
-    monkeypatch.setattr(bodies, "_checked", walk)
-    parse(raw, LIMITS.DEPTH, most=1001)
-    with pytest.raises(Problem, match="too_many_items"):
-        parse(raw, LIMITS.DEPTH, most=1000)
-    assert walked == [1001]
 
 
 class TestRate:

@@ -198,51 +198,12 @@ class TestAllowing:
 
 
 # What urls are misread by: pieces of them, in any order.
-PIECES = st.sampled_from(
-    [
-        "http://",
-        "https://",
-        "HTTP:",
-        "//",
-        "/",
-        "\\",
-        "@",
-        ":",
-        "#",
-        "?",
-        "%",
-        "[",
-        "]",
-        ".",
-        "..",
-        "%40",
-        "127.0.0.1",
-        "0x7f",
-        "1",
-        "::1",
-        "example.com",
-        "localhost",
-        "user",
-        "80",
-        "443",
-        "\u3002",
-        "\uff11",
-        "\u00df",
-        "xn--",
-        "\u200d",
-        "\u0301",
-        "\t",
-        "\n",
-        " ",
-        "\u202e",
-        "&",
-        ";",
-        "\U0001f600",
-        "%2e",
-        "-",
-        "_",
-    ]
-)
+PIECES = st.sampled_from([
+    "http://", "https://", "HTTP:", "//", "/", "\\", "@", ":", "#", "?", "%", "[", "]", ".", "..",
+    "%40", "127.0.0.1", "0x7f", "1", "::1", "example.com", "localhost", "user", "80", "443",
+    "\u3002", "\uff11", "\u00df", "xn--", "\u200d", "\u0301", "\t", "\n", " ", "\u202e", "&", ";",
+    "\U0001f600", "%2e", "-", "_",
+])  # fmt: skip
 HOSTS = st.text(
     string.ascii_letters + string.digits + ".-:[]%@\u3002\uff0e\uff11\u00df\u0130\u2460"
 )

@@ -18,34 +18,25 @@ from django.db import connections
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http.api.jobs import add_together
-from delayed_queue.http.jobs.adding import add_jobs, delete_job, find_job
+from delayed_queue.http.jobs.adding import delete_job, find_job
 from delayed_queue.http.jobs.catalogue import (
-    configure_topic,
     forget_topics,
-    list_topics,
-    pause_topic,
-    resume_topic,
-    topic_stats,
 )
 from delayed_queue.http.jobs.consuming import (
-    Pop,
     bury_job,
     finish_job,
-    peek,
-    release_job,
-    touch_job,
 )
-from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job, kick_job, kick_topic, replay
-from delayed_queue.http.jobs.idempotency import KeptAnswer, once, prune_answers
-from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState, NewJob
+from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job
+from delayed_queue.http.jobs.idempotency import KeptAnswer, once
+from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState
 from delayed_queue.http.jobs.requests import job_from
-from delayed_queue.http.models import IdempotencyKey, Topic
+from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
 from delayed_queue.models import Message
 from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
 from example_project.postgres import EmbeddedPostgres
 from example_project.settings import database
-from tests.db.faults.test_lost_connections import pid, terminate
+from tests.db.faults.test_lost_connections import terminate
 from tests.http.jobs.support import URL, add, found, popped
 from tests.support.concurrency import calling, wait_until_blocked
 from tests.support.processes import wait_until
@@ -77,76 +68,13 @@ def letter() -> int:
     return dead_jobs()[0].id
 
 
-def many() -> list[NewJob]:
-    return [job_from({"jobId": name, "topic": "orders"}) for name in ("x", "y", "z")]
-
-
 def answer() -> KeptAnswer:
     return KeptAnswer(202, str(add("new").outcome))
-
-
-# What each call answers when all goes well.
-CALLS: Final[dict[str, tuple[Callable[[], Any], Any]]] = {
-    "add": (lambda: add("new").outcome, "created"),
-    "update": (lambda: add("ready", url=URL, if_exists="update").outcome, "updated"),
-    "add many": (lambda: {each.outcome for each in add_jobs(many())}, {"created"}),
-    "find": (lambda: found("ready").state, JobState.READY),
-    "delete": (partial(delete_job, "orders", "reserved"), True),
-    "pop": (lambda: popped().job_id, "ready"),
-    "finish": (partial(finish_job, "orders", "reserved", TOKEN), Answer.DONE),
-    "release": (partial(release_job, "orders", "reserved", TOKEN), Answer.DONE),
-    "touch": (partial(touch_job, "orders", "reserved", TOKEN), Answer.DONE),
-    "bury": (partial(bury_job, "orders", "reserved", TOKEN), Answer.DONE),
-    "kick": (partial(kick_job, "orders", "dead"), 1),
-    "kick all": (partial(kick_topic, "orders"), 1),
-    "list topics": (lambda: [each.name for each in list_topics()], ["orders"]),
-    "list dead": (lambda: len(dead_jobs()), 1),
-    "replay": (lambda: replay(letter()), Answer.DONE),
-    "delete dead": (lambda: delete_dead_job(letter()), True),
-    "next job": (Pop("orders").outlook, (["orders|json"], 3.0)),
-    "stats": (lambda: topic_stats("orders").ready, 1),
-    "peek": (lambda: len(peek("orders", JobState.READY)), 1),
-    "pause": (partial(pause_topic, "orders"), True),
-    "resume": (partial(resume_topic, "orders"), False),
-    "configure": (lambda: configure_topic("orders", shards=3).shards, 3),
-    "once": (partial(once, "scope", "key", b"", answer), KeptAnswer(202, "created")),
-    "prune": (prune_answers, 0),
-}
-
-
-@pytest.mark.usefixtures("scene")
-@pytest.mark.parametrize("call", CALLS)
-def test_a_connection_that_ended_before_the_call_is_replaced(
-    proxy: Proxy, admin: psycopg.Connection[Any], call: str
-) -> None:
-    terminate(admin, pid())
-    function, expected = CALLS[call]
-    assert function() == expected
-
-
-@pytest.mark.usefixtures("scene")
-@pytest.mark.parametrize("call", CALLS)
-def test_a_network_that_broke_before_the_call_is_no_obstacle(proxy: Proxy, call: str) -> None:
-    proxy.cut()
-    function, expected = CALLS[call]
-    assert function() == expected
 
 
 @pytest.mark.usefixtures("scene")
 class TestSwallowedAnswers:
     """The server has carried it out, or taken it back; the caller is not told a lie."""
-
-    @pytest.mark.parametrize("if_exists", IfExists)
-    def test_jobs_are_stored_once(self, proxy: Proxy, if_exists: IfExists) -> None:
-        proxy.swallow_answer("SELECT 3")
-        try:
-            added = add_jobs(many(), if_exists=if_exists)
-        except OutcomeUnknown:
-            assert if_exists is IfExists.FAIL
-        else:
-            assert None not in {each.outcome for each in added}
-        assert proxy.swallowed_tag is None
-        assert Message.objects.filter(key__in=["x", "y", "z"]).count() == 3
 
     @pytest.mark.parametrize("if_exists", IfExists)
     def test_a_job_that_is_written_with_others_is_stored_once(
@@ -155,7 +83,8 @@ class TestSwallowedAnswers:
         proxy.swallow_answer("SELECT 1")
         try:
             place = ("default", "orders", if_exists)
-            added = asyncio.run(add_together(many()[0], place))
+            job = job_from({"jobId": "x", "topic": "orders"})
+            added = asyncio.run(add_together(job, place))
         except OutcomeUnknown:
             assert if_exists is IfExists.FAIL
         else:
@@ -164,19 +93,20 @@ class TestSwallowedAnswers:
         assert Message.objects.filter(key="x").count() == 1
 
     @pytest.mark.parametrize(
-        ("call", "tag"),
-        [("delete", "SELECT 1"), ("finish", "SELECT 1"), ("delete dead", "DELETE 1")],
+        ("call", "tag", "expected"),
+        [
+            (partial(delete_job, "orders", "reserved"), "SELECT 1", True),
+            (partial(finish_job, "orders", "reserved", TOKEN), "SELECT 1", Answer.DONE),
+            (lambda: delete_dead_job(letter()), "DELETE 1", True),
+        ],
     )
     def test_what_finds_nothing_the_second_time_does_not_say_so(
-        self, proxy: Proxy, call: str, tag: str
+        self, proxy: Proxy, call: Callable[[], object], tag: str, expected: object
     ) -> None:
-        function, expected = CALLS[call]
         proxy.swallow_answer(tag)
         with suppress(OutcomeUnknown):
-            assert function() == expected
+            assert call() == expected
         assert proxy.swallowed_tag is None, "no answer was swallowed"
-        if call == "delete":
-            assert find_job("orders", "reserved") is None
 
     def test_a_pop_whose_answer_was_lost_is_not_confused_with_the_next_one(
         self, proxy: Proxy
@@ -187,14 +117,6 @@ class TestSwallowedAnswers:
         stored = Message.objects.get(key=job.job_id)
         assert stored.lease_id == job.lease_token
         assert Message.objects.filter(lease_id=job.lease_token).count() == 1
-
-    @pytest.mark.parametrize("tag", ["COMMIT", "INSERT 0 1"])
-    def test_a_request_with_a_key_is_carried_out_once(self, proxy: Proxy, tag: str) -> None:
-        proxy.swallow_answer(tag)
-        given = once("scope", "key", b"", answer)
-        assert isinstance(given, KeptAnswer)
-        assert (given.status, given.body) == (202, "created")
-        assert Message.objects.filter(key="new").count() == IdempotencyKey.objects.count() == 1
 
 
 def test_a_request_with_a_key_takes_five_round_trips(proxy: Proxy) -> None:

@@ -11,7 +11,7 @@ from django.db.models import F
 
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.jobs import idempotency
-from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once, prune_answers
+from delayed_queue.http.jobs.idempotency import KeptAnswer, once, prune_answers
 from delayed_queue.http.models import IdempotencyKey
 from delayed_queue.models import Message
 from tests.http.jobs.support import add
@@ -31,25 +31,6 @@ def ask(key: str = "key", request: bytes = b"{}", *, scope: str = "token POST jo
 
 def age(hours: float) -> None:
     IdempotencyKey.objects.update(created_at=F("created_at") - int(hours * HOUR))
-
-
-def test_the_same_request_is_answered_as_the_first_time() -> None:
-    assert ask() == KeptAnswer(202, "first")
-    assert once("token POST jobs", "key", b"{}", partial(answer, "second")) == KeptAnswer(
-        202, "first", is_replay=True
-    )
-    assert Message.objects.count() == 1
-
-
-def test_another_request_is_refused() -> None:
-    ask()
-    assert ask(request=b"[]") is Refusal.OTHER_REQUEST
-    assert Message.objects.count() == 1
-
-
-def test_keys_of_other_callers_are_others() -> None:
-    ask()
-    assert ask(scope="another POST jobs", request=b"[]") == KeptAnswer(202, "first")
 
 
 def test_an_error_keeps_nothing() -> None:

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from delayed_queue import Envelope
-from delayed_queue.http.jobs.adding import add_jobs, delete_job
 from delayed_queue.http.jobs.catalogue import forget_topics
-from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message
 from tests.http.jobs.support import add
 from tests.support.processes import wait_until
@@ -24,44 +22,6 @@ def new_process() -> Iterator[None]:
     forget_topics()
     yield
     forget_topics()
-
-
-def test_j3_a_thousand_deletions_race_a_worker_of_four_threads() -> None:
-    """Delivered before the 204, or never: a deletion may only overtake an attempt under way.
-
-    Which deletions were answered is noted before the claim: what was claimed before the answer
-    is the attempt that may end.
-    """
-    add_jobs([job_from({"jobId": str(n), "topic": "orders"}) for n in range(1000)])
-    delivered: dict[str, int] = {}
-    answered: set[str] = set()
-    claimed_late: list[str] = []
-
-    def handle(envelope: Envelope) -> None:
-        delivered[envelope.key] = envelope.attempt
-        # A claim is of at most two, so what was gone a hundred deliveries ago is late.
-        if envelope.key in gone_long_ago():
-            claimed_late.append(envelope.key)
-
-    marks: list[set[str]] = []
-
-    def gone_long_ago() -> set[str]:
-        marks.append(set(answered))
-        return marks[-100] if len(marks) > 100 else set()
-
-    deleted: dict[str, bool] = {}
-    handler = handler_of("orders", handle, batch_size=2)
-    with running(worker_with(handler, concurrency=4)):
-        for n in reversed(range(1000)):
-            deleted[str(n)] = delete_job("orders", str(n))
-            answered.add(str(n))
-        wait_until(lambda: not Message.objects.exists())
-
-    assert claimed_late == []
-    # What was neither deleted nor delivered would be lost; each attempt was the only one.
-    assert {key for key, was_there in deleted.items() if not was_there} <= delivered.keys()
-    assert delivered.keys() | {key for key, there in deleted.items() if there} == deleted.keys()
-    assert set(delivered.values()) <= {1}
 
 
 def test_j7_a_topic_with_a_slow_handler_holds_up_no_other() -> None:
