@@ -296,7 +296,7 @@ class DelayedQueueBackend(BaseTaskBackend):
         result = result_of(text, rows)
         if result is None or result.backend != self.alias:
             raise TaskResultDoesNotExist(result_id)
-        return result, next((each for each in rows if each.message_id is not None), None)
+        return result, next((each.message for each in rows if each.message is not None), None)
 
     def cancel(self, result_id: str) -> bool:
         """Cancel a task; return False if it has ended.
@@ -305,15 +305,15 @@ class DelayedQueueBackend(BaseTaskBackend):
         notified within a second: a coroutine is cancelled, a function checks its context. Raises
         OutcomeUnknown if the connection was lost meanwhile and the task ended in another way.
         """
-        result, row = self._found(result_id)
-        if row is None:
+        result, message = self._found(result_id)
+        if message is None:
             return False
         error = {
             "exception_class_path": _CANCELLED,
             "traceback": "The task was cancelled before it ran.\n",
         }
         cancel = partial(
-            self._results.cancel, row.message_id, row.message_created_at, result.id,
+            self._results.cancel, message["id"], message["createdAt"], result.id,
             result.task.module_path, self.alias, json.dumps([error]), using=self.settings.database,
         )  # fmt: skip
 

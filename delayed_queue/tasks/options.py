@@ -39,51 +39,58 @@ class Options:
             if key not in known:
                 hint = did_you_mean(key, known) or f" Known: {', '.join(sorted(known))}."
                 raise InvalidConfiguration(f"OPTIONS has an unknown key {key!r}.{hint}")
-        return cls(**{key.lower(): _RULES[key](key, value) for key, value in configured.items()})
+        return cls(**{key.lower(): _checked(key, value) for key, value in configured.items()})
 
 
-def _results(key: str, value: Any) -> timedelta | None:
-    found = None if value is None else _duration(key, value)
-    if found is not None and not timedelta(days=1) <= found <= _LONGEST:
-        raise InvalidConfiguration(
-            f"{key} is {value!r}: results are kept for 1 to {_LONGEST.days} days, or None for none."
-        )
-    return found
+def _checked(key: str, value: Any) -> Any:
+    read, hint = _RULES[key]
+    try:
+        return read(value)
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidConfiguration(f"{key} is {value!r}: {hint}.") from None
 
 
-def _duration(key: str, value: Any) -> timedelta:
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError
+
+
+def _duration(value: Any) -> timedelta:
     found = parse_duration(value) if isinstance(value, str) else value
-    if not isinstance(found, timedelta) or found <= timedelta(0):
-        raise InvalidConfiguration(f"{key} is {value!r}: write a duration, as in '7d'.")
+    _require(isinstance(found, timedelta) and found > timedelta(0))
     return found
 
 
-def _timeout(key: str, value: Any) -> timedelta | None:
-    return None if value is None else _duration(key, value)
+def _results(value: Any) -> timedelta | None:
+    found = None if value is None else _duration(value)
+    _require(found is None or timedelta(days=1) <= found <= _LONGEST)
+    return found
 
 
-def _retry(key: str, value: Any) -> RetryPolicy:
-    if not isinstance(value, RetryPolicy):
-        raise InvalidConfiguration(f"{key} is {value!r}: it must be a RetryPolicy.")
-    return value
+def _instance(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        _require(isinstance(value, kind) and value != "")
+        return value
+
+    return read
 
 
-def _database(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidConfiguration(f"{key} is {value!r}: it must be an alias of DATABASES.")
-    return value
+def _groups(value: Any) -> Mapping[str, Groups]:
+    _require(all(isinstance(each, Groups) for each in value.values()))
+    return dict(value)
 
 
-def _groups(key: str, value: Any) -> Mapping[str, Groups]:
-    if not isinstance(value, Mapping) or not all(isinstance(x, Groups) for x in value.values()):
-        raise InvalidConfiguration(f"{key} is {value!r}: it must map names of queues to Groups.")
-    return value
-
-
-_RULES: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "RESULTS": _results,
-    "RETRY": _retry,
-    "TIMEOUT": _timeout,
-    "DATABASE": _database,
-    "GROUPS": _groups,
+# How each option is read, and what to write instead of a wrong value.
+_RULES: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
+    "RESULTS": (
+        _results,
+        f"write a duration of 1 to {_LONGEST.days} days, as in '7d', or None for no results",
+    ),
+    "RETRY": (_instance(RetryPolicy), "it must be a RetryPolicy"),
+    "TIMEOUT": (
+        lambda value: None if value is None else _duration(value),
+        "write a duration, as in '30s', or None",
+    ),
+    "DATABASE": (_instance(str), "it must be an alias of DATABASES"),
+    "GROUPS": (_groups, "it must map names of queues to Groups"),
 }

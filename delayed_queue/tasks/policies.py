@@ -60,19 +60,9 @@ class Policy:
         return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueTask(AnyTask):
+@dataclass(frozen=True, kw_only=True)
+class QueueTask(Policy, AnyTask):
     """A task with the fields of ``Policy``, where ``@task`` passes them on (Django 6.1)."""
-
-    max_attempts: int | None = None
-    backoff: Any = None
-    timeout: Any = None
-    retry: Any = None
-    transactional: bool = False
-    unique: Any = None
-    replace: bool = False
-    http: bool = False
-    group: Any = None
 
     def using(self, *, group: Any = None, **changes: Any) -> Any:
         """Return the task with other defaults; ``group`` is a template or a function."""

@@ -143,94 +143,87 @@ def result_of(task_id: str, rows: Sequence[FoundRow]) -> Any:
 
     A message comes first: its task is to run, or runs. A dead letter comes last.
     """
-    for row in rows:
-        if row.message_id is not None and task_id == _id_in(
-            row.message_payload, row.message_kind, row.message_key, row.message_scheduled_at
-        ):
-            return _active(task_id, row)
-    if rows and rows[0].status:
-        return _stored(task_id, rows[0], TaskResultStatus(rows[0].status))
-    for row in rows:
-        if row.letter_id is not None and task_id == _id_in(
-            row.letter_payload, row.letter_kind, row.letter_key, row.letter_scheduled_at
-        ):
-            return _dead(task_id, row)
+    stored = rows[0].stored if rows else None
+    for message in (row.message for row in rows):
+        if message and task_id == _id_in(message):
+            return _active(task_id, stored, message)
+    if stored and stored["status"]:
+        return _made(task_id, stored, stored, TaskResultStatus(stored["status"]))
+    for letter in (row.letter for row in rows):
+        if letter and task_id == _id_in(letter):
+            return _dead(task_id, stored, letter)
     # An operator dropped its message while it ran.
-    return _stored(task_id, rows[0], TaskResultStatus.FAILED) if rows and rows[0].task else None
+    return _made(task_id, stored, stored, TaskResultStatus.FAILED) if stored else None
 
 
-def _id_in(data: Any, kind: Any, key: Any, scheduled_at: Any) -> str:
-    return id_in(_read(data), kind, key, scheduled_at)
+Row = dict[str, Any]
 
 
-def _read(data: Any) -> Any:
+def _id_in(row: Row) -> str:
+    return id_in(_payload_of(row), row["pKind"], row["pKey"], row["scheduledAtInitially"])
+
+
+def _payload_of(row: Row) -> Any:
     try:
-        return json.loads(bytes(data))
+        return json.loads(bytes.fromhex(row["payload"].removeprefix("\\x")))
     except ValueError:
         return None
 
 
-def _active(task_id: str, row: FoundRow) -> Any:
-    status = TaskResultStatus.RUNNING if row.is_leased else TaskResultStatus.READY
+def _active(task_id: str, stored: Row | None, message: Row) -> Any:
+    is_leased = message["is_leased"]
+    status = TaskResultStatus.RUNNING if is_leased else TaskResultStatus.READY
     # The current attempt has no record yet.
-    workers = _workers(row, (row.message_attempts or 0) - bool(row.is_leased))
-    if row.is_leased:
-        workers.append(f"lease:{row.lease_id}")
-    return _made(
-        task_id, row, status, row.message_kind, row.message_payload,
-        row.message_scheduled_at, worker_ids=workers, finished_at=None,
-    )  # fmt: skip
+    workers = _workers(stored, message["attempts"] - is_leased)
+    if is_leased:
+        workers.append(f"lease:{message['lockUuid']}")
+    return _made(task_id, stored, message, status, worker_ids=workers, finished_at=None)
 
 
-def _stored(task_id: str, row: FoundRow, status: Any) -> Any:
-    return _made(task_id, row, status, row.kind, row.payload, row.scheduled_at)
-
-
-def _dead(task_id: str, row: FoundRow) -> Any:
+def _dead(task_id: str, stored: Row | None, letter: Row) -> Any:
     result = _made(
-        task_id, row, TaskResultStatus.FAILED, row.letter_kind, row.letter_payload,
-        row.letter_scheduled_at, finished_at=_instant(row.died_at),
-        worker_ids=_workers(row, row.letter_attempts or 0),
+        task_id, stored, letter, TaskResultStatus.FAILED,
+        finished_at=_instant(letter["diedAt"]), worker_ids=_workers(stored, letter["attempts"]),
     )  # fmt: skip
     if not result.errors:
         path = f"{DelayedQueueError.__module__}.{DelayedQueueError.__qualname__}"
-        text = row.last_error or row.reason or ""
+        text = letter["lastError"] or letter["reason"] or ""
         result.errors.append(TaskError(exception_class_path=path, traceback=text))
     return result
 
 
-def _workers(row: FoundRow, attempts: int) -> list[str]:
+def _workers(stored: Row | None, attempts: int) -> list[str]:
     """Return the worker of each attempt; "" if its process died before it was recorded."""
-    found: list[str] = json.loads(row.worker_ids or "[]")
+    found: list[str] = stored["workerIds"] if stored else []
     return found + [""] * (attempts - len(found))
 
 
-def _made(
-    task_id: str, row: FoundRow, status: Any, kind: Any, data: Any, scheduled_at: Any,
-    **differs: Any,
-) -> Any:  # fmt: skip
-    payload = _read(data)
+def _made(task_id: str, stored: Row | None, source: Row, status: Any, **differs: Any) -> Any:
+    """Return the result of what is stored, and of the row that has its payload."""
+    payload, known = _payload_of(source), stored or {}
     said = payload if isinstance(payload, dict) else {}
-    queue, priority = split_kind(kind)
-    backend = row.backend or str(said.get("backend", "default"))
+    queue, priority = split_kind(source["pKind"])
+    backend = known.get("backend") or str(said.get("backend", "default"))
     # The payload of a deferred task has the time; the id of another one contains it.
     deferred = said.get("enqueued")
     is_deferred = isinstance(deferred, int)
+    due = source.get("scheduledAtInitially", known.get("scheduledAt"))
     attributes: dict[str, Any] = {
         "task": _task_for_reading(
-            str(said.get("task", row.task or "")),
+            str(said.get("task", known.get("task", ""))),
             backend=backend, queue=queue, priority=priority,
-            run_after=_instant(scheduled_at) if is_deferred else None,
+            run_after=_instant(due) if is_deferred else None,
         ),
         "id": task_id, "status": status,
         "enqueued_at": _instant(deferred if is_deferred else time_of(task_id)),
-        "started_at": _instant(row.started_at), "finished_at": _instant(row.finished_at),
-        "last_attempted_at": _instant(row.last_attempted_at),
+        "started_at": _instant(known.get("startedAt")),
+        "finished_at": _instant(known.get("finishedAt")),
+        "last_attempted_at": _instant(known.get("lastAttemptedAt")),
         "args": said.get("args", []), "kwargs": said.get("kwargs", {}), "backend": backend,
-        "errors": [TaskError(**each) for each in json.loads(row.errors or "[]")],
-        "worker_ids": json.loads(row.worker_ids or "[]"),
-        "_return_value": json.loads(row.return_value or "null"),
-        "metadata": json.loads(row.metadata or "{}"),
+        "errors": [TaskError(**each) for each in known.get("errors", ())],
+        "worker_ids": known.get("workerIds", []),
+        "_return_value": known.get("returnValue"),
+        "metadata": known.get("metadata", {}),
     }  # fmt: skip
     return bare_result(**{**attributes, **differs})
 

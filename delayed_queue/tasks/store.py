@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from uuid import UUID
@@ -11,7 +12,7 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.days import DailyTable
-from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of
+from delayed_queue.db.sql import CLOCK, Step, column_of
 from delayed_queue.db.statements import execute, fetch
 from delayed_queue.queue.store.fragments import TELL_HOLDER
 from delayed_queue.queue.store.inspect import distinct_values
@@ -27,7 +28,6 @@ _UNDER_LEASE: Final = """
 # workers are extended. Times are sent as milliseconds ago, because workers' clocks differ.
 # An attempt without an end runs, or will be retried; an ended one without errors was successful.
 # The end of a task clears its cancellation, so that a redrive is not cancelled as well.
-# Task names are sent once; attempts refer to them by index.
 # "workerIds" has one entry per attempt: "" for one that left no record, because its process died.
 # Results must be distinct. Reads: the primary key of results.
 _RECORD: Final = """
@@ -36,8 +36,7 @@ INSERT INTO delayed_queue_task_result AS stored (
     "lastAttemptedAt", "finishedAt", "returnValue", errors, "workerIds", metadata
 )
 SELECT
-    attempt.id, (%(tasks)s::text[])[COALESCE(attempt.names, 1)],
-    (%(backends)s::text[])[COALESCE(attempt.names, 1)], held."pKind",
+    attempt.id, attempt.task, attempt.backend, held."pKind",
     NULLIF(held."pKey", attempt.id::text), held.payload,
     CASE
         WHEN attempt.ended IS NULL THEN ''
@@ -56,11 +55,10 @@ SELECT
     END,
     COALESCE(attempt.metadata, '{}')
 FROM held
-JOIN unnest(
-    %(messages)s::bigint[], %(results)s::uuid[], %(names)s::integer[], %(began)s::bigint[],
-    %(ended)s::bigint[], %(values)s::jsonb[], %(errors)s::jsonb[], %(metadata)s::jsonb[]
-) AS attempt (message, id, names, began, ended, value, errors, metadata)
-    ON attempt.message = held.id
+JOIN jsonb_to_recordset(%(attempts)s::jsonb) AS attempt (
+    message bigint, id uuid, task text, backend text, began bigint, ended bigint,
+    value jsonb, errors jsonb, metadata jsonb
+) ON attempt.message = held.id
 ON CONFLICT (id) DO UPDATE
 SET status = EXCLUDED.status,
     payload = EXCLUDED.payload,
@@ -146,22 +144,13 @@ SET "pKind" = EXCLUDED."pKind",
 FIND_RESULT: Final[LiteralString] = (
     CLOCK
     + """
-SELECT
-    stored.task, stored.backend, stored."pKind", stored."pKey", stored.payload, stored.status,
-    stored."enqueuedAt", stored."scheduledAt", stored."startedAt", stored."lastAttemptedAt",
-    stored."finishedAt", stored."cancelledAt", stored."returnValue"::text, stored.errors::text,
-    stored."workerIds"::text, stored.metadata::text,
-    message.id, message."pKind", message."pKey", message.payload, message."scheduledAtInitially",
-    message."createdAt", message."lockUuid",
-    message."lockUuid" IS NOT NULL AND message."scheduledAt" > (SELECT now FROM clock),
-    letter.id, letter."pKind", letter."pKey", letter.payload, letter."scheduledAtInitially",
-    letter.reason, letter."lastError", letter."diedAt", message.attempts, letter.attempts
+SELECT to_jsonb(stored)::text, to_jsonb(message)::text, to_jsonb(letter)::text
 FROM (SELECT %(id)s::uuid AS id) AS asked
 LEFT JOIN delayed_queue_task_result AS stored ON stored.id = %(id)s::uuid
 LEFT JOIN LATERAL (
     SELECT
-        id, "pKind", "pKey", payload, "scheduledAtInitially", "createdAt", "lockUuid",
-        "scheduledAt", attempts
+        id, "pKind", "pKey", payload, "scheduledAtInitially", "createdAt", "lockUuid", attempts,
+        "lockUuid" IS NOT NULL AND "scheduledAt" > (SELECT now FROM clock) AS is_leased
     FROM delayed_queue
     WHERE "pKey" = COALESCE(stored."pKey", asked.id::text)
     LIMIT 300
@@ -323,42 +312,11 @@ class Attempt:
 
 
 class FoundRow(NamedTuple):
-    """A result, a message and a dead letter of a task; None where there is none."""
+    """A result, a message and a dead letter of a task by columns; None where there is none."""
 
-    task: str | None
-    backend: str | None
-    kind: str | None
-    key: str | None
-    payload: bytes | None
-    status: str | None
-    enqueued_at: int | None
-    scheduled_at: int | None
-    started_at: int | None
-    last_attempted_at: int | None
-    finished_at: int | None
-    cancelled_at: int | None
-    return_value: str | None
-    errors: str | None
-    worker_ids: str | None
-    metadata: str | None
-    message_id: int | None
-    message_kind: str | None
-    message_key: str | None
-    message_payload: bytes | None
-    message_scheduled_at: int | None
-    message_created_at: int | None
-    lease_id: str | None
-    is_leased: bool | None
-    letter_id: int | None
-    letter_kind: str | None
-    letter_key: str | None
-    letter_payload: bytes | None
-    letter_scheduled_at: int | None
-    reason: str | None
-    last_error: str | None
-    died_at: int | None
-    message_attempts: int | None
-    letter_attempts: int | None
+    stored: dict[str, Any] | None
+    message: dict[str, Any] | None
+    letter: dict[str, Any] | None
 
 
 def acknowledging(
@@ -378,41 +336,24 @@ def _recorded(
     ids: Sequence[int], leases: Iterable[str], attempts: Sequence[Attempt], workers: str
 ) -> dict[str, Any]:
     # If two messages have the same task id, the last attempt is recorded.
-    distinct = list({each.id: each for each in attempts}.values())
-    now, names = time.monotonic(), [each.names for each in distinct]
-    numbers = {each: number for number, each in enumerate(dict.fromkeys(names), 1)}
-    tasks, backends = zip(*numbers, strict=True)
-    which = [numbers[each] for each in names] if len(numbers) > 1 else ()
+    distinct = {each.id: each for each in attempts}.values()
+    now = time.monotonic()
     return {
-        "ids": _array(ids), "leases": _array([*set(leases)]),
-        "messages": _array([each.message for each in distinct]),
-        "results": _array([each.id for each in distinct]), "tasks": _array(tasks, _quoted),
-        "backends": _array(backends, _quoted), "names": _array(which),
-        "began": _array([_ago(each.began or now, now) for each in distinct]),
-        "ended": _array([each.ended and _ago(each.ended, now) for each in distinct]),
-        "values": _array([each.value for each in distinct], _quoted),
-        "errors": _array([each.errors for each in distinct], _quoted),
-        "metadata": _array([each.metadata for each in distinct], _quoted),
-        "workers": workers, "now": None,
+        "ids": list(ids), "leases": list(set(leases)), "workers": workers, "now": None,
+        "attempts": f"[{','.join([_row_of(each, now) for each in distinct])}]",
     }  # fmt: skip
 
 
-def _ago(at: float, now: float) -> int:
-    return int((now - at) * 1000)
-
-
-def _array(values: Sequence[Any], written: Callable[[Any], str] = str) -> str | None:
-    """Return an array as PostgreSQL reads it, faster than psycopg does.
-
-    None stands for an array of NULL: unnest() fills it up.
-    """
-    if values.count(None) == len(values):
-        return None
-    return "{" + ",".join(["NULL" if each is None else written(each) for each in values]) + "}"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _row_of(attempt: Attempt, now: float) -> str:
+    """Return the attempt as JSON. Its parts are JSON already."""
+    task, backend = map(json.dumps, attempt.names)
+    began = int((now - (attempt.began or now)) * 1000)
+    ended = "null" if attempt.ended is None else int((now - attempt.ended) * 1000)
+    return (
+        f'{{"message":{attempt.message},"id":"{attempt.id}","task":{task},"backend":{backend},'
+        f'"began":{began},"ended":{ended},"value":{attempt.value or "null"},'
+        f'"errors":{attempt.errors or "null"},"metadata":{attempt.metadata or "null"}}}'
+    )
 
 
 class ResultManager(models.Manager[M]):
@@ -428,7 +369,8 @@ class ResultManager(models.Manager[M]):
 
     def find(self, task_id: UUID, *, using: str = DEFAULT_DB_ALIAS) -> list[FoundRow]:
         """Return all rows of a task, one for each pair of message and dead letter."""
-        return rows_of(FoundRow, fetch(using, FIND_RESULT, {"id": str(task_id), "now": None}))
+        rows = fetch(using, FIND_RESULT, {"id": str(task_id), "now": None})
+        return [FoundRow(*(each and json.loads(each) for each in row)) for row in rows]
 
     def lock_key(self, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[tuple[str, bytes]]:
         """Lock a key for the transaction; return kind and payload of its messages."""

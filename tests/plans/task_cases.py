@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 from uuid import UUID
 
@@ -16,13 +17,21 @@ def _id(number: int) -> str:
     return str(UUID(int=number))
 
 
+def _attempts(messages: list[int]) -> str:
+    return json.dumps([
+        {"message": each, "id": _id(1_000_000 + number), "task": "a.b", "backend": "default",
+         "began": 5, "ended": 1, "value": 1, "errors": None, "metadata": None}
+        for number, each in enumerate(messages)
+    ])  # fmt: skip
+
+
 # Attempts at leased messages, whose ids the test puts in.
 _ATTEMPTS: Final[dict[str, Any]] = {
-    "ids": 100, "messages": 100, "leases": lease_ids(10), "workers": "[]",
-    "results": [_id(1_000_000 + each) for each in range(100)], "tasks": ["a.b", "a.c"],
-    "backends": ["default"] * 2, "names": [1, 2] * 50, "began": [5] * 100, "ended": [1] * 100,
-    "values": ["1"] * 100, "errors": None, "metadata": None,
-}  # fmt: skip
+    "ids": 100,
+    "leases": lease_ids(10),
+    "workers": "[]",
+    "attempts": _attempts,
+}
 _ONE: Final[dict[str, Any]] = {"id": _id(700), "task": "a.b", "backend": "default"}
 TASK_CASES: Final = [
     # PostgreSQL 15 reads whole leases to find ids.

@@ -68,8 +68,11 @@ def ids(filled: psycopg.Connection[Any]) -> dict[str, list[int]]:
 def with_ids(case: Case, ids: dict[str, list[int]]) -> dict[str, Any]:
     """Return the parameters with real ids in the place of their number."""
     found = ids["dead" if DEAD_PRIMARY in case.reads else "leased"]
-    names = case.params.keys() & {"ids", "messages"}
-    return case.params | {name: found[: case.params[name]] for name in names}
+    if "ids" not in case.params:
+        return case.params
+    chosen = found[: case.params["ids"]]
+    made = {name: make(chosen) for name, make in case.params.items() if callable(make)}
+    return case.params | made | {"ids": chosen}
 
 
 def planned(
