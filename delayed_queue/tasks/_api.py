@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import django
@@ -78,6 +76,7 @@ __all__ = [
 ]
 
 
+_BY_DEBUG: Final = (RequireDebugFalse, RequireDebugTrue)
 # Django's own receivers, which only log.
 _LOGGING: Final = frozenset({id(signals.log_task_started), id(signals.log_task_finished)})
 
@@ -90,49 +89,27 @@ def have_listeners() -> bool:
         and started[0][0][0] in _LOGGING
         and finished[0][0][0] in _LOGGING
     ):
-        return _log.is_written()
+        return _is_written()
     return bool(started or finished)
 
 
-class _Log:
-    """Finds out whether a log handler accepts records of Django's receivers at INFO.
+def _is_written() -> bool:
+    """Return whether a log handler accepts records of Django's receivers at INFO.
 
     By default Django's logger is at that level, and its only handler ignores it unless DEBUG. To
     format two lines per task for that takes several times as long as the rest of a run.
     """
-
-    _handlers: Sequence[logging.Handler] = ()
-    _until = 0.0
-    _is_taken = False
-
-    def is_written(self) -> bool:
-        logger = signals.logger
-        if not logger.isEnabledFor(logging.INFO):
-            return False
-        handlers, now = _handlers_of(logger), time.monotonic()
-        # Levels and filters of the same handlers are read once a second.
-        if handlers != self._handlers or now > self._until:
-            self._handlers, self._until = handlers, now + 1
-            self._is_taken = any(map(_may_take, handlers))
-        return self._is_taken
-
-
-def _handlers_of(logger: logging.Logger) -> list[logging.Handler]:
-    handlers = list(logger.handlers)
-    while logger.propagate and logger.parent is not None:
-        logger = logger.parent
-        handlers += logger.handlers
-    return handlers
+    logger: logging.Logger | None = signals.logger
+    if logger is None or not logger.isEnabledFor(logging.INFO):
+        return False
+    while logger is not None:
+        if any(map(_may_take, logger.handlers)):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
 
 
 def _may_take(handler: logging.Handler) -> bool:
-    return handler.level <= logging.INFO and all(map(_may_pass, handler.filters))
-
-
-def _may_pass(given: Any) -> bool:
     # Django's filters depend on the settings alone. Other filters need the record.
-    is_known = isinstance(given, RequireDebugTrue | RequireDebugFalse)
-    return not is_known or given.filter(None)
-
-
-_log: Final = _Log()
+    known: list[Any] = [each for each in handler.filters if isinstance(each, _BY_DEBUG)]
+    return handler.level <= logging.INFO and all(each.filter(None) for each in known)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.db import router
 from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
@@ -17,7 +17,6 @@ from django.db.models.functions import Greatest
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
@@ -35,7 +34,7 @@ from delayed_queue.admin.formats import column
 from delayed_queue.admin.message_operations import MESSAGE_OPERATIONS, Group, MessageOperation
 from delayed_queue.admin.messages import MessageAdmin
 from delayed_queue.admin.operating import OperatingAdmin
-from delayed_queue.admin.operations import Call, Operation, Report, english, primary_keys
+from delayed_queue.admin.operations import Call, Operation, Report, primary_keys
 from delayed_queue.db.clock import database_now
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
@@ -82,6 +81,8 @@ class TaskOperation(Operation):
 
     is_separate = True
     statuses: tuple[str, ...]
+    # Why a task was skipped.
+    refusal: Any
     # A task that cannot be imported, or a backend that is gone.
     failed = _("because it failed (%(error)s)")
     noun = ngettext_lazy("%(count)s task", "%(count)s tasks", "count")
@@ -102,7 +103,7 @@ class TaskOperation(Operation):
         return list(call.queryset.filter(pk__in=call.tokens))
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
-        return self.act(row) or ""
+        return self.act(row) or self.refusal
 
     def act(self, row: TaskResult) -> bool:
         """Do it through the backend; return whether anything changed."""
@@ -111,22 +112,10 @@ class TaskOperation(Operation):
     def name_of(self, row: Any) -> str:
         return str(row.pk)
 
-    def audit(self, row: Any, call: Call) -> str:
-        return f"{capfirst(english(self.past))}."
-
-    def answers(self, report: Report) -> Iterator[tuple[int, str]]:
-        """Yield the number of changed tasks; name only those that failed."""
-        number = len(report.changed)
-        facts = {"count": number, "all": number + sum(map(len, report.left.values()))}
-        said = _("%(count)s of %(all)s %(done)s.") % {**facts, "done": self.past}
-        yield messages.INFO, said
-        report.left.pop("", None)
-        report.changed.clear()
-        yield from super().answers(report)
-
 
 class CancelTask(TaskOperation):
-    name, label, past = "cancel_tasks", _("Cancel"), _("cancelled")
+    name, label, past = "cancel_tasks", _("Cancel"), _("Cancelled")
+    refusal: Any = _("because it has ended")
     permission = "delayed_queue_tasks.cancel_task"
     statuses = ("",)
 
@@ -136,7 +125,8 @@ class CancelTask(TaskOperation):
 
 
 class RetryTask(TaskOperation):
-    name, past = "retry_now", _("due now")
+    name, past = "retry_now", _("Made due")
+    refusal: Any = _("because it neither waits nor is a dead letter")
     label = _("Retry now: waiting tasks and dead letters")
     permission = "delayed_queue_tasks.rerun_task"
     statuses = ("", "FAILED")
@@ -157,7 +147,8 @@ class RetryTask(TaskOperation):
 class RunAgain(TaskOperation):
     """Enqueues the task as it is now, with its earlier arguments."""
 
-    name, past = "run_again", _("enqueued again")
+    name, past = "run_again", _("Enqueued again")
+    refusal: Any = ""
     label = _("Run again with the same arguments")
     permission = "delayed_queue_tasks.rerun_task"
     statuses = ("SUCCESSFUL", "FAILED")

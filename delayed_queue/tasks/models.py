@@ -34,9 +34,7 @@ class TaskResult(models.Model):
     enqueued_at = EpochMillisecondField(db_column="enqueuedAt")
     scheduled_at = EpochMillisecondField(db_column="scheduledAt")
     started_at = EpochMillisecondField(null=True, db_column="startedAt")  # type: ignore[misc]
-    last_attempted_at = EpochMillisecondField(  # type: ignore[misc]
-        null=True, db_column="lastAttemptedAt"
-    )
+    last_attempted_at = EpochMillisecondField(null=True, db_column="lastAttemptedAt")  # type: ignore[misc]
     finished_at = EpochMillisecondField(null=True, db_column="finishedAt")  # type: ignore[misc]
     cancelled_at = EpochMillisecondField(null=True, db_column="cancelledAt")  # type: ignore[misc]
     return_value = models.JSONField(null=True, db_column="returnValue")

@@ -109,43 +109,53 @@ def check_policy(task: Any) -> None:
             "but limits of groups apply to one priority. Leave one of them out, or "
             "give urgent tasks another queue."
         )
-    for wrong in _wrongs(said):
+    for wrong in _wrongs(said, is_async=inspect.iscoroutinefunction(task.func)):
         raise InvalidTask(f"The task {task.module_path} {wrong}")
-    if said.transactional and inspect.iscoroutinefunction(task.func):
-        raise InvalidTask(
-            f"The task {task.module_path} is async and transactional: make it a plain function, "
-            "because Django's transactions belong to a thread."
+
+
+def _wrongs(said: Policy, *, is_async: bool) -> Iterator[str]:
+    """Yield what cannot be used: wrong values, then contradictions."""
+    for name, (accepts, hint) in _VALUES.items():
+        value = getattr(said, name)
+        if value is not None and not accepts(value):
+            yield f"has {name}={value!r}: write {hint}."
+    if said.retry is not None and (said.max_attempts is not None or said.backoff is not None):
+        yield "has retry and max_attempts or backoff: write one or the other."
+    if said.replace and said.unique is None:
+        yield "has replace=True without unique, so there is nothing to replace."
+    if said.transactional and said.timeout is not None:
+        yield "is transactional with a timeout: limit it with PostgreSQL's transaction_timeout."
+    if said.transactional and is_async:
+        yield (
+            "is async and transactional: make it a plain function, because Django's transactions "
+            "belong to a thread."
         )
 
 
-def _wrongs(said: Policy) -> Iterator[str]:
-    attempts = said.max_attempts
-    if attempts is not None and (type(attempts) is not int or not 1 <= attempts <= MAX_ATTEMPTS):
-        yield f"has max_attempts={attempts!r}: write an int from 1 to {MAX_ATTEMPTS}."
-    if said.backoff is not None and not callable(said.backoff):
-        yield f"has backoff={said.backoff!r}: write a function of (exception, task_result)."
-    if said.timeout is not None and not _is_time(said.seconds):
-        yield f"has timeout={said.timeout!r}: write seconds, more than 0, or a timedelta."
-    yield from _wrong_retries(said)
-    if said.transactional and said.timeout is not None:
-        yield "is transactional with a timeout: limit it with PostgreSQL's transaction_timeout."
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_ATTEMPTS
 
 
-def _wrong_retries(said: Policy) -> Iterator[str]:
-    if said.retry is not None and not isinstance(said.retry, RetryPolicy):
-        yield f"has retry={said.retry!r}: write a RetryPolicy, or max_attempts and backoff."
-    if said.retry is not None and (said.max_attempts is not None or said.backoff is not None):
-        yield "has retry and max_attempts or backoff: write one or the other."
-    if said.unique is not None and not (isinstance(said.unique, str) or callable(said.unique)):
-        yield f"has unique={said.unique!r}: write a template as 'user-{{0}}', or a function."
-    if said.group is not None and not (isinstance(said.group, str) or callable(said.group)):
-        yield f"has group={said.group!r}: write a template as 'customer-{{0}}', or a function."
-    if said.replace and said.unique is None:
-        yield "has replace=True without unique, so there is nothing to replace."
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) or callable(value)
 
 
-def _is_time(seconds: Any) -> bool:
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0
+def _is_time(value: Any) -> bool:
+    if isinstance(value, timedelta):
+        return value > timedelta(0)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+_VALUES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "max_attempts": (_is_count, f"an int from 1 to {MAX_ATTEMPTS}"),
+    "backoff": (callable, "a function of (exception, task_result)"),
+    "timeout": (_is_time, "seconds, more than 0, or a timedelta"),
+    "retry": (
+        lambda value: isinstance(value, RetryPolicy), "a RetryPolicy, or max_attempts and backoff"
+    ),
+    "unique": (_is_name, "a template as 'user-{0}', or a function"),
+    "group": (_is_name, "a template as 'customer-{0}', or a function"),
+}  # fmt: skip
 
 
 def unique_key(task: Any, said: Policy, args: Any, kwargs: Any) -> str | None:

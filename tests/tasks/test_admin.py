@@ -94,23 +94,23 @@ def test_run_again_retry_and_cancel(root: Client, work: Any) -> None:
     work.fail.enqueue("why")
     drain()
     row = TaskResult.objects.get()
-    assert "1 of 1 due now" in act(root, "retry_now", row)
+    assert "Made due 1 task" in act(root, "retry_now", row)
     assert not DeadLetter.objects.exists()
     assert Message.objects.get().key == str(row.pk)
-    assert "1 of 1 cancelled" in act(root, "cancel_tasks", row)
+    assert "Cancelled 1 task" in act(root, "cancel_tasks", row)
     assert not Message.objects.exists()
-    assert "1 of 1 enqueued again" in act(root, "run_again", row)
+    assert "Enqueued again 1 task" in act(root, "run_again", row)
     assert Message.objects.get().key != str(row.pk)
     entries = list(LogEntry.objects.order_by("pk"))
     said = [each.change_message for each in entries]
-    assert said == ["Due now.", "Cancelled.", "Enqueued again."]
+    assert said == ["Made due.", "Cancelled.", "Enqueued again."]
     assert {(each.object_id, each.object_repr) for each in entries} == {(str(row.pk), str(row))}
 
 
 def test_what_was_not_changed_is_not_logged(root: Client, work: Any) -> None:
     work.add.enqueue(1)
     drain()
-    assert "0 of 1 cancelled" in act(root, "cancel_tasks", TaskResult.objects.get())
+    assert "because it has ended" in act(root, "cancel_tasks", TaskResult.objects.get())
     assert not LogEntry.objects.exists()
 
 
@@ -126,7 +126,7 @@ def test_the_page_of_a_task_has_buttons_for_what_can_be_done(root: Client, work:
     posted = {"action": "retry_now", "_selected_action": str(row.pk), "origin": "detail"}
     answer = root.post(changelist, posted, follow=True)
     assert answer.redirect_chain[-1][0] == url
-    assert "1 of 1 due now" in answer.content.decode()
+    assert "Made due 1 task" in answer.content.decode()
 
 
 def test_the_page_of_a_task_has_no_buttons_for_those_who_may_only_look(

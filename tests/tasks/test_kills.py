@@ -22,7 +22,6 @@ SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.tasks.settings"}
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 
-@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize(
     ("kills", "tasks"), [(3, 300), pytest.param(20, 2000, marks=pytest.mark.long)]
 )

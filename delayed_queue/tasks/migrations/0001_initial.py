@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import migrations, models
 
-import delayed_queue.fields
+from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.migrations._operations import (
     END_TURN,
     TAKE_TURN,
     CreateModelOnce,
     CreateTableOfDays,
 )
+
+STATUSES = [("", "unfinished"), ("FAILED", "failed"), ("SUCCESSFUL", "successful")]
+
+
+def _moment(column: str) -> Any:
+    field: Any = EpochMillisecondField
+    return field(db_column=column, null=True)
+
+
+def _json(default: Any, **options: Any) -> models.JSONField[Any, Any]:
+    return models.JSONField(db_default=models.Value(default, models.JSONField()), **options)
 
 
 class Migration(migrations.Migration):
@@ -30,59 +43,17 @@ class Migration(migrations.Migration):
                 ("kind", models.TextField(db_column="pKind")),
                 ("key", models.TextField(db_column="pKey", null=True)),
                 ("payload", models.BinaryField()),
-                (
-                    "status",
-                    models.TextField(
-                        blank=True,
-                        choices=[
-                            ("", "unfinished"),
-                            ("FAILED", "failed"),
-                            ("SUCCESSFUL", "successful"),
-                        ],
-                        db_default="",
-                    ),
-                ),
-                (
-                    "enqueued_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="enqueuedAt"),
-                ),
-                (
-                    "scheduled_at",
-                    delayed_queue.fields.EpochMillisecondField(db_column="scheduledAt"),
-                ),
-                (
-                    "started_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        db_column="startedAt", null=True
-                    ),
-                ),
-                (
-                    "last_attempted_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        db_column="lastAttemptedAt", null=True
-                    ),
-                ),
-                (
-                    "finished_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        db_column="finishedAt", null=True
-                    ),
-                ),
-                (
-                    "cancelled_at",
-                    delayed_queue.fields.EpochMillisecondField(  # type: ignore[misc]
-                        db_column="cancelledAt", null=True
-                    ),
-                ),
+                ("status", models.TextField(blank=True, choices=STATUSES, db_default="")),
+                ("enqueued_at", EpochMillisecondField(db_column="enqueuedAt")),
+                ("scheduled_at", EpochMillisecondField(db_column="scheduledAt")),
+                ("started_at", _moment("startedAt")),
+                ("last_attempted_at", _moment("lastAttemptedAt")),
+                ("finished_at", _moment("finishedAt")),
+                ("cancelled_at", _moment("cancelledAt")),
                 ("return_value", models.JSONField(db_column="returnValue", null=True)),
-                ("errors", models.JSONField(db_default=models.Value([], models.JSONField()))),
-                (
-                    "worker_ids",
-                    models.JSONField(
-                        db_column="workerIds", db_default=models.Value([], models.JSONField())
-                    ),
-                ),
-                ("metadata", models.JSONField(db_default=models.Value({}, models.JSONField()))),
+                ("errors", _json([])),
+                ("worker_ids", _json([], db_column="workerIds")),
+                ("metadata", _json({})),
             ],
             options={
                 "verbose_name": "task",
