@@ -19,7 +19,8 @@ _TOKEN: Final = re.compile(r'name="_selected_action" value="([^"]*)"')
 
 def operator(*permissions: str, **options: Any) -> Client:
     """A client that is logged in as staff with just those permissions."""
-    user = get_user_model().objects.create_user(f"op-{len(permissions)}", is_staff=True)
+    users = get_user_model().objects
+    user = users.create_user(f"op-{users.count()}", is_staff=True)
     user.user_permissions.set(
         Permission.objects.filter(
             content_type__app_label__startswith="delayed_queue", codename__in=permissions

@@ -25,10 +25,11 @@ from tests.admin.support import (
     tokens,
     told,
 )
-from tests.support.factories import DeadLetterFactory, MessageFactory
+from tests.support.factories import DeadLetterFactory, MessageFactory, worker_row
 
 pytestmark = pytest.mark.django_db
 
+WORKERS = "/admin/delayed_queue/worker/"
 
 # Permissions
 
@@ -36,7 +37,8 @@ pytestmark = pytest.mark.django_db
 @pytest.mark.parametrize("method", ["get", "post"])
 @pytest.mark.parametrize("path", ["add/", "{id}/delete/"])
 @pytest.mark.parametrize(
-    ("factory", "url"), [(MessageFactory, MESSAGES), (DeadLetterFactory, LETTERS)]
+    ("factory", "url"),
+    [(MessageFactory, MESSAGES), (DeadLetterFactory, LETTERS), (worker_row, WORKERS)],
 )
 def test_nothing_is_typed_or_deleted_through_forms(
     admin_client: Client, factory: Any, url: str, path: str, method: str
@@ -45,11 +47,12 @@ def test_nothing_is_typed_or_deleted_through_forms(
     response = getattr(admin_client, method)(url + path.format(id=row.pk), {"post": "yes"})
 
     assert response.status_code == 403
-    assert admin_client.post(f"{url}{row.pk}/change/", {"key": "x"}).status_code == 403
+    for field in ("key", "name"):
+        assert admin_client.post(f"{url}{row.pk}/change/", {field: "x"}).status_code == 403
     row.refresh_from_db()
 
 
-@pytest.mark.parametrize("url", [MESSAGES, LETTERS, QUEUES])
+@pytest.mark.parametrize("url", [MESSAGES, LETTERS, QUEUES, WORKERS])
 def test_pages_need_the_view_permission(url: str):
     assert operator().get(url).status_code == 403
     assert Client().get(url).status_code == 302

@@ -9,15 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import DatabaseError, connection
 from django.test import Client
 
 from delayed_queue import DelayedQueue
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.models import Limit
-from tests.admin.support import QUEUES, operator, page, told
+from tests.admin.support import LETTERS, QUEUES, operator, page, told
 from tests.support.concurrency import raw_connection
-from tests.support.factories import MessageFactory
+from tests.support.factories import DeadLetterFactory, MessageFactory
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.django_db
@@ -69,11 +68,6 @@ def test_w12_confirmed_it_is_paused_and_the_page_says_why(
     html = page(admin_client, QUEUES)
     assert "by admin: the bank is down &lt;b&gt;" in html
     assert buttons(admin_client)[str(paused_id())] == "resume"
-
-
-def test_w12_a_reason_is_welcome_not_required(admin_client: Client, queue: DelayedQueue):
-    switch(admin_client, "pause", KIND, reason="")
-    assert queue.is_paused()
 
 
 def test_w12_a_paused_queue_is_listed_with_nothing_in_it(admin_client: Client):
@@ -132,54 +126,31 @@ def test_w12_both_are_recorded(admin_client: Client, admin_user: Any):
     ]
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("name", ["pause", "resume"])
-def test_w12_without_its_record_it_does_not_happen(
-    admin_client: Client, queue: DelayedQueue, name: str
+BUTTONS = [
+    (QUEUES, {"pause": KIND}, "view_message", "pause_queue"),
+    (f"{QUEUES}history/?kind={KIND}", {"pause_group": "a"}, "view_message", "pause_queue"),
+    (f"{QUEUES}history/?kind={KIND}", {"clear_limits": ""}, "view_message", "pause_queue"),
+    (f"{LETTERS}failures/", {"redrive": f"a:{KIND}"}, "view_deadletter", "redrive_deadletter"),
+    (f"{LETTERS}failures/", {"drop": f"a:{KIND}"}, "view_deadletter", "drop_deadletter"),
+]
+
+
+@pytest.mark.parametrize(("url", "pressed", "view", "permission"), BUTTONS)
+def test_w12_a_button_of_a_page_needs_its_permission_the_view_and_the_token(
+    url: str, pressed: dict[str, str], view: str, permission: str
 ):
-    value: Any = KIND
-    if name == "resume":
-        queue.pause()
-        value = paused_id()
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE django_admin_log RENAME TO elsewhere")
-    try:
-        with pytest.raises(DatabaseError):
-            switch(admin_client, name, value)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE elsewhere RENAME TO django_admin_log")
-
-    assert queue.is_paused() is (name == "resume")
-
-
-def test_w12_they_need_their_permission(queue: DelayedQueue):
     MessageFactory.create()
-    viewer = operator("view_message")
-    assert buttons(viewer) == {}
-    assert switch(viewer, "pause", KIND).status_code == 403
-    queue.pause()
-    assert switch(viewer, "resume", paused_id()).status_code == 403
-    assert queue.is_paused()
-
-
-def test_w12_with_the_permission_they_are_offered(queue: DelayedQueue):
-    MessageFactory.create()
-    pauser = operator("view_message", "pause_queue")
-    assert buttons(pauser)[KIND] == "pause"
-    switch(pauser, "pause", KIND)
-    assert queue.is_paused()
-
-
-def test_w12_the_permission_alone_is_not_enough(queue: DelayedQueue):
-    assert switch(operator("pause_queue"), "pause", KIND).status_code == 403
-    assert not queue.is_paused()
-
-
-def test_w12_posts_need_the_csrf_token(queue: DelayedQueue):
-    pauser = operator("view_message", "pause_queue", enforce_csrf_checks=True)
-    assert switch(pauser, "pause", KIND).status_code == 403
-    assert not queue.is_paused()
+    DeadLetterFactory.create(fingerprint="a")
+    shown = f'name="{next(iter(pressed))}"'
+    viewer, allowed, blind = operator(view), operator(view, permission), operator(permission)
+    assert shown not in page(viewer, url)
+    assert shown in page(allowed, url)
+    forged = operator(view, permission, enforce_csrf_checks=True)
+    for data in (pressed, {**pressed, "confirmed": "yes", "reason": ""}):
+        for client in (viewer, blind, forged):
+            assert client.post(url, data).status_code == 403
+    assert not LogEntry.objects.exists()
+    assert allowed.post(url, data).status_code == 302
 
 
 @pytest.mark.parametrize(
@@ -220,15 +191,3 @@ def _notifications(other: psycopg.Connection[Any]) -> list[psycopg.Notify]:
 
     wait_until(has_come)
     return found
-
-
-@pytest.mark.django_db(transaction=True)
-def test_w12_a_row_that_another_holds_is_not_waited_for(admin_client: Client, queue: DelayedQueue):
-    queue.pause()
-    seen = paused_id()
-    with raw_connection() as other, other.transaction():
-        other.execute("SELECT FROM delayed_queue_limit WHERE id = %s FOR UPDATE", [seen])
-        response = switch(admin_client, "resume", seen)
-
-    assert told(response) == [f"Skipped 1 queue, locked by another transaction; try again: {KIND}."]
-    assert queue.is_paused()

@@ -125,30 +125,6 @@ def test_w12_a_worker_that_stopped_leads_back_to_the_list(admin_client: Client):
     assert told(response) == ["This worker has stopped and removed its row."]
 
 
-def test_w12_pages_need_the_view_permission():
-    worker = enlist("worker-1")
-    other = operator("view_message")
-    for url in (WORKERS, f"{WORKERS}{worker.pk}/change/"):
-        assert other.get(url).status_code == 403
-        assert Client().get(url).status_code == 302
-    assert rows(operator("view_message", "view_worker"))
-
-
-def test_w12_nothing_is_typed_or_deleted_through_forms(admin_client: Client):
-    worker = enlist("worker-1")
-    for path in ("add/", f"{worker.pk}/delete/"):
-        assert admin_client.post(WORKERS + path, {"post": "yes"}).status_code == 403
-    assert admin_client.post(f"{WORKERS}{worker.pk}/change/", {"name": "x"}).status_code == 403
-    worker.refresh_from_db()
-    assert worker.name == "worker-1"
-
-
-def test_w12_names_are_escaped(admin_client: Client):
-    worker = enlist("<b>worker</b>")
-    for url in (WORKERS, f"{WORKERS}{worker.pk}/change/"):
-        assert "<b>worker" not in page(admin_client, url)
-
-
 # The leases
 
 

@@ -165,24 +165,11 @@ class TestFile:
 
 
 @pytest.mark.slow
-class TestProcess:
-    @pytest.mark.parametrize(
-        ("arguments", "code", "said"),
-        [
-            ([], 0, "healthy\n"),
-            (
-                ["--max-due", "0"],
-                1,
-                "unhealthy\norders: 1+ messages are due; at most 0 are allowed\n",
-            ),
-            (["--max-due", "many"], 2, "--max-due: 'many' is not a number from 0 to 999,999"),
-        ],
-    )
-    def test_the_exit_code_is_the_answer(self, arguments: list[str], code: int, said: str) -> None:
-        MessageFactory.create()
-        found, output = manage("queuehealth", *arguments).ended()
-        assert found == code
-        assert said in output
+def test_the_exit_code_of_the_process_is_the_answer() -> None:
+    MessageFactory.create()
+    found, output = manage("queuehealth", "--max-due", "0").ended()
+    assert found == 1
+    assert "unhealthy\norders: 1+ messages are due; at most 0 are allowed\n" in output
 
 
 @pytest.mark.parametrize("name", ["queuestats", "queuehealth"])

@@ -94,7 +94,7 @@ def _workers() -> None:
             started_at=from_now(days=-3), heartbeat_at=from_now(seconds=-600 * number),
             in_flight=62, done=12_345_678, failed=12_345, dead=123, lost=7,
             rates=dict.fromkeys(QUEUES, 123.4),
-            lease_ids=list(leased[:20]),
+            lease_ids=list(leased[:20]), holder=str(leased[number])[:8],
         )  # fmt: skip
 
 
