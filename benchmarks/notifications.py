@@ -1,7 +1,7 @@
 """The dispatcher with providers that take 100 ms: ``python -m benchmarks.notifications``.
 
 Offers come from this process, providers are the demo's fakes in another, and workers are
-``manage.py runqueueworker``. What the providers accepted is compared with what was offered.
+``manage.py runqueueworker``. The requests that the providers accepted are compared with the offers.
 """
 
 from __future__ import annotations

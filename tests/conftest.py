@@ -1,7 +1,7 @@
 """The database server of the tests, started when the first test needs it.
 
-It is left running: the next run saves its start, and runs at the same time share it, so that none
-may stop it. `DJANGO_SETTINGS_MODULE=tests.settings python manage.py queuedb stop` does.
+It is left running: the next run saves its start, and concurrent runs share it.
+`DJANGO_SETTINGS_MODULE=tests.settings python manage.py queuedb stop` stops it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from delayed_queue.observe import signals
 from tests.support.concurrency import raw_connection
 from tests.support.sessions import demand_none_is_left
 
-# Of the tests of Spark those that start no JVM. Of the others, those on the session of the run stay
-# in one worker of xdist, for it takes seconds and half a gigabyte, and those that start JVMs of
-# their own in a second. By name: under pytest 9.2 the mark "xdist_group" of xdist 3.8 does nothing.
+# Tests of Spark without a JVM. The others on the session of the run stay in one worker of xdist,
+# because a session takes seconds and half a gigabyte; those that start JVMs stay in a second one.
+# By name: under pytest 9.2 the mark "xdist_group" of xdist 3.8 has no effect.
 _WITHOUT_JVM: Final = (
     "tests/spark/pipeline/unit/",
     *(
@@ -57,7 +57,7 @@ _OWN_JVM: Final = (
     "tests/spark/pipeline/test_faults.py",
     "tests/example/test_demo_pipeline.py",
 )
-# Whose tests share what takes seconds to set up: filled tables, servers, the clock changes.
+# Files whose tests share a slow fixture: filled tables, servers, clock changes.
 _TOGETHER: Final = (
     "tests/http/api/test_asgi.py",
     "tests/http/api/test_grouping.py",
@@ -70,9 +70,9 @@ _TOGETHER: Final = (
 )
 _ON_THE_SESSION: Final = "tests/spark/pipeline/test_faults.py::TestArchive"
 
-# How many histories the property tests make up: on further pairs of Python and Django, everyday, in
-# `make test-all`, in `make chaos`. The first two make up the same ones each time, so that a change
-# does not fail of what it found by chance; the others look for new ones.
+# The number of examples of property tests: on further pairs of Python and Django, everyday, in
+# `make test-all`, in `make chaos`. The first two repeat their examples in each run, so that a
+# change does not fail by chance; the others search for new ones.
 for _profile, _examples in (("brief", 10), ("everyday", 50), ("thorough", 500), ("soak", 2000)):
     hypothesis.settings.register_profile(
         _profile, max_examples=_examples, derandomize=_examples < 500, deadline=None
@@ -81,7 +81,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"
 
 
 def pytest_configure() -> None:
-    # What a shell runs in the background ignores Ctrl-C, and so would all that tests start.
+    # A shell's background process ignores Ctrl-C, and so would the processes of tests.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -121,21 +121,21 @@ def both_paths(request: pytest.FixtureRequest, settings: Settings) -> None:
 
 @pytest.fixture
 def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """Somebody else's connection: to hold transactions open on, to listen, to change rows."""
+    """A second connection: to hold transactions open, to listen, to change rows."""
     with raw_connection() as connection:
         yield connection
 
 
 @pytest.fixture
 def admin(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """One more, to watch the others from, and to end them."""
+    """A third connection, to watch the others and to end them."""
     with raw_connection() as connection:
         yield connection
 
 
 @pytest.fixture
 def no_other_receivers() -> Iterator[None]:
-    """Leave the worker's signals to who connects now: metrics of other tests may still listen."""
+    """Disconnect the receivers of the worker's signals, such as metrics of other tests."""
     heard = (signals.leased, signals.acknowledged, signals.failed, signals.dead)
     kept = [each.receivers for each in heard]
     for each in heard:
@@ -160,14 +160,14 @@ def lite() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def database_server() -> None:
-    """Have the database server running; with xdist every worker asks, and one starts it."""
+    """Start the database server; with xdist one of the workers does."""
     if settings.EMBEDDED_POSTGRES is not None:
         settings.EMBEDDED_POSTGRES.start()
 
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The test database; at the end nobody may use it any more, or it could not be dropped."""
+    """The test database; at the end no session may use it, because it is dropped."""
     yield
     with django_db_blocker.unblock():
         demand_none_is_left()

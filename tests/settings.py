@@ -6,7 +6,7 @@ import os
 import string
 from datetime import timedelta
 
-# On whatever server the tests run: the example project asks for a key on one elsewhere.
+# The example project needs a key on an external server.
 os.environ.setdefault("SECRET_KEY", "for tests only")
 
 from delayed_queue.retries import Backoff
@@ -23,8 +23,7 @@ from example_project.settings import (
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.workerapp"]
 # Tests make up topics as they like; no handler's queue is among these.
 EVERY_TOPIC = [f"{each}*" for each in string.ascii_letters + string.digits + "_"]
-# Without the schedules of the example project, and with callbacks only where a test asks for them:
-# tests declare their own.
+# Without the schedules and callbacks of the example project: tests declare their own.
 DELAYED_QUEUE = {
     "API": {"TOPICS": EVERY_TOPIC},
     "NOTIFICATIONS": DELAYED_QUEUE["NOTIFICATIONS"],

@@ -1,6 +1,6 @@
 """The table of contenders: peers, and the settings under which each is measured.
 
-To add a peer, write a script that does what ``scripts/protocol.py`` asks for, and add a ``Peer``
+To add a peer, write a script with the protocol of ``scripts/protocol.py``, and add a ``Peer``
 and a line for each of its settings here.
 """
 

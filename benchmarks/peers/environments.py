@@ -22,7 +22,7 @@ SCRIPTS: Final = Path(__file__).parent / "scripts"
 
 
 class Unavailable(Exception):
-    """The environment cannot be made here; the message says what is missing."""
+    """The environment cannot be made here; the message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)

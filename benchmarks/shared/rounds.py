@@ -1,6 +1,6 @@
 """Rounds in turns, and the figures made of them.
 
-Whatever else a machine does slows down one contender as much as the other when they take turns.
+Other load of the machine slows down both contenders alike when they take turns.
 So a ratio is the median of the rounds' ratios, never the ratio of two medians.
 """
 

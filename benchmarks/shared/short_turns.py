@@ -1,6 +1,6 @@
 """Two workloads in turns of 20 ms.
 
-A workload is many equal operations. Turns are this short so that whatever else the machine does
+A workload is many equal operations. Turns are this short so that other load of the machine
 slows down both sides alike. Preparations (truncating, filling, analyzing) are not counted.
 """
 

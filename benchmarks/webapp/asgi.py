@@ -1,4 +1,4 @@
-"""The ASGI applications: wrapped as the documentation says, and without the wrapper."""
+"""The ASGI applications: wrapped as documented, and without the wrapper."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""An app whose handlers cannot be imported, for the tests of what goes on without them."""
+"""An app whose handlers cannot be imported; tests check that the rest works."""

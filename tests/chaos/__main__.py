@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 @dataclass
 class Logs:
-    """What the programs have printed; wanted unless all went well."""
+    """The output of the programs, printed after a failure."""
 
     text: io.StringIO
     is_wanted: bool = True

@@ -64,8 +64,7 @@ class Event:
     new: str | None
     old_lease: str | None
     new_lease: str | None
-    # Whether it is counted as one: the mark of what a dead process had begun stands where a lease
-    # does, and is none.
+    # False for the mark of a suspect, which is in the column of the lease.
     is_delivery: bool | None
     available_at: int | None
     at: int

@@ -64,7 +64,7 @@ class Held:
 
 @dataclass
 class Verdict:
-    """What was seen of a queue: its leases, the most of a group at a time, and violations."""
+    """The observations of a queue: leases, the maximum of a group at a time, violations."""
 
     leases: int = 0
     most: int = 0

@@ -15,7 +15,7 @@ from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.exceptions import ResourceUnavailable
 
 KEYS: Final = 300
-# Queues whose messages have groups, of which there are so many.
+# Queues whose messages have groups, and the number of groups.
 GROUPED: Final = ("limited", "ordered")
 GROUPS: Final = 12
 LONGEST_DELAY: Final = 1.5
@@ -26,10 +26,10 @@ def group_of(queue: DelayedQueue, key: str) -> str | None:
 
 
 class Producer(threading.Thread):
-    """Works on its queues until told to stop.
+    """Works on its queues until it is stopped.
 
-    Each offer carries a version of its own as payload. ``confirmed`` has those that the queue
-    said it stored; of those in ``doubtful`` calls nobody can say.
+    Each offer has its own version as payload. ``confirmed`` has the versions that the queue
+    reported as stored, ``doubtful`` those whose calls had no reply.
     """
 
     def __init__(self, queues: list[str], seed: int) -> None:

@@ -27,7 +27,7 @@ class Findings:
 
 @dataclass
 class History:
-    """What became of the versions of one queue."""
+    """The fate of the versions of one queue."""
 
     offered: set[str] = field(default_factory=set)
     withdrawn: set[str] = field(default_factory=set)

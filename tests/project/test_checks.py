@@ -60,7 +60,7 @@ class Elsewhere:
 
 
 def check(*arguments: str) -> str:
-    """Return all that the command says, whether or not it fails."""
+    """Return the output of the command, also if it fails."""
     out, err = StringIO(), StringIO()
     try:
         call_command("check", *arguments, stdout=out, stderr=err)
@@ -270,7 +270,7 @@ class TestEachId:
         assert ids(said) == {"delayed_queue.E006"}
         assert "tests.brokenapp.handlers cannot be imported: ModuleNotFoundError" in said
         assert "tests/brokenapp/handlers.py, line 5)." in said
-        # As migrate asks, which must go on.
+        # As migrate calls it, which must continue.
         assert ids(check("--database", "default")) == {"delayed_queue.W006"}
 
     @pytest.mark.usefixtures("without_msgspec")
@@ -415,6 +415,6 @@ class TestEmptyProject:
 def test_a_database_of_another_kind_beside_ours_makes_no_warning(
     lite: str, django_db_blocker: Any
 ) -> None:
-    """Of a constraint that it has not, Django would warn; PostgreSQL 13 may not have it either."""
+    """Django would warn about constraints that SQLite, or PostgreSQL 13, does not support."""
     with django_db_blocker.unblock():
         assert "models.W" not in check("--database", lite)

@@ -1,4 +1,4 @@
-"""The documentation says what the code has: names, defaults, trees, tables."""
+"""The documentation matches the code: names, defaults, trees, tables."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def assert_said(output: str, block: Block) -> None:
 
 
 def followed(block: Block, directory: Path, database_name: str) -> str:
-    """Do what the block says; return what it printed."""
+    """Run the block; return its output."""
     if block.language == "shell":
         return "".join(command(line, directory) for line in block.text.splitlines())
     file = re.match(r"# (\S+\.py)\n", block.text)

@@ -43,7 +43,7 @@ OF_TASKS = {
 # How the tables of the comparison begin.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
 WORDS_OF_OTHERS = r"(?<!django-)(?<!`)\b(?:jobs?|tasks?)\b"
-# What people type into the search, and a page with the answer.
+# Search terms, each with a page that answers.
 FOUND = {
     "debounce": "how-do-i.md",
     "unique": "guides/tasks.md",

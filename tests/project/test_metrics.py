@@ -41,7 +41,7 @@ def test_every_package_is_drawn_and_described() -> None:
 
 
 def test_the_layers_are_those_of_the_contract() -> None:
-    """Each line of the picture is above the next, and the contract says so."""
+    """The lines of the picture are the layers of the import contract, in their order."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = next(each for each in contracts["contracts"] if each["type"] == "layers")["layers"]
     level = {

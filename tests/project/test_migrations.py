@@ -31,7 +31,7 @@ from tests.support.concurrency import TIMEOUT, raw_connection
 from tests.support.processes import wait_until
 from tests.support.sampling import sample
 
-# What others need not know of. A table made as a model is new; indexes hold up nobody.
+# Operations that older releases do not notice: new tables, and indexes built concurrently.
 ADDITIONS: Final = (
     migrations.CreateModel, migrations.AddIndex, migrations.RunSQL, migrations.AlterModelOptions,
 )  # fmt: skip
@@ -305,7 +305,7 @@ def test_processes_at_once_all_succeed(empty: psycopg.Connection[Any], count: in
         processes = [stack.enter_context(start_one(settings)) for _ in range(count)]
         assert [present(process.stdout).readline() for process in processes] == ["ready\n"] * count
         with empty.transaction(force_rollback=True):
-            # A table of that name which nobody sees yet: whoever creates it as well must wait.
+            # An uncommitted table of that name: another CREATE TABLE must wait for it.
             empty.execute("CREATE TABLE delayed_queue ()")
             for process in processes:
                 tell(process, "go")
@@ -323,7 +323,7 @@ def test_processes_at_once_all_succeed(empty: psycopg.Connection[Any], count: in
 
 
 def test_a_migration_does_not_wait_long_for_a_table_in_use(migrated: psycopg.Connection[Any]):
-    """It gives up, whole, rather than hold up everybody who comes after it."""
+    """It fails as a whole, because statements behind it would wait, too."""
     for app in APPS[1:]:  # each is a migration, and a transaction, of its own
         call_command("migrate", app, "zero", verbosity=0)
     before = schema(migrated)
@@ -369,7 +369,7 @@ def migrations_of(label: str) -> list[Migration]:
 
 
 def only_adds(operation: Operation) -> bool:
-    """Whether those who do not know of it can go on writing; of raw SQL its author has judged."""
+    """Return True if an older release can still write; raw SQL is the author's responsibility."""
     if isinstance(operation, migrations.AddField):
         field = operation.field
         return bool(field.null or field.has_db_default() or field.many_to_many)

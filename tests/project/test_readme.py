@@ -1,4 +1,4 @@
-"""The README does what it says: each block is executed."""
+"""Each block of the README is executed."""
 
 from __future__ import annotations
 

@@ -38,5 +38,5 @@ def test_its_commands_are_those_of_the_pipeline(module: str) -> None:
         assert name == arguments[0]
         options: Any = build_parser([name]).parse_args([*arguments, "--format", "json"])
         assert options.command == name
-        # Of a command that runs in a directory which is deleted behind it.
+        # The command runs in a directory that is deleted afterwards.
         assert getattr(options, "quarantine", "/").startswith("/")

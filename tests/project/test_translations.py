@@ -157,12 +157,12 @@ _SHOWN = {
     "list_heading",
     "verbose_name",
     "verbose_name_plural",
-    # Of the reports of operations.
+    # In reports of operations.
     "past",
     "noun",
     "left",
 }
-# What takes a text that an operator reads, and the place it has among the arguments.
+# Functions that take a text for operators, with the position of the argument.
 _TELLING: Final = {
     "message_user": 1, "leave": 0, "_note": -1, "notes.append": 0, "Report": 0, "add_error": 1,
     "ValidationError": 0,
@@ -200,7 +200,7 @@ def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _told(call: ast.Call) -> list[tuple[str | None, ast.expr | None]]:
-    """Return the text that a call tells an operator."""
+    """Return the text for operators among the arguments of a call."""
     called = ast.unparse(call.func)
     found = [(name, at) for name, at in _TELLING.items() if f".{called}".endswith(f".{name}")]
     return [(name, call.args[at]) for name, at in found if len(call.args) > max(at, 0)]

@@ -1,6 +1,6 @@
-"""What every project does with the package: checked, migrated, offered to, worked, browsed.
+"""The steps of every project: check, migrate, offer, work, browse.
 
-Run in a process of its own under the settings of one configuration; names each step that worked.
+Runs in a process under the settings of one configuration, and prints each step that worked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A handler that says what it was given."""
+"""A handler that prints its message."""
 
 from __future__ import annotations
 

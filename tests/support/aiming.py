@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
-# As the queue's statements read, whatever runs them and under whatever prepared name.
+# Patterns of the queue's statements, under any prepared name.
 CLAIM: Final = r"attempts = CASE"
 ACKNOWLEDGE: Final = r"DELETE FROM delayed_queue\s"
 EFFECT: Final = r"INSERT INTO \"workerapp_effect\""
@@ -24,7 +24,7 @@ _FLUSH: Final = b"H" + _LENGTH.pack(4)
 
 
 class Stage(Enum):
-    """How far a statement has come when it is held."""
+    """The progress of a statement when it is held."""
 
     UNSENT = "before it reaches the server"
     EXECUTED = "executed, not committed"
@@ -45,8 +45,8 @@ class Aim:
     """The nth execution of a statement that matches, and the stage to hold it at.
 
     With ``after``, only on a connection that has executed a statement matching that before.
-    ``hit`` is set once it is held; ``port`` then tells whose connection it is. EXECUTED is for
-    the extended protocol alone: there the server commits at the Sync, which is what is held.
+    ``hit`` is set once it is held; ``port`` is then that of its connection. EXECUTED is for
+    the extended protocol alone: there the server commits at the Sync, which is held.
     """
 
     def __init__(self, pattern: str, stage: Stage, *, nth: int = 1, after: str = "") -> None:
@@ -96,9 +96,9 @@ def statement_in(kind: bytes, frame: bytes) -> Iterator[tuple[str, str]]:
 
 
 class Sight:
-    """What one connection executes, and what of it is held.
+    """The statements of one connection, and the one that is held.
 
-    After its first use a prepared statement travels as a name, so names are learnt.
+    After its first use a prepared statement is sent as a name, so names are recorded.
     """
 
     def __init__(self, port: int) -> None:
@@ -124,7 +124,7 @@ class Sight:
         return True
 
     def request(self, kind: bytes, frame: bytes) -> bytes:
-        """Return what is to be sent to the server in place of the frame."""
+        """Return the bytes for the server in place of the frame."""
         self._learn(kind, frame)
         if self._requests is not None:
             self._requests.append(frame)
@@ -136,7 +136,7 @@ class Sight:
         return frame
 
     def answer(self, kind: bytes, frame: bytes) -> bytes:
-        """Return what is to be sent to the client in place of the frame."""
+        """Return the bytes for the client in place of the frame."""
         if self._aim is None or self._passing > 0:
             self._due -= kind == _READY
             self._passing -= kind == _READY and self._passing > 0

@@ -26,7 +26,7 @@ def stored(queue: DelayedQueue, key: str) -> StoredMessage:
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """Return what the server said, of an error that Django has wrapped."""
+    """Return the SQLSTATE of an error that Django has wrapped."""
     assert isinstance(error.__cause__, psycopg.Error)
     return error.__cause__.sqlstate
 

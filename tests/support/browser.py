@@ -32,7 +32,7 @@ _ARGUMENTS: Final = (
 
 
 class BrowserError(Exception):
-    """The browser did not do what it was told to."""
+    """The browser failed to run a command."""
 
 
 def find_chromium() -> str:
@@ -59,7 +59,7 @@ def chromium() -> Iterator[Browser]:
         try:
             yield Browser(commands, answers)
         finally:
-            os.close(commands)  # it ends when nobody speaks to it any more
+            os.close(commands)  # it ends when the pipe is closed
             kill_family(process)
             os.close(answers)
 

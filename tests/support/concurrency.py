@@ -21,7 +21,7 @@ TIMEOUT: Final = 20.0
 
 @contextmanager
 def raw_connection() -> Iterator[psycopg.Connection[Any]]:
-    """A connection to the test database that nobody else uses, in autocommit."""
+    """A separate connection to the test database, in autocommit."""
     wrapper = connections["default"].copy()
     wrapper.connect()
     try:

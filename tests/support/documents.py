@@ -29,7 +29,7 @@ class Block:
 
 
 def options_of(command: BaseCommand) -> set[str]:
-    """Return the options that its help tells of, each by its last name."""
+    """Return the options in its help, each by its last name."""
     help_ = command.create_parser("manage.py", "command").format_help()
     heads = re.findall(r"^ {2}(-.+?)(?: {2,}|$)", help_, re.MULTILINE)
     return {re.findall(r"(?:^|, )(--?[\w-]+)", head)[-1] for head in heads}

@@ -12,7 +12,7 @@ __all__ = ["DeadLetterFactory", "MessageFactory", "from_now", "worker_row"]
 
 
 def worker_row(name: str = "worker", *, silent_for: float = 0, **fields: Any) -> Worker:
-    """Return the row of a worker whose last heartbeat was so many seconds ago."""
+    """Return the row of a worker with a heartbeat ``silent_for`` seconds ago."""
     then = datetime.now(UTC) - timedelta(seconds=silent_for)
     defaults = {
         "host": "host", "pid": 7, "queues": [], "version": "1.2",

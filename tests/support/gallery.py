@@ -357,7 +357,7 @@ def _name_of(model: Any) -> str:
 
 
 def forbidden() -> set[str]:
-    """Return the names of the addresses that nobody may open: forms for what is not made there."""
+    """Return the names of addresses that are forbidden: forms for rows not made in the admin."""
     return {
         f"{_name_of(model)}_{page}"
         for model, model_admin in _shown()
@@ -367,7 +367,7 @@ def forbidden() -> set[str]:
 
 
 def _may(model_admin: Any, page: str) -> bool:
-    # Of the shop's rows the page that asks is Django's own, with keys as long as ours can be.
+    # The confirmation for rows of the shop is Django's own, which breaks on keys of our length.
     if page == "delete" and model_admin.opts.app_label == "example_project":
         return False
     request = RequestFactory().get("/")

@@ -22,7 +22,7 @@ REDRIVE: Final = r"id = ANY \(ARRAY\(\s*SELECT id\s+FROM (redriven|newest)\b"
 
 
 class Consumer:
-    """Handles what is due over a connection that nobody cuts, and counts it by key."""
+    """Handles due messages over a connection that is never cut, and counts them by key."""
 
     def __init__(self, connection: psycopg.Connection[Any], *kinds: str) -> None:
         self._connection = connection
@@ -31,7 +31,7 @@ class Consumer:
         self.payloads: list[Any] = []
 
     def drain(self, ahead: int = 0) -> None:
-        """Handle all that is due now, or will be so many milliseconds ahead."""
+        """Handle all messages that are due within ``ahead`` milliseconds."""
         row = self._connection.execute(
             "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
         ).fetchone()

@@ -18,11 +18,11 @@ from tests.support import prose
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "delayed_queue"
-# What stands at the top of the package as single files.
+# Single files at the top of the package.
 VALUES: Final = "values, rates, settings, DelayedQueue, migrations"
 # Fewer equal lines than these are a manner of speaking.
 REPEATED: Final = 6
-# What Django looks for beside the code.
+# Folders without code.
 _DATA: Final = {"locale", "static", "templates", "__pycache__"}
 
 _QUEUE_ONLY: Final = """
@@ -156,7 +156,7 @@ def broad_excepts() -> int:
 
 
 def crowded_classes(most: int = 8) -> dict[str, int]:
-    """Return the classes that assign more attributes of self outside of __init__ than so many."""
+    """Return the classes that assign more than ``most`` attributes outside of __init__."""
     found = {}
     for node in nodes():
         if isinstance(node, ast.ClassDef) and (count := len(_assigned(node))) > most:

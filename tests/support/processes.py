@@ -52,14 +52,14 @@ def environment() -> dict[str, str]:
 
 
 class Output:
-    """What processes print, kept in a file: a pipe that nobody reads would hold them up."""
+    """The output of processes, in a file: a full pipe would block them."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
         weakref.finalize(self, self.file.close)
 
     def text(self) -> str:
-        # By position: the offset is shared with the processes, which go on writing there.
+        # By position: the processes, which still write, share the offset.
         size = os.fstat(self.file.fileno()).st_size
         return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
 

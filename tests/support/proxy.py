@@ -22,7 +22,7 @@ _READY: Final = b"Z"
 
 
 class Proxy:
-    """Forward connections to the server until told otherwise; needs unencrypted ones.
+    """Forward unencrypted connections to the server, until a test stalls or cuts them.
 
     ``accepted`` counts connections, ``answers`` holds the tag of every completed command (as in
     ``DELETE 1``), ``errors`` the SQLSTATE of every error that the server has sent, and ``rounds``
@@ -126,7 +126,7 @@ class Proxy:
         for each in (self._wakeup, self._waker, self.selector):
             each.close()
 
-    # What follows runs in the proxy's thread.
+    # The methods below run in the proxy's thread.
 
     def _order(self, order: Callable[[], None]) -> None:
         done: Future[None] = Future()

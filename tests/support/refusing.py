@@ -8,7 +8,7 @@ from typing import Final
 
 from django.db import connection
 
-# What a trigger does, by the SQLSTATE that comes of it.
+# The body of a trigger for each SQLSTATE.
 FAULTS: Final = {
     "23514": "RAISE EXCEPTION 'refused by a test' USING ERRCODE = '23514'",
     "23505": "INSERT INTO refused_twice VALUES (1), (1)",

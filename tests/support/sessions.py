@@ -1,4 +1,4 @@
-"""Who is still connected to the test database when it is about to be dropped."""
+"""Sessions that are left on the test database before it is dropped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHERE datname = current_database()
 
 
 def demand_none_is_left() -> None:
-    """Wait until nobody else is connected; fail and name those who stay.
+    """Wait until no other session is left; fail with the names of those that stay.
 
     They are ended too, which lets the database be dropped. That is the last resort: who opens a
     connection closes it, or has its process killed and waited for.

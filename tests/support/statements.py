@@ -10,11 +10,11 @@ from typing import Final
 import delayed_queue
 from delayed_queue.db.sql import CLOCK
 
-# Of the notifications: tests/notifications/test_plans.py.
+# Notifications have tests/notifications/test_plans.py.
 _ELSEWHERE: Final = "delayed_queue.notifications"
 
 
-# What statements are made of: fragments, and the kinds of a topic.
+# Parts of statements: fragments, and the kinds of a topic.
 _PIECES: Final = (".store.fragments", ".http.store.kinds")
 
 

@@ -1,4 +1,4 @@
-"""What can be imported where: without Django, and before its apps are ready."""
+"""Imports without Django, and before its apps are ready."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORE = [
     "codecs", "cron.registry", "cron.rules", "cron.schedules", "db.sql", "exceptions", "handlers",
     "messages", "queue.store.settle", "retries",
 ]  # fmt: skip
-# The public names, as type checkers are told where they are from.
+# The public names, with their modules for type checkers.
 HOMES = {
     name: home
     for home, name in re.findall(

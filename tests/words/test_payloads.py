@@ -25,7 +25,7 @@ json_values = st.recursive(
 
 
 class Cents:
-    """A codec of somebody's own."""
+    """A codec of a user."""
 
     name = "cents"
 

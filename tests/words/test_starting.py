@@ -1,4 +1,4 @@
-"""What a process has loaded when Django is ready: no more than what it may need."""
+"""The modules that a process has loaded when Django is ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was meant by an unknown name: one guess for all, at a bounded cost."""
+"""One guess for an unknown name, at a bounded cost."""
 
 from __future__ import annotations
 

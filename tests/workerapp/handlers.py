@@ -1,4 +1,4 @@
-"""Handlers whose conduct the message asks for."""
+"""Handlers whose behaviour the message selects."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from delayed_queue import Envelope, Groups, Reject, RetryPolicy, Snooze, handler
 from delayed_queue.observe import signals
 from tests.workerapp.models import Effect
 
-# What tests of the command line say by the environment: a module to import, a mistake that only
-# the processes of a supervisor meet.
+# Variables of tests of the command line: a module to import, a fault in the processes of a
+# supervisor alone.
 if more := os.environ.get("MORE_HANDLERS"):
     import_module(more)
 if os.environ.get("BREAK_CHILDREN"):
@@ -35,7 +35,7 @@ if os.environ.get("BREAK_CHILDREN"):
 QUICK = RetryPolicy.ladder("100ms 100ms")
 # For outages, each of which may fail an attempt at a message: none may end as a dead letter.
 PATIENT = RetryPolicy.exponential(timedelta(milliseconds=50), factor=1, max_attempts=1000)
-# An advisory lock: whoever holds it keeps the handlers of "gated" waiting.
+# An advisory lock: its holder keeps the handlers of "gated" waiting.
 GATE: Final = 20_26
 
 
@@ -53,7 +53,7 @@ def persist(envelope: Envelope) -> None:
 
 
 def record_payload(envelope: Envelope, under: str = "") -> None:
-    """Write one row for the payload, for those who tell the versions of a key by it."""
+    """Write one row for the payload, which identifies the version of a key."""
     Effect.objects.create(
         queue=envelope.queue,
         key=f"{envelope.payload}{under}",

@@ -39,7 +39,7 @@ def main(
     work: Callable[[], Any],
     run: Callable[[Any], Any] = asyncio.run,
 ) -> None:
-    """Do what the command line says; ``run`` runs the functions that are coroutines."""
+    """Run the command line; ``run`` runs the functions that are coroutines."""
     what, *numbers = sys.argv[1:]
     calls: dict[str, Callable[[], Any]] = {
         "schema": schema,

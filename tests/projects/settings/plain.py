@@ -8,7 +8,7 @@ import environ
 
 env = environ.Env()
 ALIAS = "default"
-# Whose versions are in the table.
+# Packages whose versions are in the table.
 DISTRIBUTIONS = ["Django", "psycopg"]
 # The first that an admin page matches is its breadcrumbs.
 BREADCRUMBS = r'class="breadcrumbs?">.*?</(?:div|ol)>'

@@ -1,4 +1,4 @@
-"""What the release after this one likes to have, and can do without."""
+"""An index of the next release, which works without it."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 from django.core.management.commands.flush import Command as FlushCommand
 from django.db import connections
 
-# What `migrate` writes, and no test.
+# Tables that `migrate` writes, and no test.
 _KEPT: Final = ("auth_permission", "django_content_type")
 
-# Of a table that nobody wrote to since it was truncated, the file is empty. Rows that are not
-# committed yet count too: TRUNCATE then waits for their transaction, as Django's own does.
+# The file of a table without writes since its TRUNCATE is empty. Uncommitted rows count, too:
+# TRUNCATE then waits for their transaction, like that of Django.
 _WRITTEN: Final = """
 SELECT quote_ident(relname)
 FROM pg_class
@@ -42,5 +42,5 @@ class Command(FlushCommand):
         with connection.cursor() as cursor:
             cursor.execute(_WRITTEN, [[each for each in tables if each not in _KEPT]])
             if written := ", ".join(row[0] for row in cursor.fetchall()):
-                # What refers to a row of these tables goes with it.
+                # CASCADE: tables that refer to these are emptied, too.
                 cursor.execute(f"TRUNCATE {written} CASCADE")
