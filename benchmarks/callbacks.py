@@ -137,7 +137,8 @@ async def _clients(port: int, stack: AsyncExitStack) -> dict[str, Send]:
     connector = aiohttp.TCPConnector(limit=0)
     session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
     allowed = CallbackSettings(ALLOWED_NETWORKS=["127.0.0.1"], ALLOWED_PORTS=[port])
-    client = await stack.enter_async_context(CallbackClient(allowed))
+    client = CallbackClient(allowed)
+    stack.push_async_callback(client.close)
 
     async def bare() -> None:
         async with session.post(url, data=BODY) as response:

@@ -96,6 +96,12 @@ class RuledSection(NamedTuple):
         return f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(self.rules)}."
 
 
+def rules_of(cls: type) -> dict[str, Rule]:
+    """Return the rules in the annotations of a section's fields, by key."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {key: hint.__metadata__[0] for key, hint in hints.items()}
+
+
 _sections: Final[dict[str, Section]] = {}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from ipaddress import ip_network
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from delayed_queue.conf import (
     KIB,
@@ -21,6 +21,7 @@ from delayed_queue.conf import (
     each,
     is_flag,
     register_section,
+    rules_of,
     section,
 )
 
@@ -29,6 +30,55 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,79}\*?", re.ASCII)
 _SHORTEST_KEY: Final = 32
 # Characters of an idempotency key.
 MAX_KEY: Final = 200
+
+
+def _is_host(value: Any) -> bool:
+    return isinstance(value, str) and _PATTERN.fullmatch(value) is not None
+
+
+def _is_network(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and ip_network(value) is not None
+    except ValueError:
+        return False
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, str) and len(value) >= _SHORTEST_KEY
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and 0.001 <= value <= 100_000)
+
+
+def _is_topic(value: Any) -> bool:
+    return isinstance(value, str) and _TOPIC.fullmatch(value) is not None
+
+
+def _span(least: timedelta, most: timedelta, words: str) -> Rule:
+    return Rule(between(least, most), f"It must be a timedelta {words}.")
+
+
+_FLAG: Final = Rule(is_flag, "It must be True or False.")
+_TIMEOUT: Final = _span(timedelta(milliseconds=1), timedelta(minutes=10), "from 1 ms to 10 minutes")
+_UP_TO_5_MINUTES: Final = _span(timedelta(0), timedelta(minutes=5), "of up to 5 minutes")
+_HOSTS: Final = Rule(each(_is_host), "It must be a list of names, as in '*.corp.example'.")
+_NETWORKS: Final = Rule(each(_is_network), "It must be a list of CIDR, as in '10.1.0.0/16'.")
+_PORTS: Final = Rule(each(count_to(65_535)), "It must be a list of ints from 1 to 65535.")
+_PATH: Final = Rule(lambda value: isinstance(value, str), "It must be a path, or empty.")
+_KEYS: Final = Rule(each(_is_key), "It must be a list of texts of 32 characters or more.")
+_RETRY_AFTER: Final = _span(timedelta(0), timedelta(days=365), "from 0 to 365 days")
+_PAUSE: Final = _span(timedelta(milliseconds=100), timedelta(hours=1), "from 100 ms to an hour")
+_RETENTION: Final = _span(timedelta(minutes=1), timedelta(days=3650), "from a minute to 3650 days")
+_TOPICS: Final = Rule(
+    each(_is_topic),
+    "It must be a list of topics or prefixes with a star, as in ['orders', 'shop.*']. A star "
+    "alone is refused: it would serve the project's own queues too.",
+)
+_ALIAS: Final = Rule(
+    lambda value: isinstance(value, str) and bool(value), "It must be a database alias."
+)
+_RATE: Final = Rule(_is_rate, "It must be a number from 0.001 to 100000, or None.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +101,19 @@ class CallbackSettings:
     ``ATTEMPTS_RETENTION``: how long the log of attempts is kept.
     """
 
-    ENABLED: bool = False
-    ALLOWED_HOSTS: Sequence[str] = ()
-    ALLOWED_NETWORKS: Sequence[str] = ()
-    ALLOWED_PORTS: Sequence[int] = ()
-    CONNECT_TIMEOUT: timedelta = timedelta(seconds=5)
-    TOTAL_TIMEOUT: timedelta = timedelta(seconds=15)
-    CONNECTIONS: int = 200
-    RETRY_AFTER_LIMIT: timedelta = timedelta(hours=24)
-    CA_FILE: str = ""
-    SECRET_KEYS: Sequence[str] = field(default=(), repr=False)
-    BREAKER_FAILURES: int = 5
-    BREAKER_PAUSE: timedelta = timedelta(seconds=30)
-    ATTEMPTS_RETENTION: timedelta = timedelta(days=30)
+    ENABLED: Annotated[bool, _FLAG] = False
+    ALLOWED_HOSTS: Annotated[Sequence[str], _HOSTS] = ()
+    ALLOWED_NETWORKS: Annotated[Sequence[str], _NETWORKS] = ()
+    ALLOWED_PORTS: Annotated[Sequence[int], _PORTS] = ()
+    CONNECT_TIMEOUT: Annotated[timedelta, _TIMEOUT] = timedelta(seconds=5)
+    TOTAL_TIMEOUT: Annotated[timedelta, _TIMEOUT] = timedelta(seconds=15)
+    CONNECTIONS: Annotated[int, counts(1, 10_000)] = 200
+    RETRY_AFTER_LIMIT: Annotated[timedelta, _RETRY_AFTER] = timedelta(hours=24)
+    CA_FILE: Annotated[str, _PATH] = ""
+    SECRET_KEYS: Annotated[Sequence[str], _KEYS] = field(default=(), repr=False)
+    BREAKER_FAILURES: Annotated[int, counts(1, 1000)] = 5
+    BREAKER_PAUSE: Annotated[timedelta, _PAUSE] = timedelta(seconds=30)
+    ATTEMPTS_RETENTION: Annotated[timedelta, _RETENTION] = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,103 +138,25 @@ class ApiSettings:
     ``WAITERS``: the maximum of waiting pops in one process.
     """
 
-    TOPICS: Sequence[str] = ()
-    PUBLIC: bool = False
-    METRICS_PUBLIC: bool = False
-    DATABASE: str = "default"
-    THREADS: int = 8
-    TOKEN_CACHE: timedelta = timedelta(seconds=5)
-    RATE: float | None = None
-    BURST: int = 100
-    BODY_BYTES: int = 256 * KIB
-    DEPTH: int = 32
-    BULK_BYTES: int = 4 * MIB
-    BULK_ITEMS: int = 1000
-    POP_COUNT: int = 100
-    POP_TIMEOUT: timedelta = timedelta(seconds=60)
-    WAITERS: int = 1000
+    TOPICS: Annotated[Sequence[str], _TOPICS] = ()
+    PUBLIC: Annotated[bool, _FLAG] = False
+    METRICS_PUBLIC: Annotated[bool, _FLAG] = False
+    DATABASE: Annotated[str, _ALIAS] = "default"
+    THREADS: Annotated[int, counts(1, 1000)] = 8
+    TOKEN_CACHE: Annotated[timedelta, _UP_TO_5_MINUTES] = timedelta(seconds=5)
+    RATE: Annotated[float | None, _RATE] = None
+    BURST: Annotated[int, counts(1, 1_000_000)] = 100
+    BODY_BYTES: Annotated[int, counts(KIB, 16 * MIB)] = 256 * KIB
+    DEPTH: Annotated[int, counts(1, 100)] = 32
+    BULK_BYTES: Annotated[int, counts(KIB, 64 * MIB)] = 4 * MIB
+    BULK_ITEMS: Annotated[int, counts(1, 10_000)] = 1000
+    POP_COUNT: Annotated[int, counts(1, 1000)] = 100
+    POP_TIMEOUT: Annotated[timedelta, _UP_TO_5_MINUTES] = timedelta(seconds=60)
+    WAITERS: Annotated[int, counts(1, 100_000)] = 1000
 
 
-def _is_host(value: Any) -> bool:
-    return isinstance(value, str) and _PATTERN.fullmatch(value) is not None
-
-
-def _is_network(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and ip_network(value) is not None
-    except ValueError:
-        return False
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, str) and len(value) >= _SHORTEST_KEY
-
-
-_SECONDS: Final = between(timedelta(milliseconds=1), timedelta(minutes=10))
-CALLBACK_RULES: Final[Mapping[str, Rule]] = {
-    "ENABLED": Rule(lambda value: isinstance(value, bool), "It must be True or False."),
-    "ALLOWED_HOSTS": Rule(each(_is_host), "It must be a list of names, as in '*.corp.example'."),
-    "ALLOWED_NETWORKS": Rule(each(_is_network), "It must be a list of CIDR, as in '10.1.0.0/16'."),
-    "ALLOWED_PORTS": Rule(each(count_to(65_535)), "It must be a list of ints from 1 to 65535."),
-    "CONNECT_TIMEOUT": Rule(_SECONDS, "It must be a timedelta from 1 ms to 10 minutes."),
-    "TOTAL_TIMEOUT": Rule(_SECONDS, "It must be a timedelta from 1 ms to 10 minutes."),
-    "CONNECTIONS": Rule(count_to(10_000), "It must be an int from 1 to 10000."),
-    "RETRY_AFTER_LIMIT": Rule(
-        between(timedelta(0), timedelta(days=365)), "It must be a timedelta from 0 to 365 days."
-    ),
-    "CA_FILE": Rule(lambda value: isinstance(value, str), "It must be a path, or empty."),
-    "SECRET_KEYS": Rule(each(_is_key), "It must be a list of texts of 32 characters or more."),
-    "BREAKER_FAILURES": Rule(count_to(1000), "It must be an int from 1 to 1000."),
-    "BREAKER_PAUSE": Rule(
-        between(timedelta(milliseconds=100), timedelta(hours=1)),
-        "It must be a timedelta from 100 ms to an hour.",
-    ),
-    "ATTEMPTS_RETENTION": Rule(
-        between(timedelta(minutes=1), timedelta(days=3650)),
-        "It must be a timedelta from a minute to 3650 days.",
-    ),
-}
-
-
-def _is_rate(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and 0.001 <= value <= 100_000)
-
-
-def _is_topic(value: Any) -> bool:
-    return isinstance(value, str) and _TOPIC.fullmatch(value) is not None
-
-
-API_RULES: Final[Mapping[str, Rule]] = {
-    "TOPICS": Rule(
-        each(_is_topic),
-        "It must be a list of topics or prefixes with a star, as in ['orders', "
-        "'shop.*']. A star alone is refused: it would serve the project's own "
-        "queues too.",
-    ),
-    "PUBLIC": Rule(is_flag, "It must be True or False."),
-    "METRICS_PUBLIC": Rule(is_flag, "It must be True or False."),
-    "DATABASE": Rule(
-        lambda value: isinstance(value, str) and bool(value), "It must be a database alias."
-    ),
-    "THREADS": counts(1, 1000),
-    "TOKEN_CACHE": Rule(
-        between(timedelta(0), timedelta(minutes=5)), "It must be a timedelta of up to 5 minutes."
-    ),
-    "RATE": Rule(_is_rate, "It must be a number from 0.001 to 100000, or None."),
-    "BURST": counts(1, 1_000_000),
-    "BODY_BYTES": counts(KIB, 16 * MIB),
-    "DEPTH": counts(1, 100),
-    "BULK_BYTES": counts(KIB, 64 * MIB),
-    "BULK_ITEMS": counts(1, 10_000),
-    "POP_COUNT": counts(1, 1000),
-    "POP_TIMEOUT": Rule(
-        between(timedelta(0), timedelta(minutes=5)), "It must be a timedelta of up to 5 minutes."
-    ),
-    "WAITERS": counts(1, 100_000),
-}
-
-register_section("API", RuledSection(ApiSettings, API_RULES))
-register_section("CALLBACKS", RuledSection(CallbackSettings, CALLBACK_RULES))
+register_section("API", RuledSection(ApiSettings, rules_of(ApiSettings)))
+register_section("CALLBACKS", RuledSection(CallbackSettings, rules_of(CallbackSettings)))
 
 # The sections in force; they raise as ``delayed_queue.conf.get_settings`` does.
 api_settings: Final[Callable[[], ApiSettings]] = partial(section, "API")

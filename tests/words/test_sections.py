@@ -12,9 +12,6 @@ from delayed_queue.checks import check_settings
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.conf import (
-    API_RULES,
-    CALLBACK_RULES,
-    ApiSettings,
     CallbackSettings,
     callback_settings,
 )
@@ -82,8 +79,3 @@ def test_no_key_is_shown(settings: LazySettings) -> None:
     [message] = check_settings()
     assert secret not in f"{message.msg} {message.hint}"
     assert secret not in repr(CallbackSettings(SECRET_KEYS=[secret]))
-
-
-def test_every_key_has_its_rule() -> None:
-    for cls, rules in ((ApiSettings, API_RULES), (CallbackSettings, CALLBACK_RULES)):
-        assert set(rules) == {*cls.__dataclass_fields__}

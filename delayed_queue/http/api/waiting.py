@@ -1,4 +1,4 @@
-"""Blocking pops: the pops of a topic wait in line, and only the first one queries the database.
+"""Pops that wait: those of a topic form a line, and only the first one queries the database.
 
 All pops of a process wait on one event loop in a thread of its own. So WSGI threads and all event
 loops share the lines, and one connection that listens for new jobs.
@@ -156,7 +156,7 @@ class WaitingPops:
         coming.add_done_callback(leave)
 
     async def _stand(self, pop: Pop, deadline: float) -> Jobs:
-        """Wait in line for the turn, then for jobs."""
+        """Wait until the pop is the first of its line, then for jobs."""
         line = self._joined(pop)
         try:
             if not await self._is_in_time(line.turn.acquire(), deadline):

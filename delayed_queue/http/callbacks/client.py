@@ -9,8 +9,7 @@ import ssl
 import time
 from datetime import timedelta
 from functools import lru_cache, partial
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from aiohttp import (
     ClientConnectorDNSError,
@@ -81,17 +80,6 @@ class CallbackClient:
         self._resolver = GuardedResolver(resolver or DefaultResolver())
         self._slots = asyncio.Semaphore(self._settings.CONNECTIONS)
         self._session = self._new_session()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the open connections."""
@@ -231,11 +219,6 @@ clients: Final[LoopLocal[None, CallbackClient]] = LoopLocal(_client, CallbackCli
 async def send(request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
     """Send with the event loop's own client, made with the settings at its first use."""
     return await clients.of(None).send(request, enter)
-
-
-async def close() -> None:
-    """Close the event loop's own client, if there is one."""
-    await clients.close()
 
 
 # Expected errors of an exchange. Any other is a bug, which the worker reports.

@@ -177,7 +177,7 @@ class Gate:
 
 
 def let_through(batch: list[Leave], held: set[tuple[int, str]], hold: Hold) -> None:
-    """Give leave to those who wait; in the loop, so that none can end meanwhile.
+    """Admit the callbacks whose rows are locked; on the loop, so that none can end meanwhile.
 
     The future of a cancelled task is done before the task ends its leave.
     """

@@ -45,8 +45,11 @@ def with_client(
 
     async def main() -> T:
         made = None if resolver is None else resolver()
-        async with CallbackClient(settings, resolver=made) as client:
+        client = CallbackClient(settings, resolver=made)
+        try:
             return await use(client)
+        finally:
+            await client.close()
 
     return asyncio.run(main())
 

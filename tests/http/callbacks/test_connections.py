@@ -281,17 +281,6 @@ class TestClientOfALoop:
         assert len(clients.clients) == 0
         gc.collect()
 
-    def test_it_can_be_closed(self, receiver: Receiver) -> None:
-        async def main() -> None:
-            await clients.close()
-            assert (await clients.send(CallbackRequest(receiver.url, b"{}"))).is_success
-            await clients.close()
-            assert len(clients.clients) == 0
-            assert (await clients.send(CallbackRequest(receiver.url, b"{}"))).is_success
-
-        asyncio.run(main())
-        assert receiver.connections == 2
-
     def test_first_callbacks_at_the_same_time_make_one_client(self, receiver: Receiver) -> None:
         async def main() -> list[CallbackResult]:
             request = CallbackRequest(receiver.url, b"{}")
