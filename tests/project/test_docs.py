@@ -33,7 +33,7 @@ from delayed_queue.cron.rules import (
     Schedule,
     ZonedSchedule,
 )
-from delayed_queue.cron.service import CronService, InstallerHandle
+from delayed_queue.cron.service import CronService, InstallerHandle, RepeatingThread
 from delayed_queue.cron.ticking import TickReport
 from delayed_queue.http.conf import ApiSettings, CallbackSettings
 from delayed_queue.http.models import (
@@ -255,8 +255,10 @@ class TestApi:
             if not name.startswith("_") and not (cls is Batch and hasattr(tuple, name))
         }
         documented = documented_members_of(cls)
-        # Plumbing: what an envelope holds for its queue, and instants in milliseconds.
-        hidden = {"leases", "envelopes", "decode"} | {m for m in members if m.endswith("_ms")}
+        # Plumbing: what an envelope needs of its queue, instants in milliseconds, a thread's parts.
+        hidden = {"leases", "envelopes", "decode", "in_thread", "event"}
+        hidden |= {m for m in members if m.endswith("_ms")}
+        hidden |= {m for m in members - documented if hasattr(RepeatingThread, m)}
         assert members - hidden == documented
 
     @pytest.mark.parametrize(
@@ -346,6 +348,8 @@ def logged_events() -> set[tuple[str, str]]:
                     args=[ast.Attribute(attr=level), ast.Constant(value=str(event)), *_],
                 ):
                     found.add((event, level))
+                case ast.Assign(targets=[ast.Name("event")], value=ast.Constant(value=str(event))):
+                    found.add((event, "ERROR"))
     return found
 
 
