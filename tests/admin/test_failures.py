@@ -10,8 +10,6 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
-from django.utils.translation import override
-from pytest_django import Settings
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import BulkRun, DeadLetter
@@ -198,15 +196,3 @@ def test_it_needs_the_permission_to_see_dead_letters():
 def test_a_failure_without_a_queue_is_no_server_error(admin_client: Client):
     assert admin_client.get(f"{LETTERS}?group=abc").status_code == 302
     assert "There are no dead letters." in page(admin_client, FAILURES)
-
-
-def test_it_is_in_the_language_of_the_project(admin_client: Client, settings: Settings):
-    settings.LANGUAGE_CODE = "de"
-    with override("de"):
-        assert "Es gibt keine toten Nachrichten." in page(admin_client, FAILURES)
-        DeadLetterFactory.create_batch(2, fingerprint="a")
-        asked = admin_client.post(FAILURES, {"redrive": "a:orders|json"}).content.decode()
-        assert "Warum:" in asked
-        assert "Why:" not in asked
-        begin(admin_client, "redrive", "a:orders|json")
-        assert "0 erledigt · 2 übrig" in page(admin_client, ADMIN)

@@ -11,7 +11,7 @@ from django.test import Client, override_settings
 
 from delayed_queue.admin.operations import Call
 from delayed_queue.models import DeadLetter, Message
-from tests.admin.operations import CONFIRMED, ON_MESSAGES, run
+from tests.admin.operations import CONFIRMED, run
 from tests.admin.support import LETTERS, MESSAGES, page, post, tokens, told
 from tests.support.factories import DeadLetterFactory, MessageFactory
 
@@ -44,6 +44,8 @@ def test_each_change_is_recorded(
     assert str(entry.content_type) == "Delayed queue | message"
     assert (entry.action_flag, entry.get_change_message()) == (flag, text)
     assert "secret" not in str(vars(entry))
+    if flag == CHANGE:
+        assert text.partition(",")[0] in page(admin_client, f"{MESSAGES}{message.pk}/history/")
 
 
 def test_longest_key_is_recorded_in_full(admin_client: Client):
@@ -54,17 +56,10 @@ def test_longest_key_is_recorded_in_full(admin_client: Client):
     assert key in LogEntry.objects.get().get_change_message()
 
 
-def test_history_of_a_message_shows_what_was_done(admin_client: Client):
-    message = MessageFactory.create(leased=True)
-    run(admin_client, "release")
-
-    assert "Released. Queue" in page(admin_client, f"{MESSAGES}{message.pk}/history/")
-
-
-@pytest.mark.parametrize("action", ON_MESSAGES)
+@pytest.mark.parametrize("action", ["release", "reject"])
 def test_without_its_record_a_change_does_not_happen(admin_client: Client, action: str):
     """One transaction: the audit fails, so nothing was done."""
-    MessageFactory.create(scheduled=action == "deliver", leased=action != "deliver")
+    MessageFactory.create(leased=True)
     selected = tokens(page(admin_client, MESSAGES))
     before = Message.objects.values().get()
     with connection.cursor() as cursor:

@@ -88,11 +88,14 @@ def test_filter_that_no_index_serves_is_neither_offered_nor_obeyed(admin_client:
     assert admin_client.get(f"{LETTERS}?died=hour").headers["Location"] == f"{LETTERS}?e=1"
 
 
-def test_all_queues_again_drops_the_filter_that_needs_one(admin_client: Client):
+def test_all_queues_and_a_search_drop_the_filters(admin_client: Client):
+    """Or a forgotten filter would say that a key is not there."""
     MessageFactory.create()
     html = page(admin_client, f"{MESSAGES}?kind=orders|json&state=due")
 
     assert '<a href="?">All</a>' in html
+    assert '<input type="hidden" name="kind"' not in html
+    assert '<input type="hidden" name="state"' not in html
 
 
 @pytest.mark.parametrize(
@@ -127,28 +130,11 @@ def test_search_finds_the_exact_key_in_every_queue_and_nothing_else(
     assert "has exactly this key" in page(admin_client, f"{url}?q=Key")
 
 
-def test_search_form_forgets_the_filters(admin_client: Client):
-    """Or a forgotten filter would say that a key is not there."""
-    MessageFactory.create()
-    html = page(admin_client, f"{MESSAGES}?kind=orders|json&state=due")
-
-    assert '<input type="hidden" name="kind"' not in html
-    assert '<input type="hidden" name="state"' not in html
-
-
 @pytest.mark.parametrize(
-    "query", ["q=%00", "kind=%00", "after=x", "after=1", "after=1.x", "state=x"]
+    "query", ["?kind=a&after=x", "?kind=a&after=1", "?kind=a&after=1.x", "?state=x", "x/change/"]
 )
 def test_nonsense_in_the_url_is_no_server_error(admin_client: Client, query: str):
-    url = f"{MESSAGES}?kind=orders|json&{query}"
-
-    assert admin_client.get(url).status_code in {200, 302}
-
-
-def test_ids_out_of_range_are_no_server_error(admin_client: Client):
-    assert admin_client.get(f"{MESSAGES}?after={10**30}").status_code == 302
-    assert admin_client.get(f"{MESSAGES}{10**30}/change/").status_code == 302
-    assert admin_client.get(f"{MESSAGES}x/change/").status_code == 302
+    assert admin_client.get(f"{MESSAGES}{query}").status_code == 302
 
 
 PAGES = sorted(
@@ -164,12 +150,6 @@ def test_ids_longer_than_python_reads_are_of_nothing(admin_client: Client, url: 
     long = "9" * 4301
     for page_of in ("change", "history", "delete"):
         assert admin_client.get(f"{url}{long}/{page_of}/").status_code in {302, 403, 404}
-
-
-def test_nor_does_a_list_go_on_from_one(admin_client: Client):
-    long = "9" * 4301
-    for query in (f"worker={long}", f"after={long}"):
-        assert admin_client.get(f"{MESSAGES}?{query}").status_code in {200, 302}
 
 
 @pytest.mark.parametrize("url", [LETTERS, "/admin/delayed_queue_http/topic/", MESSAGES])
@@ -298,19 +278,6 @@ def statements(client: Client, url: str) -> list[str]:
     with CaptureQueriesContext(connection) as queries:
         page(client, url)
     return [each["sql"].strip() for each in queries]
-
-
-@pytest.mark.parametrize("url", [MESSAGES, LETTERS])
-def test_detail_page_runs_as_many_statements_however_full_the_queue(admin_client: Client, url: str):
-    row: Any = (
-        MessageFactory.create(key="k") if url == MESSAGES else DeadLetterFactory.create(key="k")
-    )
-    page(admin_client, f"{url}{row.pk}/change/")  # looks content types up, once and for all
-    few = statements(admin_client, f"{url}{row.pk}/change/")
-    MessageFactory.create_batch(30)
-    DeadLetterFactory.create_batch(30)
-
-    assert len(statements(admin_client, f"{url}{row.pk}/change/")) == len(few) <= 5
 
 
 def test_select_all_across_pages_is_not_offered(admin_client: Client):

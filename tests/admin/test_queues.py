@@ -281,10 +281,6 @@ def test_a_history_is_only_for_those_who_may_see_messages(admin_client: Client):
     assert "Dead letters: dead" not in page(operator("view_message"), url)
     assert admin_client.get(f"{QUEUES}history/?kind=").status_code == 400
     assert admin_client.get(f"{url}&range=1y").status_code == 400
-
-
-def test_nor_for_those_who_may_see_letters_alone():
-    url = f"{QUEUES}history/?kind=orders|json"
     assert operator("view_deadletter").get(url).status_code == 403
 
 

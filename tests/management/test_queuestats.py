@@ -114,14 +114,6 @@ class TestBounds:
         assert (len(answer["queues"]), answer["queues_left_out"]) == (MAX_KINDS, True)
         assert f"Only {MAX_KINDS} queues are shown" in run()
 
-    @pytest.mark.parametrize(
-        ("option", "value"),
-        [("--cap", "0"), ("--cap", "x")],
-    )
-    def test_wrong_arguments_are_said(self, option: str, value: str) -> None:
-        with pytest.raises(CommandError, match=f"{option}: '{value}' is not a number"):
-            run(option, value)
-
 
 @pytest.mark.django_db(transaction=True)
 def test_a_database_that_is_away_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

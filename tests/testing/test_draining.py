@@ -38,12 +38,9 @@ def test_delivers_what_is_due_in_order(queue: DelayedQueue, manual_clock: Manual
     assert drain(queue, lambda envelope: seen.append(envelope.payload)) == Drained(handled=2)
     assert seen == ["B", "A"]
     assert_offered(queue, "later", state="scheduled")
+    assert drain(queue, lambda envelope: None) == Drained()
     manual_clock.advance(HOUR)
     assert drain(queue, lambda envelope: None).delivered == 1
-
-
-def test_nothing_due_is_nothing_drained(queue: DelayedQueue):
-    assert drain(queue, lambda envelope: None) == Drained()
 
 
 def test_settles_each_answer_as_a_worker_does(make_queue: MakeQueue, manual_clock: ManualClock):
