@@ -146,7 +146,9 @@ class StateFilter(NarrowFilter):
 
 
 class LinkedFilter(SimpleListFilter):
-    """A filter that links set; it has too many choices to list."""
+    """A filter of a column that links set; it has too many choices to list."""
+
+    column = ""
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
         chosen = request.GET.get(self.parameter_name or "")
@@ -155,16 +157,15 @@ class LinkedFilter(SimpleListFilter):
     def label(self, chosen: str, model_admin: ModelAdmin[Any], request: HttpRequest) -> Any:
         return chosen
 
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        return queryset if chosen is None else queryset.filter(**{self.column: chosen})
+
 
 class LeaseFilter(LinkedFilter):
     """By lease: the messages that were claimed together and are still leased."""
 
-    title = _("lease")
-    parameter_name = LEASE
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        lease_id = self.value()
-        return queryset if lease_id is None else queryset.filter(lease_id=lease_id)
+    title, parameter_name, column = _("lease"), LEASE, "lease_id"
 
 
 def held_by(worker: Worker, messages: QuerySet[Any]) -> QuerySet[Any]:
@@ -201,16 +202,12 @@ def _worker(chosen: str, using: str) -> Worker | None:
 class GroupFilter(LinkedFilter):
     """By failure; its index begins with the queue."""
 
-    title = _("failure")
-    parameter_name = GROUP
+    title, parameter_name, column = _("failure"), GROUP, "fingerprint"
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        fingerprint = self.value()
-        if fingerprint is None:
-            return queryset
-        if chosen_kind(request) is None:
+        if self.value() is not None and chosen_kind(request) is None:
             raise IncorrectLookupParameters("choose a queue for a failure")
-        return queryset.filter(fingerprint=fingerprint)
+        return super().queryset(request, queryset)
 
 
 class DiedFilter(NarrowFilter):

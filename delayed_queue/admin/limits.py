@@ -128,14 +128,11 @@ class Change(Operation):
         """Change it within the transaction; return False if nothing changed."""
         raise NotImplementedError
 
-    def initial(self, row: Limit) -> dict[str, Any]:
-        return {}
-
     def form(self, data: Any, call: Call) -> forms.Form:
         """Return the form filled with what is stored; for a group that it names, empty."""
         kind, group = call.tokens
         row = call.queryset.filter(group=group).first()
-        stored = self.initial(row) | {"seen": seen_of(row, self.fence)} if row else {}
+        stored = _stored(row) | {"seen": seen_of(row, self.fence)} if row else {}
         form = self.form_class(data, initial=stored)
         if group:
             form.fields.pop("group", None)
@@ -193,12 +190,6 @@ class LimitAll(Change):
     form_class = AllLimitsForm
     fence = _OF_ALL
 
-    def initial(self, row: Limit) -> dict[str, Any]:
-        return _stored(row) | {
-            "order": "fifo" if row.is_ordered else "any", "fair": row.is_fair,
-            "on_dead": "block" if row.blocks_on_dead else "pass",
-        }  # fmt: skip
-
     def alter(self, groups: GroupService, group: str, call: Call) -> bool:
         groups.set(Groups(**_given(call)))
         return True
@@ -227,9 +218,6 @@ class LimitOne(Change):
     )
     form_class = GroupLimitsForm
     fence = OWN
-
-    def initial(self, row: Limit) -> dict[str, Any]:
-        return _stored(row)
 
     def alter(self, groups: GroupService, group: str, call: Call) -> bool:
         groups.limit(group, **_given(call))
@@ -275,7 +263,11 @@ def _stored(row: Limit) -> dict[str, Any]:
     names = ("concurrency", "weight", "burst", "queue_burst")
     rates = {"rate": row.interval, "queue_rate": row.queue_interval}
     written = {name: "" if each is None else written_rate(each) for name, each in rates.items()}
-    return written | {name: getattr(row, name) for name in names}
+    return {
+        **written, **{name: getattr(row, name) for name in names}, "fair": row.is_fair,
+        "order": "fifo" if row.is_ordered else "any",
+        "on_dead": "block" if row.blocks_on_dead else "pass",
+    }  # fmt: skip
 
 
 def group_target(kind: str, value: str) -> list[str]:

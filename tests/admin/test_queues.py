@@ -56,6 +56,9 @@ def test_queues_page_counts_each_queue_and_puts_the_latest_first(admin_client: C
 def test_counts_stop_at_the_cap_and_say_so(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("delayed_queue.observe.overview.EXACT", 3)
     monkeypatch.setattr("delayed_queue.observe.overview.LEASE_CAP", 3)
+    with connection.cursor() as cursor:
+        # Pages that other tests have filled would be sampled.
+        cursor.execute("TRUNCATE delayed_queue, delayed_queue_dead_letter")
     MessageFactory.create_batch(4, due=True)
     MessageFactory.create_batch(4, scheduled=True)
     MessageFactory.create_batch(4, leased=True, kind="held|json")

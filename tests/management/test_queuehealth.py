@@ -20,7 +20,6 @@ from django.db.migrations.recorder import MigrationRecorder
 from delayed_queue.worker.process.health import HealthReport, write_health_file
 from tests.support import documents
 from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
-from tests.support.processes import manage
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -162,14 +161,6 @@ class TestFile:
         with pytest.raises(CommandError, match="--file checks one worker") as raised:
             run("--file", "health", *arguments)
         assert raised.value.returncode == 2
-
-
-@pytest.mark.slow
-def test_the_exit_code_of_the_process_is_the_answer() -> None:
-    MessageFactory.create()
-    found, output = manage("queuehealth", "--max-due", "0").ended()
-    assert found == 1
-    assert "unhealthy\norders: 1+ messages are due; at most 0 are allowed\n" in output
 
 
 @pytest.mark.parametrize("name", ["queuestats", "queuehealth"])

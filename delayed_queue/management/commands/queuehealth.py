@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
@@ -86,36 +85,26 @@ def _reasons(options: dict[str, Any]) -> list[str]:
 
 def _reasons_of_database(options: dict[str, Any], using: str) -> Iterator[str]:
     try:
-        with _own_connection(using):
-            if missing := _missing_migrations(using):
-                yield f"migrations of {_APP} are missing: {', '.join(missing)}"
-                return
-            yield from _of_rights(using)
-            yield from _of_names(options["queue"], using)
-            for each in _depths(options):
-                yield from _of_depth(each, options)
-            yield from _of_snapshots(options["max_snapshot_age"], using)
-            yield from _of_refusals(options["queue"], using)
+        _limit_waits(using)
+        if missing := _missing_migrations(using):
+            yield f"migrations of {_APP} are missing: {', '.join(missing)}"
+            return
+        yield from _of_rights(using)
+        yield from _of_names(options["queue"], using)
+        for each in _depths(options):
+            yield from _of_depth(each, options)
+        yield from _of_snapshots(options["max_snapshot_age"], using)
+        yield from _of_refusals(options["queue"], using)
     except Error as error:
         yield f"the database {using!r} cannot be queried: {' '.join(str(error).split())}"
 
 
-@contextmanager
-def _own_connection(using: str) -> Iterator[None]:
-    """Give the alias a new connection with limited waits."""
-    kept = connections[using]
-    made = kept.copy()
-    made.settings_dict["OPTIONS"] = {
-        "connect_timeout": _CONNECT_SECONDS,
-        "tcp_user_timeout": _CONNECT_SECONDS * 1000,
-        **made.settings_dict["OPTIONS"],
-    }
-    connections[using] = made
-    try:
-        yield
-    finally:
-        made.close()
-        connections[using] = kept
+def _limit_waits(using: str) -> None:
+    """Limit the waits of this thread's connection, unless the settings do."""
+    connection = connections[using]
+    waits = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": _CONNECT_SECONDS * 1000}
+    options = waits | connection.settings_dict["OPTIONS"]
+    connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 
 
 def _missing_migrations(using: str) -> list[str]:

@@ -141,7 +141,7 @@ class Command(QueueCommand):
             lambda: report_on(worker, [place]), lambda: worker.counts,
             file=options["health_file"], address=options["health_address"],
         ), last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm:  # fmt: skip
-            _stop_on_signals(worker, arm)
+            _stop_on_signals(worker, arm, is_alone=True)
             Watchdog(board).exit_when_stuck()
             self._greet(options, worker)
             worker.run()
@@ -161,7 +161,7 @@ class Command(QueueCommand):
                 self.answering(chosen.using),
                 last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm,
             ):
-                _drain_on_signals(worker, arm)
+                _stop_on_signals(worker, arm, is_alone=False)
                 stop_when_orphaned(partial(_stop, worker, arm), lifeline)
                 worker.run()
         except CommandError as error:
@@ -252,19 +252,16 @@ def _on_signals(handle: Callable[[int, FrameType | None], None]) -> None:
         signal.signal(each, handle)
 
 
-def _drain_on_signals(worker: Worker, arm: Callable[[], None]) -> None:
-    """Drain on every signal: a process manager may signal the child and the supervisor.
+def _stop_on_signals(worker: Worker, arm: Callable[[], None], *, is_alone: bool) -> None:
+    """Drain on SIGTERM or SIGINT; a process without supervisor exits at once on the second.
 
-    An operator stops at once by signalling the supervisor twice.
+    A process manager may signal the child and the supervisor: a child drains on every signal. An
+    operator stops it at once by signalling the supervisor twice.
     """
-    _on_signals(lambda number, frame: _stop(worker, arm))
-
-
-def _stop_on_signals(worker: Worker, arm: Callable[[], None]) -> None:
-    """Drain on the first SIGTERM or SIGINT; exit at once on the second."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        _on_signals(_exit_now)
+        if is_alone:
+            _on_signals(_exit_now)
         _stop(worker, arm)
 
     _on_signals(stop)
