@@ -20,7 +20,7 @@ from delayed_queue.db.statements import run
 from delayed_queue.http.reading import MAX_GUESSES
 from delayed_queue.notifications.catalogue import find_template
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.models import Notification, Status, new_id
+from delayed_queue.notifications.models import Notification, Status, new_ids
 from delayed_queue.notifications.services import USING, fetch, queue_of, statuses_of
 from delayed_queue.notifications.settling import CALLBACKS
 from delayed_queue.notifications.validation import FieldError, Request, validate
@@ -145,8 +145,8 @@ def accept(
     read = [_validated(raw, now, guesses) for raw in raws]
     keys = fallback_keys or [""] * len(raws)
     candidates = [
-        _Candidate(new_id(), each, _later(each.send_at, now), _claim(each, key))
-        for each, key in zip(read, keys, strict=True)
+        _Candidate(id_, each, _later(each.send_at, now), _claim(each, key))
+        for id_, each, key in zip(new_ids(len(read)), read, keys, strict=True)
         if isinstance(each, Request)
     ]
     stored = iter(_Batch(tenant, candidates).store() if candidates else ())

@@ -52,39 +52,33 @@ RETURNING priority, channel
 
 LAST_ID: Final = uuid.UUID(int=2**128 - 1)
 
-# The newest notifications of a tenant in some states, older than a given id. One index scan per
-# state, each of at most a page. Rows are compared instead of columns: with "=" the planner may scan
-# the primary key from end to end in search of a rare state. Reads: notification_tenant.
-PAGE_OF_TENANT: Final[LiteralString] = """
+# The newest notifications in some states, older than a given id. One index scan per state, each of
+# at most a page. Rows are compared instead of columns: with "=" the planner may scan the primary
+# key from end to end in search of a rare state.
+_NEWEST: Final[LiteralString] = """
 SELECT id
 FROM unnest(%(statuses)s::text[]) AS wanted (status)
 CROSS JOIN LATERAL (
     SELECT n.id
     FROM delayed_queue_notification AS n
-    WHERE (n.tenant, n.status, n.id) < (%(tenant)s, wanted.status, %(before)s::uuid)
-        AND (n.tenant, n.status) >= (%(tenant)s, wanted.status)
-    ORDER BY n.tenant DESC, n.status DESC, n.id DESC
+    WHERE ({columns}, n.id) < ({values}, %(before)s::uuid)
+        AND ({columns}) >= ({values})
+    ORDER BY {order}, n.id DESC
     LIMIT %(limit)s
 ) AS newest
 ORDER BY id DESC
 LIMIT %(limit)s
 """
-
-# The same, of all tenants. Reads: notification_status_id.
-PAGE: Final[LiteralString] = """
-SELECT id
-FROM unnest(%(statuses)s::text[]) AS wanted (status)
-CROSS JOIN LATERAL (
-    SELECT n.id
-    FROM delayed_queue_notification AS n
-    WHERE (n.status, n.id) < (wanted.status, %(before)s::uuid)
-        AND n.status >= wanted.status
-    ORDER BY n.status DESC, n.id DESC
-    LIMIT %(limit)s
-) AS newest
-ORDER BY id DESC
-LIMIT %(limit)s
-"""
+# Of a tenant. Reads: notification_tenant.
+PAGE_OF_TENANT: Final[LiteralString] = _NEWEST.format(
+    columns="n.tenant, n.status",
+    values="%(tenant)s, wanted.status",
+    order="n.tenant DESC, n.status DESC",
+)
+# Of all tenants. Reads: notification_status_id.
+PAGE: Final[LiteralString] = _NEWEST.format(
+    columns="n.status", values="wanted.status", order="n.status DESC"
+)
 
 
 def find(id_: uuid.UUID, tenant: str | None) -> Notification | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import threading
+import secrets
 import uuid
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from django.db import models, router
 from django.db.models import Q
@@ -16,33 +15,17 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.db.clock import database_now
 from delayed_queue.messages import to_milliseconds
 
-_COUNTER_BITS: Final = 42
-_lock: Final = threading.Lock()
-_last = 0
+
+def new_ids(count: int) -> list[uuid.UUID]:
+    """Return UUIDs of version 7 in ascending order, with the time of the database's clock."""
+    now = to_milliseconds(database_now(router.db_for_write(Notification)))
+    high = now << 16 | 7 << 12 | secrets.randbits(12)
+    low = 0b10 << 62 | secrets.randbits(61)
+    return [uuid.UUID(int=high << 64 | low + each) for each in range(count)]
 
 
 def new_id() -> uuid.UUID:
-    """Return a UUID of version 7, greater than all earlier ones of this process.
-
-    It has 48 bits of milliseconds by the database's clock, a counter that starts at random in each
-    millisecond, and 32 random bits. So ids sort by time, reveal no count, and cannot be guessed.
-    """
-    global _last
-    now = to_milliseconds(database_now(router.db_for_write(Notification)))
-    # The top bit of the counter starts at 0, so that a millisecond has room for 2**41 more.
-    fresh = (now << _COUNTER_BITS) | (int.from_bytes(os.urandom(6), "big") >> 7)
-    with _lock:
-        # If the clock is set back, ids continue from the last one.
-        _last = moment = max(fresh, _last + 1)
-    return _assemble(moment, int.from_bytes(os.urandom(4), "big"))
-
-
-def _assemble(moment: int, tail: int) -> uuid.UUID:
-    """Lay out RFC 9562: milliseconds, version, 12 bits, variant, 30 bits, 32 random bits."""
-    milliseconds, counter = moment >> _COUNTER_BITS, moment & ((1 << _COUNTER_BITS) - 1)
-    high = (milliseconds << 16) | (7 << 12) | (counter >> 30)
-    low = (0b10 << 62) | ((counter & ((1 << 30) - 1)) << 32) | tail
-    return uuid.UUID(int=(high << 64) | low)
+    return new_ids(1)[0]
 
 
 def first_id_at(at: datetime) -> uuid.UUID:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
+
+from django.db.models import QuerySet
 
 from delayed_queue.db.sql import rows_of
-from delayed_queue.notifications.models import ParkedRequest, Priority, Status, first_id_at, time_of
+from delayed_queue.notifications.models import (
+    Notification,
+    ParkedRequest,
+    Priority,
+    Status,
+    first_id_at,
+    time_of,
+)
 from delayed_queue.notifications.services import USING, dispatch_queues, fetch
 from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
 
@@ -17,36 +25,6 @@ CALLS: Final = 5_000
 PARKED_CAP: Final = 1_000
 MINUTE: Final = timedelta(minutes=1)
 PERIOD: Final = timedelta(minutes=15)
-
-# The number of notifications in each state, up to a cap. Reads: notification_status_id.
-STATES: Final[LiteralString] = """
-SELECT wanted.status, counted.found
-FROM unnest(%(statuses)s::text[]) AS wanted (status)
-CROSS JOIN LATERAL (
-    SELECT count(*) AS found
-    FROM (
-        SELECT 1
-        FROM delayed_queue_notification AS n
-        WHERE (n.status, n.id) >= (wanted.status, '00000000-0000-0000-0000-000000000000'::uuid)
-            AND n.status <= wanted.status
-        ORDER BY n.status, n.id
-        LIMIT %(cap)s
-    ) AS few
-) AS counted
-"""
-
-# The number of notifications accepted since a moment, by the time in their ids, up to a cap; and
-# the first id among them, which gives the rate if the cap is reached. Reads: the primary key.
-ACCEPTED: Final[LiteralString] = """
-SELECT count(*), min(id::text)
-FROM (
-    SELECT id
-    FROM delayed_queue_notification
-    WHERE id >= %(since)s::uuid
-    ORDER BY id DESC
-    LIMIT %(cap)s
-) AS latest
-"""
 
 # The results of the newest calls since a moment, up to a cap, by provider, with the last failure.
 # "seconds" is the time that all of these calls span. Reads: notification_delivery_at.
@@ -106,19 +84,23 @@ class DispatchQueue(NamedTuple):
 
 def states() -> dict[Status, Count]:
     """Return how many notifications there are in each state, counted to a cap."""
-    statuses = [each.value for each in Status]
-    rows = fetch(STATES, {"statuses": statuses, "cap": CAP})
-    return {Status(status): Count(found, found >= CAP) for status, found in rows}
+    # A range, in the order of the index: for one value the planner may read the primary key.
+    rows = Notification.objects.order_by("status", "id")
+    return {each: _counted(rows.filter(status__gte=each, status__lte=each), CAP) for each in Status}
+
+
+def _counted(rows: QuerySet[Any], cap: int) -> Count:
+    found = rows[:cap].count()
+    return Count(found, found >= cap)
 
 
 def accepted_per_second(now: datetime) -> float:
     """Return the rate of intake over the last minute, or over the newest of a greater number."""
-    rows = fetch(ACCEPTED, {"since": first_id_at(now - MINUTE), "cap": CALLS})
-    count, first = rows[0]
-    if count < CALLS:
-        return float(count) / MINUTE.total_seconds()
-    span = (now - time_of(uuid.UUID(first))).total_seconds()
-    return float(count) / max(span, 0.001)
+    rows = Notification.objects.filter(pk__gte=first_id_at(now - MINUTE)).order_by("-pk")
+    ids = list(rows.values_list("pk", flat=True)[:CALLS])
+    if len(ids) < CALLS:
+        return len(ids) / MINUTE.total_seconds()
+    return len(ids) / max((now - time_of(ids[-1])).total_seconds(), 0.001)
 
 
 def providers() -> list[ProviderFigures]:
@@ -144,5 +126,4 @@ def queues() -> list[DispatchQueue]:
 
 def parked() -> Count:
     """Return how many requests are parked, counted to a cap."""
-    found = ParkedRequest.objects.order_by("parked_at", "id")[:PARKED_CAP].count()
-    return Count(found, found >= PARKED_CAP)
+    return _counted(ParkedRequest.objects.order_by("parked_at", "id"), PARKED_CAP)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
+
+from django.db.models import QuerySet
+from django.db.models.functions import Now
 
 from delayed_queue.db.clock import read_clock
-from delayed_queue.notifications.models import Status, first_id_at
-from delayed_queue.notifications.services import USING, execute, fetch
+from delayed_queue.notifications.models import DedupeClaim, ParkedRequest, Status, first_id_at
+from delayed_queue.notifications.services import USING, fetch
 from delayed_queue.notifications.settling import CALLBACKS, failing
 
 # Expire a bounded number of overdue notifications, so that lists are right before a dispatcher
@@ -135,33 +138,6 @@ forgotten AS (
 SELECT (SELECT count(*) FROM gone), (SELECT max(id::text) FROM old)
 """
 
-# Delete a bounded number of dedupe keys whose window is over. Reads: notification_dedupe_until.
-PRUNE_KEYS: Final[LiteralString] = """
-DELETE FROM delayed_queue_notification_dedupe
-WHERE id = ANY (ARRAY(
-        SELECT id
-        FROM delayed_queue_notification_dedupe
-        WHERE until <= statement_timestamp()
-        ORDER BY until
-        LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
-    ))
-"""
-
-# Delete a bounded number of parked requests that were parked before a moment.
-# Reads: notification_parked_at.
-PRUNE_PARKED: Final[LiteralString] = """
-DELETE FROM delayed_queue_notification_parked
-WHERE id = ANY (ARRAY(
-        SELECT id
-        FROM delayed_queue_notification_parked
-        WHERE parked_at < %(before)s
-        ORDER BY parked_at, id
-        LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
-    ))
-"""
-
 
 def prune(age: timedelta) -> int:
     """Delete what ended longer ago than that, a thousand at a time; return how many.
@@ -170,11 +146,15 @@ def prune(age: timedelta) -> int:
     requests by the same age.
     """
     before = read_clock(USING) - age
-    while execute(PRUNE_KEYS, {"limit": BATCH}) == BATCH:
-        pass
-    while execute(PRUNE_PARKED, {"before": before, "limit": BATCH}) == BATCH:
-        pass
+    _delete(DedupeClaim.objects.filter(until__lte=Now()).order_by("until"))
+    _delete(ParkedRequest.objects.filter(parked_at__lt=before).order_by("parked_at", "id"))
     return _prune_notifications(before)
+
+
+def _delete(rows: QuerySet[Any]) -> None:
+    # The filter applies again: a key may have been claimed anew.
+    while ids := list(rows.values_list("pk", flat=True)[:BATCH]):
+        rows.filter(pk__in=ids).delete()
 
 
 def _prune_notifications(before: datetime) -> int:

@@ -44,6 +44,15 @@ def lease(notification: Notification) -> Envelope:
     return envelope
 
 
+def started(**values: Any) -> tuple[Notification, Envelope, Begun]:
+    """Store a notification, and lease and begin it."""
+    notification = enqueue(**values)
+    envelope = lease(notification)
+    begun = begin(envelope)
+    assert begun is not None
+    return notification, envelope, begun
+
+
 def lose_lease(envelope: Envelope) -> None:
     """Give the message back as the end of its lease would."""
     assert envelope.release()

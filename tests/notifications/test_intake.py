@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -111,13 +110,6 @@ def test_n9_the_key_is_free_again_after_the_window(settings):
     assert accepted(email(dedupeKey="order-1")).id != first.id
 
 
-def test_n2_the_broker_s_id_is_a_key_where_the_request_has_none():
-    first = accepted(email(), keys=["m-1"])
-    assert accepted(email(), keys=["m-1"]).id == first.id
-    assert accepted(email(), keys=["m-2"]).id != first.id
-    assert accepted(email(dedupeKey="m-1")).id != first.id
-
-
 def test_n9_a_suppressed_recipient_is_stored_and_not_offered():
     hash_ = recipient_hash("email", "ada@example.org")
     Suppression.objects.create(channel="email", recipient_hash=hash_, category="offers")
@@ -141,10 +133,3 @@ def test_n4_a_batch_costs_statements_by_lane_not_by_request(django_assert_max_nu
     raws = [email(dedupeKey=str(n)) for n in range(500)] + [sms() for _ in range(500)]
     with django_assert_max_num_queries(10):
         accept(*raws)
-
-
-def test_n12_no_log_tells_a_recipient(caplog):
-    caplog.set_level(logging.DEBUG)
-    accept(email(), sms(), email(to="bob@"))
-    assert "ada@" not in caplog.text
-    assert "+40721" not in caplog.text

@@ -25,7 +25,7 @@ from delayed_queue.notifications.models import (
 from delayed_queue.notifications.parking import Incoming
 from delayed_queue.notifications.recipients import recipient_hash
 from delayed_queue.notifications.settling import IN_DOUBT, Call
-from tests.notifications.factories import begin, enqueue, fail, lease
+from tests.notifications.factories import begin, enqueue, fail, lease, started
 from tests.notifications.requests import template
 
 pytestmark = pytest.mark.django_db
@@ -61,10 +61,7 @@ def told(response: Any) -> list[str]:
 
 
 def failed(**values: Any) -> Notification:
-    notification = enqueue(**values)
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
+    notification, envelope, begun = started(**values)
     call = Call("smtp-1", Delivery.Outcome.REFUSED, "", "550", f"no such user {SECRET}",
                 timedelta(milliseconds=120))  # fmt: skip
     fail(begun, [call], "refused for good")
@@ -209,10 +206,7 @@ def test_n12_many_at_once_and_only_those_in_the_state_for_it():
 
 
 def doubtful(**values: Any) -> Notification:
-    notification = enqueue(**values)
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
+    notification, envelope, begun = started(**values)
     call = Call("smtp-1", Delivery.Outcome.AMBIGUOUS, "", "TimeoutError")
     fail(begun, [call], IN_DOUBT)
     envelope.acknowledge()

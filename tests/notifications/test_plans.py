@@ -33,7 +33,7 @@ from delayed_queue.notifications import (
     sweeping,
 )
 from delayed_queue.notifications.managing import LAST_ID
-from delayed_queue.notifications.models import Status, first_id_at
+from delayed_queue.notifications.models import Status
 from tests.plans.explain import Plan, explain
 from tests.support.processes import database_url
 
@@ -206,7 +206,6 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "content_types": texts, "bodies": digests, "reasons": texts, "errors": ["[]"] * SOME,
         "times": [1] * SOME,
     }  # fmt: skip
-    old = first_id_at(datetime.now(UTC) - timedelta(hours=2))
     return {
         "BEGIN": Case(begin, 6 * SOME, {PRIMARY, suppressed, by_key}),
         "TURN_TO": Case(
@@ -239,8 +238,6 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         ),
         "PAGE_OF_TENANT": Case(page | {"tenant": "rare"}, 6 * SOME, {"notification_tenant"}),
         "PAGE": Case(page, 6 * SOME, {"notification_status_id"}),
-        "STATES": Case({"statuses": STATES, "cap": 1000}, 6000, {"notification_status_id"}),
-        "ACCEPTED": Case({"since": old, "cap": 1000}, 1000, {PRIMARY}),
         "PROVIDERS": Case(
             {"period": timedelta(minutes=15), "cap": 1000}, 1000, {"notification_delivery_at"}
         ),
@@ -250,14 +247,6 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
              "ended_before": datetime.now(UTC) + timedelta(days=1)},
             4 * SOME, {PRIMARY, "delayed_queue_notification_delivery_notification_id_"},
         ),
-        "PRUNE_KEYS": Case(
-            {"limit": SOME}, 2 * SOME,
-            {"delayed_queue_notification_dedupe_pkey", "notification_dedupe_until"},
-        ),
-        "PRUNE_PARKED": Case(
-            {"before": datetime.now(UTC), "limit": SOME}, 2 * SOME,
-            {"delayed_queue_notification_parked_pkey", "notification_parked_at"},
-        ),
     }  # fmt: skip
 
 
@@ -266,6 +255,7 @@ STATEMENTS: Final = {
     for module in (catalogue, intake, managing, monitor, parking, services, settling, sweeping)
     for name, text in vars(module).items()
     if isinstance(text, str)
+    and name[0] != "_"
     and text.strip().startswith(("SELECT", "WITH", "INSERT", "UPDATE", "DELETE"))
 }
 NAMES: Final = sorted(STATEMENTS)

@@ -18,7 +18,7 @@ from delayed_queue.notifications.models import (
     ParkedRequest,
     Status,
     first_id_at,
-    new_id,
+    new_ids,
     time_of,
 )
 from tests.notifications.factories import enqueue
@@ -85,7 +85,7 @@ def test_keys_go_with_their_window_and_parked_requests_by_age():
 
 def test_ids_are_in_order_tell_their_time_and_are_of_version_7():
     before = datetime.now(UTC) - timedelta(seconds=1)
-    ids = [new_id() for _ in range(10_000)]
+    ids = new_ids(10_000)
     assert ids == sorted(set(ids))
     assert before <= time_of(ids[0]) <= time_of(ids[-1]) <= datetime.now(UTC) + timedelta(seconds=1)
     assert {(each.version, each.variant) for each in ids} == {(7, uuid.RFC_4122)}

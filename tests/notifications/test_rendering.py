@@ -18,15 +18,8 @@ def rendered(body: str, **context: Any) -> Rendered:
     return compiled(template(subject="Hello", html="", body=body)).render(context)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "{% for each in lines %}{{ text }}{% endfor %}",
-        "{% for each in lines %}{% if each %}{{ text }}{% endif %}{% endfor %}",
-        "{% for each in lines %}{% for sign in text %}{{ text }}{% endfor %}{% endfor %}",
-    ],
-)
-def test_n9_a_context_cannot_make_a_loop_fill_the_memory(body: str):
+def test_n9_a_context_cannot_make_a_loop_fill_the_memory():
+    body = "{% for each in lines %}{% for sign in text %}{{ text }}{% endfor %}{% endfor %}"
     tracemalloc.start()
     try:
         with pytest.raises(NotRenderable, match="characters"):

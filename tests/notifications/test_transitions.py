@@ -20,6 +20,7 @@ from tests.notifications.factories import (
     lease,
     lose_lease,
     settle,
+    started,
 )
 
 pytestmark = pytest.mark.django_db
@@ -37,10 +38,7 @@ def in_an_hour() -> datetime:
 
 
 def test_n3_from_enqueued_over_processing_to_sent():
-    notification = enqueue()
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
+    notification, _, begun = started()
     assert (begun.id, begun.attempt, begun.was_interrupted) == (notification.id, 1, False)
     assert (begun.recipient, begun.body) == ("ada@example.org", "Hello, Ada.")
     notification.refresh_from_db()
@@ -76,26 +74,12 @@ def test_n3_a_takeover_whose_answer_was_lost_keeps_its_doubt():
 
 
 def test_n3_one_that_was_begun_without_an_answer_is_no_call():
-    notification = enqueue()
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
+    notification, envelope, begun = started()
     assert settle(begun, Settlement(Status.ENQUEUED)) == Status.ENQUEUED
     lose_lease(envelope)
-    begun = begin(lease(notification))
-    assert begun is not None
-    assert (begun.attempt, begun.in_doubt) == (1, False)
-
-
-def test_n3_what_is_sent_is_not_begun_again():
-    notification = enqueue()
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
-    lose_lease(envelope)
-    current = lease(notification)
-    assert finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
-    assert begin(current) is None
+    again = begin(lease(notification))
+    assert again is not None
+    assert (again.attempt, again.in_doubt) == (1, False)
 
 
 def test_n3_a_crash_in_processing_is_taken_over_and_told():
@@ -141,19 +125,14 @@ def test_n3_one_whose_lease_is_over_does_not_take_over_from_who_holds_it(has_beg
 
 
 def test_n3_what_is_written_twice_is_told_once():
-    notification = enqueue()
-    begun = begin(lease(notification))
-    assert begun is not None
+    notification, _, begun = started()
     defer(begun, [REFUSED])
     assert defer(begun, [REFUSED]) is None
     assert outcomes(notification) == ["refused"]
 
 
 def test_n3_failed_for_good_and_retried_by_an_operator():
-    notification = enqueue()
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
+    notification, envelope, begun = started()
     assert fail(begun, [REFUSED], "refused") == Status.FAILED
     envelope.acknowledge()
     notification.refresh_from_db()
@@ -161,27 +140,14 @@ def test_n3_failed_for_good_and_retried_by_an_operator():
 
     assert managing.retry(notification.id)
     assert not managing.retry(notification.id)
-    begun = begin(lease(notification))
-    assert begun is not None
-    assert begun.attempt == 2
-
-
-def test_n3_deferred_goes_back_to_enqueued():
-    notification = enqueue()
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
-    status = defer(begun, [REFUSED])
-    assert status == Status.ENQUEUED
-    notification.refresh_from_db()
-    assert (notification.lease_id, notification.ended_at) == (None, None)
+    again = begin(lease(notification))
+    assert again is not None
+    assert again.attempt == 2
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
 def test_n8_what_ends_unsent_though_it_may_have_been_sent_says_so(end):
-    notification = enqueue(expires_at=in_an_hour())
-    begun = begin(lease(notification))
-    assert begun is not None
+    notification, _, begun = started(expires_at=in_an_hour())
     defer(begun, [SENT], IN_DOUBT)
     if end == "cancelled":
         assert managing.cancel(notification.id)
@@ -190,13 +156,6 @@ def test_n8_what_ends_unsent_though_it_may_have_been_sent_says_so(end):
         assert sweeping.expire_overdue() == 1
     notification.refresh_from_db()
     assert notification.outcome == f"{end}, in doubt"
-
-
-def test_n9_an_expired_one_is_never_handed_out():
-    notification = enqueue(expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    assert begin(lease(notification)) is None
-    notification.refresh_from_db()
-    assert (notification.status, notification.attempts) == (Status.EXPIRED, 0)
 
 
 @pytest.mark.parametrize("category", ["", "offers"])
@@ -212,30 +171,6 @@ def test_n9_an_opt_out_of_another_category_does_not_matter():
     notification = enqueue(category="receipts")
     Suppression.objects.create(channel="email", recipient_hash=b"\x01" * 16, category="offers")
     assert begin(lease(notification)) is not None
-
-
-def test_n1_cancelling_drops_the_message():
-    notification = enqueue()
-    assert managing.cancel(notification.id)
-    assert not services.queue_of("normal", "email").contains_message(str(notification.id))
-    assert not managing.cancel(notification.id)
-
-
-def test_n1_what_is_in_hand_or_sent_is_not_cancelled():
-    notification = enqueue()
-    begun = begin(lease(notification))
-    assert begun is not None
-    assert not managing.cancel(notification.id)
-    finish(begun, [SENT])
-    assert not managing.cancel(notification.id)
-
-
-def test_n9_the_sweep_expires_what_still_waits():
-    late = enqueue(expires_at=datetime.now(UTC) - timedelta(seconds=1), send_at=in_an_hour())
-    enqueue(expires_at=in_an_hour())
-    assert sweeping.expire_overdue() == 1
-    late.refresh_from_db()
-    assert late.status == Status.EXPIRED
 
 
 def test_n3_what_waits_without_a_message_is_failed_and_can_be_retried():

@@ -20,7 +20,7 @@ from tests.support.processes import wait_until
 from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class TestContext:

@@ -23,7 +23,7 @@ from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
 from tests.workerapp.models import Effect
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class TestRetries:

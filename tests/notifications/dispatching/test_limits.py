@@ -6,17 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 
 from delayed_queue import RetryPolicy
-from delayed_queue.notifications.channels import Route
-from delayed_queue.notifications.dispatching import Attempt
-from delayed_queue.notifications.models import Notification, Status, Suppression
-from delayed_queue.notifications.providers import Outcome, Verdict
-from delayed_queue.notifications.services import Begun
-from delayed_queue.rates import Circuit, State
+from delayed_queue.notifications.models import Notification, Status
 from tests.notifications.dispatchers import SENT, dispatch_all, dispatcher, statuses
-from tests.notifications.factories import begin, enqueue, lease
+from tests.notifications.factories import enqueue
 from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import wait_until
 from tests.support.running import running
@@ -79,16 +73,6 @@ def test_n9_a_retry_that_would_be_too_late_is_not_made(dispatch: dict[str, Any],
     assert notification.deliveries.count() == 1
 
 
-def test_n9_who_was_suppressed_since_the_intake_gets_nothing(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
-    notification = enqueue()
-    Suppression.objects.create(channel="email", recipient_hash=notification.recipient_hash)
-    dispatch_all(1)
-    assert end_of(notification) == (Status.CANCELLED, "suppressed")
-    assert smtp.seen == {}
-
-
 def test_n9_a_recipient_gets_no_more_than_the_throttle_allows_and_others_do(
     dispatch: dict[str, Any], smtp: FakeSmtp
 ):
@@ -124,34 +108,3 @@ def test_n9_a_provider_that_is_left_alone_uses_up_no_permit_of_a_recipient(
     dispatch_all(1)
     assert end_of(notification)[0] == SENT
     assert sms.seen == {str(notification.id): 3}
-
-
-class Unwilling:
-    """A provider that calls nobody: it was too late, or there was no room."""
-
-    name, is_idempotent = "texts", True
-
-    def __init__(self, verdict: Verdict) -> None:
-        self._verdict = verdict
-
-    async def send(self, begun: Begun) -> Outcome:
-        return Outcome(self._verdict)
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("verdict", "status"),
-    [(Verdict.LATE, Status.EXPIRED), (Verdict.POSTPONED, Status.ENQUEUED)],
-)
-def test_n9_a_probe_that_was_not_sent_is_left_to_the_next(verdict: Verdict, status: str):
-    circuit = Circuit(1, timedelta(hours=1))
-    circuit.set(State.HALF_OPEN)
-    envelope = lease(enqueue())
-    begun = begin(envelope)
-    assert begun is not None
-    attempt = Attempt(envelope, begun, [Route(Unwilling(verdict), None, circuit)])
-    end = async_to_sync(attempt.run)()
-    assert (end.status, end.calls) == (status, [])
-    assert circuit.state is State.HALF_OPEN

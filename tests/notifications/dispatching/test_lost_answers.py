@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -48,19 +47,6 @@ def test_n3_a_deferral_whose_answer_is_lost_comes_again_and_is_told_once(
         wait_until(lambda: status_of(notification) == SENT)
     assert sms.accepted == {str(notification.id): 1}
     assert outcomes(notification) == made
-
-
-def test_n3_a_snooze_whose_answer_is_lost_comes_again(
-    dispatch: dict[str, Any], sms: FakeSms, proxied: None, proxy: Proxy
-):
-    dispatch |= {"CIRCUIT_FAILURES": 1, "CIRCUIT_PAUSE": timedelta(seconds=0.3)}
-    notification = enqueue(channel="sms", recipient="+40721234567", body="[503,1] Your code is 7.")
-    aim = proxy.aim_at(SETTLE, Stage.COMMITTED, nth=2)
-    with running(dispatcher()):
-        aim.wait()
-        proxy.cut_aimed()
-        wait_until(lambda: status_of(notification) == SENT)
-    assert outcomes(notification) == ["failed", "sent"]
 
 
 def test_n3_an_end_whose_answer_is_lost_is_told_once(

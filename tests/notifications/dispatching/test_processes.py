@@ -25,7 +25,7 @@ from tests.notifications.dispatchers import (
     statuses,
 )
 from tests.notifications.factories import enqueue
-from tests.notifications.fakes import FakeSms, FakeSmtp, Server
+from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import Process, children_of, wait_until, worker
 from tests.support.sampling import sample
 
@@ -87,43 +87,31 @@ def test_n5_processes_with_batch_seven_send_all_once(
     assert sms.seen == sms.accepted
 
 
-def end_after_a_kill(
-    smtp: FakeSmtp, sms: FakeSms, witness: Server, notification: Notification, kind: str
-) -> tuple[tuple[str, str], int]:
-    """Kill the dispatcher once it hangs, and return how it ends then, and how often it was sent."""
-    with dispatchers(smtp, sms, "--processes", "1", kind=kind) as process:
-        wait_until(lambda: witness.hanging == 1)
+def test_n3_a_dispatcher_killed_around_calls_sends_once_or_records_the_doubt(
+    smtp: FakeSmtp, sms: FakeSms
+):
+    """Before the call, during it, after the provider accepted, and after its reply."""
+    texts = [
+        enqueue(channel="sms", recipient="+40721234567", body=f"[{stage},1] Your code.")
+        for stage in ("before", "hang", "hang-after", "after")
+    ]
+    without_keys = {
+        enqueue(recipient=f"{behaviour}+ada@example.org"): sent
+        for behaviour, sent in (("hang", 0), ("hang-after", 1))
+    }
+    with dispatchers(smtp, sms, "--processes", "1", kind=STAGED) as process:
+        wait_until(lambda: (sms.hanging, smtp.hanging) == (4, 2))
         kill_one(process)
-        wait_until(lambda: is_everything_ended(1))
-    notification.refresh_from_db()
-    return (notification.status, notification.outcome), witness.accepted[str(notification.id)]
-
-
-@pytest.mark.parametrize(
-    ("asked", "kind"),
-    sample(
-        [("before,1", STAGED), ("hang,1", "http"), ("hang-after,1", "http"), ("after,1", STAGED)],
-        ("hang-after,1", "http"),
-    ),
-)
-def test_n3_a_dispatcher_killed_around_a_call_sends_once_where_keys_exist(
-    smtp: FakeSmtp, sms: FakeSms, asked: str, kind: str
-):
-    """Before the call, during it, after the provider accepted, and after its answer."""
-    notification = enqueue(channel="sms", recipient="+40721234567", body=f"[{asked}] Your code.")
-    assert end_after_a_kill(smtp, sms, sms, notification, kind) == ((SENT, ""), 1)
-    outcomes = list(notification.deliveries.order_by("id").values_list("outcome", flat=True))
-    assert outcomes == ["unfinished", "sent"]
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "sent"), sample([("hang", 0), ("hang-after", 1)], ("hang-after", 1))
-)
-def test_n3_without_keys_the_doubt_is_recorded_and_nothing_is_sent_twice(
-    smtp: FakeSmtp, sms: FakeSms, behaviour: str, sent: int
-):
-    notification = enqueue(recipient=f"{behaviour}+ada@example.org")
-    assert end_after_a_kill(smtp, sms, smtp, notification, "http") == (IN_DOUBT, sent)
+        wait_until(lambda: is_everything_ended(6))
+    for each in texts:
+        each.refresh_from_db()
+        assert (each.status, sms.accepted[str(each.id)]) == (SENT, 1)
+        outcomes = list(each.deliveries.order_by("id").values_list("outcome", flat=True))
+        assert outcomes == ["unfinished", "sent"]
+    for each, sent in without_keys.items():
+        each.refresh_from_db()
+        assert (each.status, each.outcome) == IN_DOUBT
+        assert smtp.accepted[str(each.id)] == sent
 
 
 def is_waiting_for_a_lock() -> bool:

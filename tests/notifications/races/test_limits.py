@@ -119,15 +119,6 @@ def test_n9_of_twenty_for_one_recipient_one_is_sent_and_the_provider_s_permits_a
     assert {attempt(each, way).status for each in others} == {SENT}
 
 
-def test_n9_who_is_known_to_be_throttled_asks_for_no_provider(django_assert_num_queries):
-    way = route(20)
-    first, second, third = begun(), begun(), begun()
-    assert [attempt(each, way).status for each in (first, second)] == [SENT, Status.ENQUEUED]
-    with django_assert_num_queries(0):
-        end = attempt(third, way)
-    assert (end.status, end.delay > timedelta(minutes=59)) == (Status.ENQUEUED, True)
-
-
 @pytest.mark.parametrize("hinders", ["the recipient", "the provider"])
 def test_n9_a_probe_that_is_not_made_is_left_to_the_next(hinders: str):
     """A provider that was down is found to be well by the first that is really sent."""

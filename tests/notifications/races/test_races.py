@@ -22,7 +22,7 @@ from delayed_queue.notifications.models import (
 from delayed_queue.notifications.parking import Incoming
 from delayed_queue.notifications.services import Begun
 from delayed_queue.notifications.settling import Call
-from tests.notifications.factories import begin, enqueue, fail, lease, lose_lease
+from tests.notifications.factories import begin, enqueue, fail, lease, lose_lease, started
 from tests.notifications.requests import email, template
 from tests.support.concurrency import calling, together, wait_until_blocked
 
@@ -77,13 +77,6 @@ def test_n9_if_the_first_is_undone_the_second_is_the_first(other, admin):
     assert Notification.objects.get().pk == answer.id
 
 
-def test_n9_ten_at_once_with_one_key_are_one():
-    answers = together([partial(accept, email(dedupeKey="a"))] * 10)
-    assert len({each.id for (each,) in answers}) == 1
-    assert [each.is_duplicate for (each,) in answers].count(False) == 1
-    assert Notification.objects.count() == 1
-
-
 def test_n9_batches_with_the_same_keys_in_another_order_never_deadlock():
     keys = [str(each) for each in range(50)]
     raws = [email(dedupeKey=each) for each in keys]
@@ -119,10 +112,7 @@ def test_n1_cancel_waits_for_a_begin_and_answers_409_after_it(other, admin, end,
 
 
 def begun_and_lost() -> tuple[Notification, Begun]:
-    notification = enqueue()
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
+    notification, envelope, begun = started()
     lose_lease(envelope)
     return notification, begun
 
@@ -182,10 +172,7 @@ def test_n3_looking_for_lost_ones_waits_for_a_cancel_and_leaves_what_it_ended(ot
 
 
 def test_n1_of_two_retries_one_counts():
-    notification = enqueue()
-    envelope = lease(notification)
-    begun = begin(envelope)
-    assert begun is not None
+    notification, envelope, begun = started()
     fail(begun, [], "refused")
     envelope.acknowledge()
     answers = together([partial(managing.retry, notification.pk)] * 5)
