@@ -147,27 +147,8 @@ def _of(cls: type) -> Rule:
 class QueueSettings:
     """Defaults of queues and workers: the keys of ``DELAYED_QUEUE``, in upper case.
 
-    Apps add sections of their own: ``register_section``.
-
-    ``LEASE_DURATION``: how long a polled message stays exclusive.
-    ``POLL_INTERVAL``: the longest time between two polls of a sleeping poller.
-    ``RETRY_POLICY``: the delays after failed attempts, unless the queue or handler has its own.
-    ``BACKOFF``: the repetition of calls while the database is away.
-    ``NOTIFY``: wake sleeping pollers with LISTEN/NOTIFY; False polls only.
-    ``PREPARE``: use prepared statements; None: unless the database alias has
-    ``DISABLE_SERVER_SIDE_CURSORS``, as behind a transaction pooler.
-    ``CONCURRENCY``: handler threads of a worker.
-    ``ASYNC_CONCURRENCY``: ``async def`` handlers that a worker runs at a time.
-    ``BATCH_SIZE``: the maximum of messages that one claim of a worker leases.
-    ``SHUTDOWN_TIMEOUT``: how long a stopping worker waits for handlers in flight.
-    ``WATCHDOG``: how long a worker's claim loop may stand still before its process is replaced.
-    ``CRON``: schedules that workers keep: ``CronEntry`` objects, or dicts of their arguments.
-    ``INSTRUMENTS``: code that runs around offers and handlers: objects, or dotted paths to them
-    or to their classes.
-    ``DEAD_LETTER_RETENTION``: how long workers keep dead letters; None keeps them forever.
-    ``SAMPLE_RETENTION``: how long samples of queues are kept; None takes no samples.
-    ``LOG_ERRORS``: log a handler's error with its traceback, which may contain parts of the
-    payload; None: while ``DEBUG`` is on.
+    The page docs/reference/settings.md describes each. Apps add sections of their own:
+    ``register_section``.
     """
 
     LEASE_DURATION: Annotated[timedelta, _LEASE] = timedelta(minutes=5)

@@ -1,30 +1,5 @@
 """Every error the package raises, as one tree, and the guess behind "did you mean".
 
-::
-
-    DelayedQueueError
-    ├── InvalidConfiguration      a queue, policy, handler or worker has a wrong setting
-    │   ├── ExtraNotInstalled     a library is missing; the message names the extra with it
-    │   └── CallbacksOff          a job has a url, and workers send no callbacks
-    ├── DatabaseRefused           the database refuses a worker: its name, user or permissions
-    ├── InvalidMessage            a message was refused before any SQL ran
-    │   ├── PayloadNotEncodable   the codec cannot turn the payload into bytes
-    │   ├── InvalidJob            a job was refused; its errors name the fields
-    │   └── UrlRefused            a callback must not be sent to this url
-    ├── PayloadNotDecodable       stored bytes do not decode; the message becomes a dead letter
-    ├── ConfirmationRequired      a destructive call came without its exact confirmation
-    ├── HandlerNotFound           a worker was started for a queue that no handler serves
-    ├── HandlerTimeout            a handler took longer than its timeout; the attempt failed
-    ├── SecretNotReadable         no key in force opens the sealed secret of an endpoint
-    ├── SchemaMismatch            the tables are of another version than the package
-    ├── RunInProgress             a bulk run over the same dead letters is in progress
-    ├── NoSuchLetters             there is no such dead letter, or none of such a group
-    ├── JobFinished               a Spark job was run again under the id of a finished one
-    └── ResourceUnavailable       the database stayed unreachable through every retry
-        ├── OutcomeUnknown        it went away mid-write: the write may or may not have happened
-        ├── TooManyConnections    a Spark job would need more connections than are free
-        └── Unreachable           a Spark job could not connect to the database
-
 A lost lease is an answer, not an error: ``acknowledge()``, ``release()``, ``extend()`` and
 ``reject()`` return False.
 """

@@ -183,35 +183,6 @@ def test_daily_windows_hold_what_they_should(part):
 
 
 @pytest.mark.parametrize("part", sample(range(PARTS), 0))
-def test_daily_runs_follow_each_other_one_by_one(part):
-    for change in part_of_changes(part):
-        hours = sampled_hours(change)
-        for gap, fold in POLICIES[::3]:
-            schedule = DailySchedule(change.zone, hours, timedelta(0), gap=gap, fold=fold)
-            after, until = change.at - 2 * HOUR, change.at + 2 * HOUR
-            chained = [schedule.next_times(after)[0]]
-            while chained[-1] <= until:
-                chained.extend(schedule.next_times(chained[-1]))
-            expected = change.instants(change.walls(hours), gap, fold)
-            assert chained[:-1] == within(expected, after, until), (str(change), gap, fold)
-
-
-@pytest.mark.parametrize("part", sample(range(PARTS), 0))
-def test_every_single_hour_runs_once_a_day(part):
-    for change in part_of_changes(part):
-        for hour in sampled_hours(change)[::3]:
-            for fold in FOLDS:
-                schedule = DailySchedule(change.zone, [hour], 9 * DAY, fold=fold)
-                expected = change.instants(change.walls([hour]), "shift", fold)
-                now = change.at - 4 * DAY
-                got = schedule.next_times(now)[:7]
-                assert got == [at for at in expected if at > now][:7], (str(change), hour)
-                for earlier, later in pairwise(got):
-                    moved = abs(change.after - change.before)
-                    assert DAY - moved <= later - earlier <= DAY + moved
-
-
-@pytest.mark.parametrize("part", sample(range(PARTS), 0))
 def test_cron_expressions_with_fixed_times_run_as_daily_ones_do(part):
     for change in part_of_changes(part):
         for hour in [each for each in sampled_hours(change) if not each.second][::4]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.conf import LazySettings
-from opentelemetry import baggage, context, trace
+from opentelemetry import baggage, context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -139,13 +139,6 @@ class TestThroughAWorker:
         assert process.parent is None
         assert ids(process)[0] != ids(create)[0]
         assert linked(process) == [ids(create)]
-
-    def test_each_message_of_a_batch_has_its_own(self, traces: Traces) -> None:
-        DelayedQueue("orders").offer_batch(ScheduledMessage(f"k{n}", n) for n in range(3))
-        worked(orders=pass_by)
-        created = {ids(each) for each in traces.named("offer orders")}
-        assert len(created) == 3
-        assert {parent_of(each) for each in traces.named("handle orders")} == created
 
     def test_each_attempt_is_a_child_of_the_offer(self, settings: LazySettings) -> None:
         traces = Traces()
@@ -279,17 +272,6 @@ class TestOffers:
         stored = queue.read("k")
         assert stored is not None
         assert stored.headers.keys() == {"traceparent"}
-
-    def test_without_a_tracer_nothing_is_added(
-        self, settings: LazySettings, make: type[DelayedQueue]
-    ) -> None:
-        silent = OpenTelemetryInstrument(tracer_provider=trace.NoOpTracerProvider())
-        settings.DELAYED_QUEUE = {"INSTRUMENTS": [silent]}
-        queue = make("orders")
-        queue.offer_or_update("k", 1)
-        stored = queue.read("k")
-        assert stored is not None
-        assert stored.headers == {}
 
 
 @pytest.mark.django_db(transaction=True)

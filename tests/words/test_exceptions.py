@@ -16,22 +16,8 @@ ERRORS = [
 ]
 
 
-def depth(error: type[BaseException]) -> int:
-    return sum(issubclass(each, DelayedQueueError) for each in error.__mro__)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_every_error_is_in_the_tree_and_the_drawing(error: type[DelayedQueueError]):
-    assert issubclass(error, DelayedQueueError)
-    [line] = [
-        line for line in str(exceptions.__doc__).splitlines() if _drawn(line) == error.__name__
-    ]
-    # Four columns for each step down.
-    assert len(line) - len(line.lstrip(" │├└─")) == 4 * depth(error)
-
-
-def _drawn(line: str) -> str:
-    return line.strip(" │├└─").split(" ")[0]
+def test_every_error_is_in_the_tree():
+    assert all(issubclass(each, DelayedQueueError) for each in ERRORS)
 
 
 @pytest.mark.parametrize("error", ERRORS)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.db import Error, connections
 
 import delayed_queue
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import is_unavailable, through_conflicts
 from delayed_queue.db.silence import limit_waits
 from delayed_queue.db.wakeups import Listener, StopSignal
@@ -184,12 +185,10 @@ class Heartbeat:
 
     def is_first(self) -> bool:
         """Return whether this worker is the oldest one alive."""
-        rows = Worker.objects.using(self._using)
-        own = None if self._id is None else rows.filter(pk=self._id).first()
-        if own is None:
-            return False
-        alive = rows.filter(heartbeat_at__gte=own.heartbeat_at - ALIVE).order_by("pk")
-        return alive.values_list("pk", flat=True).first() == self._id
+        since = database_now(self._using) - ALIVE
+        alive = Worker.objects.using(self._using).filter(heartbeat_at__gte=since)
+        first = alive.order_by("pk").values_list("pk", flat=True).first()
+        return first is not None and first == self._id
 
     def beat(self, snapshot: Snapshot | None = None) -> None:
         """Update the row; insert a new one if it was removed."""

@@ -75,12 +75,6 @@ def wait_for_innocents_spared(poison: set[str], innocents: int, *options: str) -
     assert set(Effect.objects.values_list("attempt", flat=True)) <= {1}
 
 
-def test_two_poison_messages_take_nobody_with_them() -> None:
-    """W5: what was beside the one comes back beside the other, and loses nothing to it."""
-    poison = offer_frail("frail", ["exit", "segfault"], 40, Random(1))
-    wait_for_innocents_spared(poison, 40, "--concurrency", "4")
-
-
 @pytest.mark.parametrize("seed", [number + 1 for number in ROUNDS])
 def test_however_many_they_are_poison_messages_take_nobody_with_them(seed: int) -> None:
     """W5, W11: poison of all kinds of handlers, among innocent messages of all kinds."""

@@ -29,6 +29,7 @@ from tests.support.operations import PAST
 from tests.support.processes import wait_until
 from tests.support.refusing import FAULTS, refusing
 from tests.support.running import SOON, handler_of, running
+from tests.support.sampling import sample
 from tests.tasks.conftest import configured
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -141,7 +142,11 @@ EACH: Final = [
 ]
 
 
-@pytest.mark.parametrize(("name", "state"), EACH)
+# One refusal of each table for every day.
+EVERYDAY: Final = {name: (name, state) for name, state in EACH}
+
+
+@pytest.mark.parametrize(("name", "state"), sample(EACH, *EVERYDAY.values()))
 def test_the_worker_goes_on(
     name: str, state: str, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,17 +23,17 @@ from django.db.migrations.recorder import MigrationRecorder
 from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.exceptions import SchemaMismatch
 from delayed_queue.models import Message, Worker
 from delayed_queue.worker.board import START_SECONDS
+from delayed_queue.worker.engine.database import check_schema
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.process.supervisor import (
-    EXIT_CONFIGURATION,
     Child,
     Supervisor,
 )
 from tests.support.ledger import offer
 from tests.support.processes import children_of, database_url, wait_until, worker
-from tests.support.sampling import sample
 from tests.workerapp.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -140,16 +140,6 @@ def test_w4_children_of_a_killed_supervisor_drain_and_end() -> None:
     ) == Counter(keys)
 
 
-def test_burst_of_several_processes_drains_and_exits_0() -> None:
-    keys = offer(DelayedQueue("ledger"), 600)
-    with worker("--queue", "ledger", "--burst", "--processes", "3") as process:
-        code, output = process.ended()
-    assert code == 0
-    assert "with 3 processes" in output
-    assert "600 done, 0 to be retried, 0 snoozed, 0 dead, 0 lost" in output
-    assert Counter(Effect.objects.values_list("key", flat=True)) == Counter(keys)
-
-
 @pytest.mark.long
 def test_w10_children_that_never_start_are_not_started_for_ever() -> None:
     with worker("--queue", "ledger", "--no-reload", BREAK_CHILDREN="1") as process:
@@ -182,17 +172,9 @@ def applied(*names: str) -> Iterator[None]:
     ],
     ids=["newer", "newer by what does not only add", "older"],
 )
-@pytest.mark.parametrize("processes", sample(["0", "1"], "1"))
-def test_a_schema_of_another_version_is_refused(
-    names: tuple[str, ...], message: str, processes: str
-) -> None:
-    DelayedQueue("ledger").offer_or_update("k", 1)
-    with applied(*names), worker("--queue", "ledger", "--processes", processes) as process:
-        code, output = process.ended()
-    assert code == EXIT_CONFIGURATION
-    assert message in output
-    assert "Traceback" not in output
-    assert Message.objects.get().attempts == 0
+def test_a_schema_of_another_version_is_refused(names: tuple[str, ...], message: str) -> None:
+    with applied(*names), pytest.raises(SchemaMismatch, match=message):
+        check_schema("default")
 
 
 MODULE = """
@@ -221,24 +203,12 @@ def test_reload_replaces_the_processes_when_a_source_file_changes(tmp_path: Path
         queue.offer_or_update("k", 1)
         wait_until(lambda: Effect.objects.filter(key="one").exists())
         (child,) = children_of(process)
-        rewrite(module, MODULE.format(version="two"), 10)
-        wait_until(lambda: not is_alive(child), 30)
-        queue.offer_or_update("k", 1)
-        wait_until(lambda: Effect.objects.filter(key="two").exists(), 30)
-        process.send_signal(signal.SIGTERM)
-        assert process.ended()[0] == 0
-
-
-def test_a_module_that_does_not_import_is_tried_again_when_it_has_changed(tmp_path: Path) -> None:
-    module = tmp_path / "reloaded_handlers.py"
-    module.write_text(MODULE.format(version="one"))
-    variables = {"MORE_HANDLERS": "reloaded_handlers", "PYTHONPATH": str(tmp_path)}
-    with worker("--queue", "reloaded", "--reload", **variables) as process:
-        wait_until(lambda: process.has_said("Ctrl-C stops it"))
+        # One that does not import is tried again when it has changed.
         rewrite(module, "broken =", 10)
+        wait_until(lambda: not is_alive(child), 30)
         wait_until(lambda: process.has_said("SyntaxError"), 30)
         rewrite(module, MODULE.format(version="two"), 20)
-        DelayedQueue("reloaded").offer_or_update("k", 1)
+        queue.offer_or_update("k", 1)
         wait_until(lambda: Effect.objects.filter(key="two").exists(), 30)
         process.send_signal(signal.SIGTERM)
         assert process.ended()[0] == 0
@@ -266,6 +236,8 @@ def test_what_was_connected_before_a_fork_is_not_shared(tmp_path: Path) -> None:
     with worker("--queue", "ledger", "--processes", "3", "--burst", **variables) as process:
         code, output = process.ended()
     assert code == 0
+    assert "with 3 processes" in output
+    assert "300 done, 0 to be retried, 0 snoozed, 0 dead, 0 lost" in output
     assert "database_unavailable" not in output
     assert Counter(Effect.objects.values_list("key", flat=True)) == Counter(keys)
 
@@ -341,20 +313,11 @@ def test_the_address_is_free_when_the_supervisor_was_killed(free_port: int) -> N
         wait_until(lambda: not is_alive(child))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--processes", "-1"), "--processes: '-1' is not a number from 0 to 1,000"),
-        (("--reload", "--no-reload"), "not allowed with argument"),
-    ],
-)
-def test_a_wrong_option_is_said_by_the_supervisor_alone(
-    arguments: tuple[str, ...], message: str
-) -> None:
-    with worker(*arguments) as process:
+def test_a_wrong_option_is_said_by_the_supervisor_alone() -> None:
+    with worker("--processes", "-1") as process:
         code, output = process.ended()
     assert code != 0
-    assert message in output
+    assert "--processes: '-1' is not a number from 0 to 1,000" in output
     assert "Traceback" not in output
     assert "process_died" not in output
 
