@@ -19,7 +19,7 @@ from delayed_queue.cron.rules import (
     missed,
 )
 from delayed_queue.exceptions import InvalidConfiguration
-from tests.cron.instants import HOUR, MILLISECOND, SECOND, daily, local, utc
+from tests.cron.instants import HOUR, MILLISECOND, SECOND, daily, utc
 
 
 class TestPeriodic:
@@ -123,51 +123,6 @@ class TestDaily:
         schedule = daily("09:00", zone="Europe/Bucharest")
         assert schedule.next_times(utc("2026-01-10")) == [utc("2026-01-10 07:00")]
         assert schedule.next_times(utc("2026-07-10")) == [utc("2026-07-10 06:00")]
-
-    def test_keeps_every_hour_when_clocks_go_forward(self):
-        both = daily("02:30", "03:15", zone="America/New_York")
-        assert local(both, "2026-03-08T00:00-05:00", 3) == [
-            "08 03:15-0400",
-            "08 03:30-0400",
-            "09 02:30-0400",
-        ]
-        skipping = daily("02:30", "03:15", zone="America/New_York", gap="skip")
-        assert local(skipping, "2026-03-08T00:00-05:00", 2) == ["08 03:15-0400", "09 02:30-0400"]
-
-    def test_makes_one_tick_of_hours_that_meet(self):
-        meeting = daily("02:30", "03:30", zone="America/New_York")
-        assert local(meeting, "2026-03-08T00:00-05:00", 2) == ["08 03:30-0400", "09 02:30-0400"]
-
-    def test_runs_once_when_clocks_go_back(self):
-        first = daily("01:30", zone="America/New_York")
-        assert local(first, "2026-11-01T00:00-04:00", 2) == ["01 01:30-0400", "02 01:30-0500"]
-        second = daily("01:30", zone="America/New_York", fold="second")
-        assert local(second, "2026-11-01T00:00-04:00", 2) == ["01 01:30-0500", "02 01:30-0500"]
-
-    @pytest.mark.parametrize("now", ["01:30-04:00", "01:45-04:00", "01:10-05:00", "01:40-05:00"])
-    def test_is_never_in_the_past_within_the_hour_that_comes_twice(self, now):
-        schedule = daily("01:30", zone="America/New_York")
-        assert local(schedule, f"2026-11-01T{now}", 1) == ["02 01:30-0500"]
-
-    def test_keeps_the_second_run_in_sight_from_within_the_first_hour(self):
-        schedule = daily("01:30", zone="America/New_York", fold="second")
-        assert local(schedule, "2026-11-01T01:45-04:00", 1) == ["01 01:30-0500"]
-
-    def test_keeps_a_shifted_run_in_sight_after_the_change(self):
-        schedule = daily("02:30", zone="America/New_York")
-        assert local(schedule, "2026-03-08T03:05-04:00", 1) == ["08 03:30-0400"]
-
-    def test_passes_the_day_that_samoa_left_out(self):
-        schedule = daily("10:00", zone="Pacific/Apia")
-        assert local(schedule, "2011-12-28T12:00-10:00", 3) == [
-            "29 10:00-1000",
-            "31 10:00+1400",
-            "01 10:00+1400",
-        ]
-
-    def test_moves_half_an_hour_on_lord_howe(self):
-        schedule = daily("02:15", zone="Australia/Lord_Howe")
-        assert local(schedule, "2026-10-04T00:00+10:30", 2) == ["04 02:45+1100", "05 02:15+1100"]
 
     def test_gives_whole_milliseconds_as_the_queue_keeps_them(self):
         schedule = daily("12:00:00.123456")

@@ -105,17 +105,6 @@ class TestCron:
         assert len(schedule.next_times(now)) == count
         assert schedule.next_times(now)[-1] >= now + 2 * interval
 
-    def test_uses_its_zone(self):
-        schedule = CronSchedule("0 9 * * *", timezone="Europe/Bucharest")
-        assert schedule.next_times(utc("2026-07-10"))[0] == utc("2026-07-10 06:00")
-
-    def test_runs_a_fixed_time_once_when_clocks_go_back(self):
-        schedule = CronSchedule("30 1 * * *", timezone="America/New_York")
-        assert schedule.fold == "first"
-        assert local(schedule, "2026-10-31T12:00-04:00", 2) == ["01 01:30-0400", "02 01:30-0500"]
-        second = CronSchedule("30 1 * * *", timezone="America/New_York", fold="second")
-        assert local(second, "2026-10-31T12:00-04:00", 2) == ["01 01:30-0500", "02 01:30-0500"]
-
     def test_keeps_repeating_through_the_hour_that_comes_twice(self):
         schedule = CronSchedule("*/20 * * * *", timezone="America/New_York")
         assert local(schedule, "2026-11-01T00:50-04:00", 7) == [
@@ -131,30 +120,6 @@ class TestCron:
     def test_pauses_in_it_when_told_to(self):
         schedule = CronSchedule("0 * * * *", timezone="America/New_York", fold="first")
         assert local(schedule, "2026-11-01T00:50-04:00", 2) == ["01 01:00-0400", "01 02:00-0500"]
-
-    def test_does_not_pile_up_when_clocks_go_forward(self):
-        schedule = CronSchedule("*/20 * * * *", timezone="America/New_York")
-        assert local(schedule, "2026-03-08T01:30-05:00", 5) == [
-            "08 01:40-0500",
-            "08 03:00-0400",
-            "08 03:20-0400",
-            "08 03:40-0400",
-            "08 04:00-0400",
-        ]
-
-    def test_runs_a_fixed_time_that_is_jumped_over(self):
-        fixed = CronSchedule("30 2 * * *", timezone="America/New_York")
-        assert local(fixed, "2026-03-08T00:00-05:00", 2) == ["08 03:30-0400", "09 02:30-0400"]
-        skipping = CronSchedule("30 2 * * *", timezone="America/New_York", gap="skip")
-        assert local(skipping, "2026-03-08T00:00-05:00", 1) == ["09 02:30-0400"]
-
-    def test_loses_no_hour_beside_one_that_is_jumped_over(self):
-        schedule = CronSchedule("15,30 2,3 * * *", timezone="America/New_York")
-        assert local(schedule, "2026-03-08T00:00-05:00", 3) == [
-            "08 03:15-0400",
-            "08 03:30-0400",
-            "09 02:15-0400",
-        ]
 
     @pytest.mark.parametrize(
         ("expression", "reason"),

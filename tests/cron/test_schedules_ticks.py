@@ -150,12 +150,3 @@ class TestTicks:
             tick_key("p", "h", at)
         with pytest.raises(InvalidMessage, match="schedule_at"):
             CronMessage({}, at)
-
-    def test_is_due_when_scheduled_unless_it_says_when(self):
-        later = self.AT + HOUR
-        assert CronMessage({"n": 1}, self.AT).due_at == self.AT
-        assert CronMessage({"n": 1}, self.AT, deliver_at=later).due_at == later
-        with pytest.raises(InvalidMessage, match="deliver_at of a tick"):
-            CronMessage({}, self.AT, deliver_at=datetime(2026, 1, 1))  # noqa: DTZ001
-        with pytest.raises(InvalidMessage, match="deliver_at of a tick"):
-            CronMessage({}, self.AT, deliver_at="soon")  # type: ignore[arg-type]

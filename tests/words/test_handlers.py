@@ -146,30 +146,6 @@ class TestDecorator:
 
 
 class TestVerdicts:
-    def test_q28_an_error_is_retried_by_policy(self):
-        verdict = judge(ValueError("it broke"), 1, RetryPolicy.ladder("1m"))
-        assert (verdict.delay, verdict.counts, verdict.is_dead) == (MINUTE, True, False)
-        assert verdict.error.endswith("ValueError: it broke\n")
-
-    def test_q28_the_last_attempt_is_final(self):
-        verdict = judge(ValueError("it broke"), 2, RetryPolicy.ladder("1m"))
-        assert verdict.is_dead
-        assert verdict.reason == "attempts exhausted: ValueError"
-        assert "it broke" in verdict.error
-
-    def test_q28_a_snooze_does_not_count(self):
-        verdict = judge(Snooze(MINUTE), 99, RetryPolicy.never())
-        assert verdict == Verdict(MINUTE, counts=False)
-
-    def test_q28_a_reject_is_final(self):
-        verdict = judge(Reject("no such customer"), 1, RetryPolicy.ladder("1m"))
-        assert verdict == Verdict(None, "no such customer")
-        assert verdict.is_dead
-
-    def test_q28_a_retry_counts_and_says_when(self):
-        verdict = judge(Retry(MINUTE, "busy\0"), 1, RetryPolicy.ladder("15s"))
-        assert verdict == Verdict(MINUTE, error="busy\ufffd")
-
     def test_q28_a_retry_beyond_the_policy_is_final(self):
         verdict = judge(Retry(MINUTE, "busy"), 2, RetryPolicy.ladder("15s"))
         assert verdict == Verdict(None, "attempts exhausted: Retry", "busy")
