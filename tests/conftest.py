@@ -20,6 +20,7 @@ from pytest_django import Settings
 
 from delayed_queue.observe import signals
 from tests.support.concurrency import raw_connection
+from tests.support.sampling import sample
 from tests.support.sessions import demand_none_is_left
 
 # Tests of Spark without a JVM. The others on the session of the run stay in one worker of xdist,
@@ -105,8 +106,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "both_paths" in metafunc.fixturenames:
-        is_long = metafunc.definition.get_closest_marker("long")
-        paths = ["session"] if is_long else ["session", "cursors"]
+        paths = sample(["session", "cursors"], "session")
         metafunc.parametrize("both_paths", paths, indirect=True)
 
 

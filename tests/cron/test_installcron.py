@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from io import StringIO
@@ -17,7 +16,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from delayed_queue import CronEntry, CronSchedule, DailySchedule, DelayedQueue, PeriodicSchedule
-from delayed_queue.cron.keeper import CronKeeper, CronThread, declared, schedule
+from delayed_queue.cron.keeper import CronKeeper, declared, schedule
 from delayed_queue.cron.registry import crontab, definition_of, schedule_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import from_milliseconds
@@ -162,11 +161,8 @@ def test_once_installs_what_code_declares_and_operators_made(made: Schedule):
     stored = Schedule.objects.get(key_prefix="hourly")
     assert (stored.type, stored.expression, stored.declared_in) == ("cron", "0 * * * *", "settings")
 
-
-@pytest.mark.django_db
-def test_a_second_run_updates_nothing(made: Schedule):
-    run("--once")
-    assert {each["kept"] for each in answers("--once")} == {4, len(ticks("made"))}
+    assert "uninstalled 4" in run("--uninstall")
+    assert not Message.objects.exists()
 
 
 @pytest.mark.django_db
@@ -180,13 +176,6 @@ def test_a_dry_run_tells_the_difference_and_changes_nothing(settings: Any):
     (changed,) = answers("--dry-run")
     assert (changed["created"], changed["removed"]) == (4, 4)
     assert {each.scheduled_at.minute for each in ticks()} == {0}
-
-
-@pytest.mark.django_db
-def test_uninstall_removes_the_ticks(made: Schedule):
-    run("--once")
-    assert "uninstalled 4" in run("--uninstall")
-    assert not Message.objects.exists()
 
 
 @pytest.mark.django_db
@@ -339,15 +328,6 @@ def test_ticks_of_programs_are_none_of_its_business():
 
 
 # Processes
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_thread_keeps_them_and_stops():
-    thread = CronThread(CronKeeper())
-    thread.start()
-    wait_until(lambda: len(ticks()) == 4)
-    thread.stop()
-    assert "cron-keeper" not in {each.name for each in threading.enumerate()}
 
 
 @pytest.mark.slow

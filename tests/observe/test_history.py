@@ -300,13 +300,6 @@ class TestReading:
         steps = read("a|json", self.WINDOW, exact_to=10_000).steps
         assert [each.came_in for each in steps] == [0, 5, None, None]
 
-    def test_a_queue_that_nobody_measures_has_no_depth(self) -> None:
-        self.fill(0, 0, 0, 0)
-        store.add_counts([CountsRow("a|json", 7, 1, 1, "{}")], now=NOW - MINUTE_MS)
-        steps = read("a|json", self.WINDOW, exact_to=10_000).steps
-        assert {each.due for each in steps} == {None}
-        assert sum(each.done for each in steps) == 7
-
     def test_deploys_are_versions_that_were_not_there(self) -> None:
         for each, version in enumerate(("1.0", "1.0, 1.1", "1.1", "1.2")):
             Sample.objects.create(kind="", minute=MINUTE - 4 + each, versions=version, times=[])
@@ -327,6 +320,3 @@ class TestReading:
         for share in (0.5, 0.99):
             true = values[int(share * len(values))]
             assert 0.6 < (quantile(counted.times, share) or 0) / true < 1.7
-
-    def test_of_nothing_there_is_no_percentile(self) -> None:
-        assert quantile({}, 0.5) is None

@@ -14,7 +14,7 @@ from django.conf import LazySettings
 from delayed_queue import DelayedQueue, Envelope, OfferOutcome, Reject, ScheduledMessage, Snooze
 from delayed_queue.codecs import codec_named
 from delayed_queue.handlers import Handler
-from delayed_queue.instruments import headers_for, wrap
+from delayed_queue.instruments import wrap
 from delayed_queue.testing import InMemoryQueue
 from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.engine.worker import Worker
@@ -71,11 +71,6 @@ def pass_by(envelope: Envelope) -> None: ...
 
 
 class TestOffers:
-    def test_without_instruments_the_headers_are_the_callers(self) -> None:
-        headers = {"a": 1}
-        assert headers_for("orders", headers) is headers
-        assert headers_for("orders", None) is None
-
     def test_each_way_to_offer_passes_by_them(self, settings: LazySettings) -> None:
         use(settings, Recorder("first"), Recorder("second"))
         queue = InMemoryQueue("orders")

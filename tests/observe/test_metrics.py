@@ -146,13 +146,6 @@ class TestInstrument:
         worked(orders=behave)
         assert samples(registry).of("messages_acknowledged_total", queue="orders") == 1
 
-    def test_headers_are_left_as_they_are(self, registry: CollectorRegistry) -> None:
-        queue = DelayedQueue("orders")
-        queue.offer_or_update("k", 1, headers={"own": 1})
-        stored = queue.read("k")
-        assert stored is not None
-        assert stored.headers == {"own": 1}
-
 
 @pytest.mark.django_db
 class TestCollector:
@@ -220,14 +213,6 @@ class TestCollector:
         age = found.of("oldest_due_age_seconds", **labels)
         assert age is not None
         assert 60 <= age < 120
-
-    def test_queues_with_a_handler_are_there_while_empty(
-        self, scrape: Callable[..., Samples]
-    ) -> None:
-        found = scrape()
-        labels = {"queue": "ledger", "kind": "ledger|json"}
-        assert found.of("messages", state="due", **labels) == 0
-        assert found.of("oldest_due_age_seconds", **labels) == 0
 
     def test_only_the_queues_that_were_named(self, scrape: Callable[..., Samples]) -> None:
         MessageFactory.create()

@@ -121,14 +121,6 @@ def test_answers_are_not_errors(sent: list[dict[str, Any]], answer: Exception) -
     assert sent == []
 
 
-def test_without_a_dsn_nothing_is_sent(settings: LazySettings) -> None:
-    settings.DELAYED_QUEUE = {"INSTRUMENTS": [SentryInstrument]}
-    handle(failing, "A-1")
-    waiting = DelayedQueue("orders").read("A-1")
-    assert waiting is not None
-    assert waiting.attempts == 1
-
-
 def test_lines_of_the_log_are_crumbs_of_their_message(
     sent: list[dict[str, Any]], settings: LazySettings
 ) -> None:

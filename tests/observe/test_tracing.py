@@ -241,15 +241,6 @@ class TestOffers:
         assert len(traces.named("offer orders")) == 4
         assert queue.read("k") == stored
 
-    def test_an_update_brings_its_own_trace(self, traces: Traces, make: type[DelayedQueue]) -> None:
-        queue = make("orders")
-        queue.offer_or_update("k", 1)
-        assert queue.offer_or_update("k", 2) is OfferOutcome.UPDATED
-        _, second = traces.named("offer orders")
-        stored = queue.read("k")
-        assert stored is not None
-        assert f"{ids(second)[1]:016x}" in stored.headers["traceparent"]
-
     def test_headers_and_a_trace_of_the_caller_are_kept(
         self, traces: Traces, make: type[DelayedQueue]
     ) -> None:

@@ -230,12 +230,6 @@ class TestStatements:
             queue.offer_batch(messages)
         assert len(captured) == 3
 
-    def test_q11_nothing_is_no_statement(self, queue: DelayedQueue):
-        with CaptureQueriesContext(connection) as captured:
-            assert queue.offer_batch([]) == []
-            assert len(queue.try_poll_many(0)) == 0
-        assert len(captured) == 0
-
     def test_q18_the_rows_leased_are_the_rows_returned(self, queue: DelayedQueue):
         queue.offer_batch([ScheduledMessage(f"k{n}", 1) for n in range(50)])
         batch = queue.try_poll_many(3)
@@ -247,11 +241,6 @@ class TestStatements:
             assert queue.prune_dead_letters(timedelta(0)) == 2 * CHUNK + 1
         assert len(captured) == 4
         assert dead_letters(queue) == []
-
-    def test_q29_dead_letters_are_redriven_in_batches(self, queue: DelayedQueue):
-        _dead_letter_many(queue, CHUNK + 1)
-        assert queue.redrive_all() == {CREATED: CHUNK + 1}
-        assert queue.stats().due == CHUNK + 1
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_q29_of_a_key_in_two_batches_the_newest_comes_back(
@@ -276,11 +265,6 @@ class TestStatements:
         expected = Counter({CREATED: CHUNK}) + Counter([outcome, IGNORED])
         assert queue.redrive_all(overwrite=overwrite) == expected
         assert_offered(queue, "k0", payload)
-
-    def test_q32_a_full_queue_is_not_counted_to_its_end(self, queue: DelayedQueue):
-        queue.offer_batch([ScheduledMessage(f"k{n}", 1) for n in range(300)])
-        stats = queue.stats(cap=100)
-        assert (stats.due, stats.is_capped) == (100, True)
 
     @pytest.mark.parametrize("prepare", [True, False])
     def test_statements_are_the_same_prepared_or_not(

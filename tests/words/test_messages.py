@@ -79,11 +79,6 @@ class TestChecks:
         with pytest.raises(InvalidMessage, match="Unicode"):
             check_text("key", "a\udcff")
 
-    @pytest.mark.parametrize("key", ["", "x" * 201, None, 1, b"x", ["x"]])
-    def test_no_key(self, key: Any):
-        with pytest.raises(InvalidMessage, match="key"):
-            check_key(key)
-
     def test_a_long_key_is_not_quoted_whole(self):
         with pytest.raises(InvalidMessage) as raised:
             check_key("x" * 100_000)
@@ -93,20 +88,10 @@ class TestChecks:
         assert check_schedule(None) is None
         assert check_schedule(EPOCH + timedelta(microseconds=1500)) == 1
 
-    @pytest.mark.parametrize("at", [0, "now", float("nan"), NOW.date(), NOW.replace(tzinfo=None)])
-    def test_no_schedule(self, at: Any):
-        with pytest.raises(InvalidMessage, match="schedule_at"):
-            check_schedule(at)
-
     def test_a_delay(self):
         assert check_delay(None, NOW) is None
         assert check_delay(timedelta(microseconds=2999), NOW) == 2
         assert check_delay(timedelta(microseconds=-1), NOW) == -1
-
-    @pytest.mark.parametrize("delay", [1, timedelta.max, timedelta.min, timedelta(days=3_000_000)])
-    def test_no_delay(self, delay: Any):
-        with pytest.raises(InvalidMessage, match="delay"):
-            check_delay(delay, NOW)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
@@ -130,23 +115,6 @@ class TestHeaders:
         assert encode_headers(None) is None
         assert encode_headers({}) == "{}"
         assert encode_headers({"ž": [1, {"x": None}]}) == '{"ž": [1, {"x": null}]}'
-
-    @pytest.mark.parametrize(
-        "headers",
-        [
-            "text",
-            [("a", 1)],
-            {1: "a"},
-            {"a": float("inf")},
-            {"a": {1, 2}},
-            {"a": ["deep", {"er": "\0"}]},
-            {"a": {"\0": 1}},
-            {"a": ("\ud800",)},
-        ],
-    )
-    def test_no_headers(self, headers: Any):
-        with pytest.raises(InvalidMessage, match="header"):
-            encode_headers(headers)
 
     def test_headers_are_bounded(self):
         largest = {"h": "ž" * (MAX_HEADERS_LENGTH - len('{"h": ""}'))}

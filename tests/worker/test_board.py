@@ -17,13 +17,6 @@ def lease(number: int) -> str:
     return f"{number:0{LEASE_BYTES}d}"
 
 
-def test_an_empty_board_tells_nothing():
-    board = Board.new(SLOTS)
-    assert board.turned_at == 0
-    assert board.counters() == dict.fromkeys(COUNTERS, 0)
-    assert (board.held(), board.in_flight()) == ([], [])
-
-
 def test_each_part_keeps_to_its_place():
     """All at once, from the first slot to the last: nothing overwrites anything."""
     board = Board.new(SLOTS)
@@ -64,13 +57,6 @@ def test_fewer_leases_replace_more():
     assert (board.held(), board.held_suspects()) == ([lease(5), lease(4)], [lease(5)])
     board.hold([])
     assert (board.held(), board.held_suspects()) == ([], [])
-
-
-def test_a_seat_that_is_left_is_empty():
-    board = Board.new(SLOTS)
-    board.take(3, 9)
-    board.take(3, 0)
-    assert board.in_flight() == []
 
 
 def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():

@@ -101,14 +101,6 @@ def test_a_delivery_in_a_transaction_is_counted(queue: DelayedQueue) -> None:
     assert {row(key)["lease_id"] for key in "bcd"} == {None}
 
 
-def test_of_several_in_transactions_none_is_charged(queue: DelayedQueue) -> None:
-    hands = [in_flight(key, transactional=True) for key in "ab"]
-    for _ in range(3):
-        give_back(report("", *hands), "default")
-        assert attempts() == [0, 0, 0, 0]
-        assert {key for key, mark in marks().items() if mark} == {"a", "b"}
-
-
 @pytest.mark.parametrize("transactional", [False, True])
 def test_o27_crashes_are_numbered_in_the_last_error(
     queue: DelayedQueue, transactional: bool

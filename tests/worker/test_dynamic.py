@@ -52,11 +52,6 @@ class TestPreparing:
 
 
 class TestComingAndGoing:
-    def test_what_a_source_names_at_the_start_is_served(self) -> None:
-        offer("a", 3)
-        offer("b", 2)
-        assert Changing("a", "b").worker(burst=True).run() == Counts(done=5)
-
     def test_a_queue_that_is_announced_is_served_at_once(self) -> None:
         """Though neither the next question nor the next poll is near."""
         source = Changing()
@@ -119,14 +114,6 @@ class TestComingAndGoing:
             may_end.set()
             wait_until(is_empty)
         assert worker.counts == Counts(done=1)
-
-    def test_an_unchanged_answer_keeps_the_consumers(self) -> None:
-        worker = Changing("a", "b").worker()
-        worker.dynamic.ask()
-        consumers = worker.consumers
-        worker.dynamic.wake(None)
-        assert not worker.dynamic.ask()
-        assert all(a is b for a, b in zip(worker.consumers, consumers, strict=True))
 
     def test_a_source_that_fails_keeps_what_it_named(
         self, caplog: pytest.LogCaptureFixture

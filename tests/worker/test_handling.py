@@ -202,11 +202,6 @@ class TestTimeouts:
         assert counts.failed >= 2
         assert not Message.objects.filter(lease_id__isnull=False).exists()
 
-    def test_what_ends_in_time_is_done(self) -> None:
-        offer("prompt", 50)
-        handler = handler_of("prompt", lambda envelope: None, timeout=timedelta(minutes=1))
-        assert worker_with(handler, burst=True).run() == Counts(done=50)
-
 
 def threads_of(worker: Any) -> list[threading.Thread]:
     return [each for each in worker.dispatcher.executor.threads if each.is_alive()]

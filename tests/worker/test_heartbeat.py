@@ -31,12 +31,6 @@ SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND query ~ 'delayed_queue_(worker|bulk_run)'
     AND pid <> pg_backend_pid() AND pid <> ALL (%s)
 """
-REMOVE_AT_ONCE: Final = """
-CREATE FUNCTION remove_at_once() RETURNS trigger LANGUAGE plpgsql AS
-    'BEGIN DELETE FROM delayed_queue_worker WHERE id = NEW.id; RETURN NULL; END';
-CREATE TRIGGER remove_at_once AFTER INSERT ON delayed_queue_worker
-    FOR EACH ROW EXECUTE FUNCTION remove_at_once();
-"""
 
 
 class Teller:
@@ -72,10 +66,6 @@ def only() -> Worker:
     """Wait for the one row, and return it."""
     wait_until(lambda: Worker.objects.count() == 1)
     return Worker.objects.get()
-
-
-def test_w12_it_beats_every_ten_seconds():
-    assert timedelta(seconds=10) == BEAT
 
 
 def test_w12_a_row_says_what_the_worker_is_and_goes_with_it():
@@ -136,21 +126,6 @@ def test_w12_a_row_that_somebody_removed_is_written_anew():
         wait_until(lambda: Worker.objects.exclude(id=worker.id).filter(done=7).exists())
         assert only().started_at == worker.started_at
     assert not Worker.objects.exists()
-
-
-def test_w12_a_row_that_is_removed_as_soon_as_it_exists_stops_nothing(
-    other: psycopg.Connection[Any],
-):
-    other.execute(REMOVE_AT_ONCE)
-    teller = Teller()
-    try:
-        with beating(teller):
-            teller.await_beats()
-            other.execute("DROP FUNCTION remove_at_once CASCADE")
-            worker = only()
-            assert worker.started_at <= worker.heartbeat_at
-    finally:
-        other.execute("DROP FUNCTION IF EXISTS remove_at_once CASCADE")
 
 
 def test_w12_it_connects_anew_when_its_backend_is_terminated(other: psycopg.Connection[Any]):

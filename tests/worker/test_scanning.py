@@ -212,11 +212,6 @@ def test_nor_do_rewinds(consumer: Consumer, clock: Clock):
     assert poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_rewind
 
 
-def test_one_slow_answer_is_not_yet_a_slow_scan(consumer: Consumer, clock: Clock):
-    poll(consumer, clock, LIMIT, latest=DUE, seconds=2.0)
-    assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
-
-
 def test_a_rewind_that_met_old_messages_expects_more(consumer: Consumer, clock: Clock):
     poll(consumer, clock, LIMIT, latest=DUE)
     consumer.schedule.full_scans.at = clock.now + 10 * POLL

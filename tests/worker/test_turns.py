@@ -13,7 +13,6 @@ from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.handlers import Registry
 from delayed_queue.models import Message
 from delayed_queue.worker.engine import executor
-from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
 from tests.support.processes import wait_until
@@ -24,32 +23,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class TestTurns:
-    def test_j7_a_queue_that_is_stuck_leaves_seats_for_another(self) -> None:
-        """Messages that never end, in flight or claimed; another queue goes on beside them."""
-        may_end = asyncio.Event()
-        loops: list[asyncio.AbstractEventLoop] = []
-        begun: list[str] = []
-        ended: list[str] = []
-
-        async def handle(envelope: Envelope) -> None:
-            begun.append(envelope.queue)
-            if envelope.queue == "stuck":
-                loops.append(asyncio.get_running_loop())
-                await may_end.wait()
-            ended.append(envelope.queue)
-
-        offer("stuck", 500)
-        source = Changing("stuck", "good", function=handle)
-        worker = source.worker(async_concurrency=16, shutdown_timeout=SOON)
-        with running(worker):
-            wait_until(lambda: begun.count("stuck") == 8, 10)
-            offer("good", 200)
-            wait_until(lambda: ended.count("good") == 200, 10)
-            assert begun.count("stuck") == 8
-            loops[0].call_soon_threadsafe(may_end.set)
-            wait_until(is_empty)
-        assert worker.counts == Counts(done=700)
-
     def test_j7_of_many_that_are_stuck_none_leaves_nothing(self) -> None:
         stuck = [f"stuck{n}" for n in range(4)]
         may_end = asyncio.Event()
@@ -114,15 +87,6 @@ class TestTurns:
         source.worker(burst=True, batch_size=1, concurrency=1).run()
         assert order.index("short") < 5
         assert len(order) == 103
-
-    def test_the_fleet_takes_turns_with_queues_of_handlers(self) -> None:
-        order: list[str] = []
-        source = Changing("sourced", function=lambda envelope: order.append(envelope.queue))
-        own = handler_of("own", lambda envelope: order.append(envelope.queue))
-        offer("own", 100)
-        offer("sourced", 3)
-        source.worker(own, burst=True, batch_size=1, concurrency=1).run()
-        assert order.index("sourced") < 5
 
     def test_what_is_stuck_and_handed_back_at_the_end_is_not_lost(
         self, monkeypatch: pytest.MonkeyPatch

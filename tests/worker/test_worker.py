@@ -59,12 +59,6 @@ class TestEnds:
         assert "asked to fail" in (letter.first_error or "")
         assert [each.attempt for each in Effect.objects.order_by("id")] == [1, 2, 3]
 
-    def test_q28_second_attempt_succeeds(self) -> None:
-        queue = DelayedQueue("conduct")
-        queue.offer_or_update("k", "fail once")
-        assert run_until_settled(queue) == Counts(failed=1, done=1)
-        assert not DeadLetter.objects.exists()
-
     def test_w10_snooze_is_no_failure(self) -> None:
         queue = DelayedQueue("conduct")
         queue.offer_or_update("k", "snooze")
@@ -255,10 +249,6 @@ class TestWaking:
 
 
 class TestStart:
-    def test_w10_unknown_queue_is_a_start_up_error(self) -> None:
-        with pytest.raises(HandlerNotFound, match=r"'unheard'.*ledger"):
-            Worker(WorkerOptions(queues=("unheard",)))
-
     def test_w10_no_handler_at_all_is_a_start_up_error(self) -> None:
         with pytest.raises(HandlerNotFound, match="nothing to work on"):
             Worker(WorkerOptions(), Registry())

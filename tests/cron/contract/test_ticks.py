@@ -108,14 +108,6 @@ def test_c2_prefix_and_hash_match_exactly(queue: DelayedQueue, clock: ManualCloc
     assert sorted(polled_keys(queue)) == sorted(others)
 
 
-def test_c2_a_hash_is_not_the_beginning_of_another(queue: DelayedQueue, clock: ManualClock):
-    queue.cron.install_tick("abc", "report", ticks(clock, 1))
-    assert queue.cron.uninstall_tick("ab", "report") == 0
-    assert queue.cron.install_tick("ab", "report", ticks(clock, 2)).removed == 1
-    assert queue.cron.uninstall_tick("abc", "report") == 0
-    assert queue.contains_message(key(clock() + 2 * HOUR, "ab"))
-
-
 def test_c2_other_queues_are_another_matter(
     queue: DelayedQueue, make_queue: MakeQueue, clock: ManualClock
 ):
@@ -134,12 +126,6 @@ def test_c3_uninstalling_removes_that_hash_alone(queue: DelayedQueue, clock: Man
     assert queue.cron.uninstall_tick(B, "report") == 1
     assert queue.cron.uninstall_tick(A, "report") == 2
     assert queue.cron.uninstall_tick(A, "report") == 0
-
-
-def test_c3_uninstalled_ticks_of_the_future_can_come_back(queue: DelayedQueue, clock: ManualClock):
-    queue.cron.install_tick(A, "report", ticks(clock, 1, 2))
-    queue.cron.uninstall_tick(A, "report")
-    assert queue.cron.install_tick(A, "report", ticks(clock, 1, 2)).created == 2
 
 
 @pytest.mark.parametrize("removal", ["install", "uninstall"])
@@ -211,15 +197,6 @@ def test_c7_a_dropped_tick_stays_dropped(queue: DelayedQueue, clock: ManualClock
     queue.cron.install_tick(A, "report", ticks(clock, 1, 2))
     queue.drop_message(key(clock() + HOUR))
     assert queue.cron.install_tick(A, "report", ticks(clock, 1, 2, 3)).skipped == 1
-
-
-def test_two_messages_for_one_instant_are_one_tick(queue: DelayedQueue, clock: ManualClock):
-    at = clock() + HOUR
-    messages = [CronMessage("first", at), CronMessage("second", at)]
-    assert queue.cron.install_tick(A, "report", messages).created == 1
-    stored = queue.read(key(at))
-    assert stored is not None
-    assert stored.payload == "first"
 
 
 @pytest.mark.parametrize("prefix", ["", "  ", "x" * 160, "a\x00b"])

@@ -44,18 +44,6 @@ def test_a_connection_that_ended_before_the_call_is_replaced(
     assert proxy.accepted == accepted + 1
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_network_that_broke_before_the_call_is_no_obstacle(
-    queue: DelayedQueue, proxy: Proxy, operation: str
-):
-    """Q33."""
-    call, answer = OPERATIONS[operation]
-    scene = Scene.of(queue)
-    proxy.cut()
-
-    assert call(scene) == answer
-
-
 # They wait for a row that another transaction holds, and have changed nothing yet.
 @pytest.mark.parametrize(
     ("operation", "key"),

@@ -128,8 +128,9 @@ for key in ("x", "y"):
 CALLS: Final = ("one statement", "an exchange", "an exchange in a transaction")
 
 
-@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "TimeIsUp"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("call", "error"), zip(CALLS, ["KeyboardInterrupt", "SystemExit", "TimeIsUp"], strict=True)
+)
 def test_a_wait_that_is_interrupted_ends_and_leaves_a_connection_of_use(
     orders: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
     call: str, error: str,

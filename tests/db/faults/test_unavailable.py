@@ -28,6 +28,7 @@ from tests.support.operations import CREATED, OPERATIONS, PAST, UPDATED, Scene
 from tests.support.processes import wait_until
 from tests.support.proxied import BACKOFF
 from tests.support.proxy import Proxy
+from tests.support.sampling import sample
 
 # Of the server, because Django's own option is for transaction blocks only.
 REPEATABLE_READ: Final = {"options": r"-c default_transaction_isolation=repeatable\ read"}
@@ -35,7 +36,7 @@ READ_ONLY: Final = {"options": "-c default_transaction_read_only=on"}
 LOCK: Final = 'SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE'
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", sample(OPERATIONS, "offer_batch", "acknowledge", "drop"))
 def test_a_database_that_refuses_connections_is_unavailable_after_the_backoff(
     queue: DelayedQueue, proxy: Proxy, operation: str
 ):

@@ -157,8 +157,9 @@ def _content(queue: DelayedQueue, key: str) -> tuple[Any, ...] | None:
     return stored.payload, stored.scheduled_at, stored.scheduled_at_initially
 
 
-def test_q14_seventy_thousand_messages_in_one_call(queue: DelayedQueue, manual_clock: ManualClock):
-    at = manual_clock()
+@pytest.mark.django_db
+def test_q14_seventy_thousand_messages_in_one_call(manual_clock: ManualClock):
+    queue, at = DelayedQueue("orders", clock=manual_clock), manual_clock()
     many = [ScheduledMessage(f"key-{number}", number, at) for number in range(70_000)]
     assert queue.offer_batch(many) == [CREATED] * 70_000
     assert_offered(queue, "key-69999", 69_999)

@@ -8,13 +8,11 @@ from functools import partial
 import pytest
 
 from delayed_queue import DelayedQueue, DeliveryType, Reject, RetryPolicy, Snooze
-from delayed_queue.exceptions import PayloadNotEncodable
 from delayed_queue.testing import (
     ManualClock,
     assert_dead,
     assert_not_offered,
     assert_offered,
-    dead_letters,
 )
 from tests.queue.contract.support import (
     HOUR,
@@ -58,16 +56,6 @@ def test_q30_the_message_as_it_is_delivered(queue: DelayedQueue, manual_clock: M
         assert (envelope.key, envelope.payload, envelope.headers) == ("a", {"n": 1}, {"h": 1})
         assert (envelope.attempt, envelope.delivery_type) == (1, DeliveryType.FIRST)
         assert envelope.scheduled_at == envelope.due_at == due
-
-
-def test_q30_effects_and_deletion_commit_together(queue: DelayedQueue, audit: DelayedQueue):
-    queue.offer_or_update("a", 1)
-    with queue.consume() as envelope:
-        assert envelope is not None
-        audit.offer_or_update("done", envelope.payload)
-    assert_not_offered(queue, "a")
-    assert_offered(audit, "done", 1)
-    assert queue.stats().dead == 0
 
 
 def test_q30_committed_effects_are_seen_by_others(make_shared_queue: MakeQueue):
@@ -154,20 +142,6 @@ def test_q30_a_reject_rolls_back_and_buries(queue: DelayedQueue, audit: DelayedQ
     assert assert_dead(queue, "a", reason="no such customer").attempts == 1
 
 
-def test_q30_undecodable_messages_are_skipped_and_dead_lettered(
-    queue: DelayedQueue, make_queue: MakeQueue, manual_clock: ManualClock
-):
-    raw = make_queue("raw", codec="bytes", kind=queue.kind, clock=manual_clock)
-    raw.offer_or_update("broken", b"\xff")
-    queue.offer_or_update("sound", 1)
-    with queue.consume() as envelope:
-        assert envelope is not None
-        assert envelope.key == "sound"
-    assert_not_offered(queue, "sound")
-    letter = assert_dead(queue, "broken", reason="payload not decodable")
-    assert (letter.payload, letter.attempts) == (b"\xff", 1)
-
-
 def test_q30_undecodable_messages_stay_buried_when_the_handler_fails(
     queue: DelayedQueue, make_queue: MakeQueue, manual_clock: ManualClock
 ):
@@ -188,23 +162,6 @@ def test_q30_an_interrupt_leaves_the_message_untouched(queue: DelayedQueue):
     assert queue.read("a") == before
 
 
-def test_q30_an_error_of_the_queue_is_a_failure_like_any_other(
-    queue: DelayedQueue, audit: DelayedQueue
-):
-    queue.offer_or_update("a", 1)
-    with pytest.raises(PayloadNotEncodable), queue.consume():
-        audit.offer_or_update("done", object())
-    assert assert_offered(queue, "a").attempts == 1
-
-
-def test_q30_an_error_with_nothing_due_passes_through(queue: DelayedQueue, audit: DelayedQueue):
-    effect = partial(audit.offer_or_update, "done", 1)
-    with pytest.raises(ValueError, match="idle"):
-        consume_and_fail(queue, ValueError("idle"), effect)
-    assert_not_offered(audit, "done")
-    assert dead_letters(queue) == []
-
-
 def test_q30_the_envelope_has_no_lease_to_end(queue: DelayedQueue):
     queue.offer_or_update("a", 1)
     with queue.consume() as envelope:
@@ -219,14 +176,6 @@ def test_q30_the_handler_may_offer_the_key_anew(queue: DelayedQueue):
     with queue.consume():
         assert queue.offer_or_update("a", 2, delay=HOUR) == "created"
     assert_offered(queue, "a", 2, state="scheduled")
-
-
-def test_q30_an_offer_of_the_key_is_rolled_back_with_the_handler(queue: DelayedQueue):
-    queue.offer_or_update("a", 1)
-    effect = partial(queue.offer_or_update, "a", 2)
-    with pytest.raises(ValueError, match="it broke"):
-        consume_and_fail(queue, ValueError("it broke"), effect)
-    assert assert_offered(queue, "a", 1).attempts == 1
 
 
 def test_q30_refused_inside_another(queue: DelayedQueue):

@@ -54,11 +54,6 @@ def test_g1_an_offer_that_replaces_a_message_writes_its_group_anew(queue: Delaye
         assert stored.group == group
 
 
-def test_g1_batches_name_groups(queue: DelayedQueue):
-    offer(queue, "a1", "b1", "1")
-    assert [each.group for each in queue.try_poll_many(3)] == ["a", "b", None]
-
-
 def test_g1_a_dead_letter_keeps_its_group_and_a_redrive_restores_it(queue: DelayedQueue):
     offer(queue, "a1")
     leased(queue).reject("no")
@@ -66,22 +61,6 @@ def test_g1_a_dead_letter_keeps_its_group_and_a_redrive_restores_it(queue: Delay
     assert letter.group == "a"
     queue.redrive([letter.id])
     assert leased(queue).group == "a"
-
-
-def test_g1_a_failed_handler_leaves_the_group(queue: DelayedQueue):
-    offer(queue, "a1")
-    with pytest.raises(ValueError, match="broken"):
-        fail_to_consume(queue)
-    stored = queue.read("a1")
-    assert stored is not None
-    assert stored.group == "a"
-
-
-def fail_to_consume(queue: DelayedQueue) -> None:
-    with queue.consume() as envelope:
-        assert envelope is not None
-        assert envelope.group == "a"
-        raise ValueError("broken")
 
 
 @pytest.mark.parametrize("group", ["", "x" * 101, "a\x00b", "\ud800", 7])
@@ -92,12 +71,6 @@ def test_g11_a_bad_group_is_refused(queue: DelayedQueue, group: str):
         queue.offer_batch([ScheduledMessage("k", 1, group=group)])
     with pytest.raises(InvalidMessage, match="group"):
         queue.groups.pause(group)
-
-
-def test_a_poll_of_any_number_finds_what_is_there(queue: DelayedQueue):
-    queue.groups.set(Groups(concurrency=1))
-    offer(queue, "a1", "1")
-    assert sorted(polled_keys(queue, 2**31 - 1)) == ["1", "a1"]
 
 
 def test_without_limits_groups_are_no_matter(queue: DelayedQueue):
@@ -163,13 +136,6 @@ def test_g2_a_message_that_is_replaced_or_dropped_frees_its_slot(queue: DelayedQ
     queue.offer_or_update("a1", "anew", delay=HOUR, group="a")
     queue.drop_message("b1")
     assert polled_keys(queue) == ["a2", "b2"]
-
-
-def test_g2_a_message_that_moves_to_another_group_counts_there(queue: DelayedQueue):
-    queue.groups.set(Groups(concurrency=1))
-    offer(queue, "a1", "b1")
-    queue.offer_or_update("a1", "anew", group="b")
-    assert len(polled_keys(queue)) == 1
 
 
 def test_messages_without_a_group_have_no_limit(queue: DelayedQueue):
@@ -315,13 +281,6 @@ def test_g3_what_was_begun_goes_before_what_fell_due_earlier(
     assert [leased(ordered).key] == ["a1"]
 
 
-def test_g3_nothing_passes_a_lease_that_ran_out(ordered: DelayedQueue, clock: ManualClock):
-    offer(ordered, "a1", "a2")
-    leased(ordered)
-    clock.advance(HOUR)
-    assert polled_keys(ordered) == ["a1"]
-
-
 def test_g3_a_later_schedule_holds_nothing_up(ordered: DelayedQueue, clock: ManualClock):
     ordered.offer_or_update("a1", 1, delay=HOUR, group="a")
     offer(ordered, "a2")
@@ -398,12 +357,6 @@ def test_g3_a_dead_letter_blocks_until_the_group_is_resumed(
 # G4
 
 
-def test_g4_whoever_is_alone_has_everything(queue: DelayedQueue):
-    queue.groups.set(Groups())
-    offer_many(queue, "a", 20)
-    assert len(polled_keys(queue, 20)) == 20
-
-
 def test_g4_groups_take_turns(queue: DelayedQueue):
     queue.groups.set(Groups())
     offer_many(queue, "a", 50)
@@ -420,14 +373,6 @@ def test_g4_a_claim_is_filled_by_whom_has_more_where_others_have_one(queue: Dela
     assert Counter(each.group for each in queue.try_poll_many(40)) == {
         "a": 33, **dict.fromkeys("bcdefgh", 1),
     }  # fmt: skip
-
-
-def test_g4_what_of_a_group_is_due_later_has_no_turn(queue: DelayedQueue):
-    queue.groups.set(Groups(concurrency=5))
-    offer_many(queue, "b", 9)
-    offer(queue, "a1")
-    queue.offer_or_update("a2", None, delay=HOUR, group="a")
-    assert Counter(each.group for each in queue.try_poll_many(6)) == {"a": 1, "b": 5}
 
 
 def test_g4_a_claim_of_one_goes_on_with_the_next_group(queue: DelayedQueue):
@@ -760,11 +705,3 @@ def test_g9_a_rate_of_the_queue_holds_its_groups(queue: DelayedQueue, clock: Man
 def test_g11_rules_that_make_no_sense_are_refused(rules: dict[str, object], says: str):
     with pytest.raises(InvalidConfiguration, match=says):
         Groups(**rules)  # type: ignore[arg-type]
-
-
-def test_days_are_long(queue: DelayedQueue, clock: ManualClock):
-    queue.groups.set(Groups(rate="1/d"))
-    offer(queue, "a1", "a2")
-    assert queue.try_poll_many(2).acknowledge() == 1
-    clock.advance(DAY)
-    assert polled_keys(queue) == ["a2"]

@@ -19,10 +19,6 @@ from tests.queue.contract.support import HOUR, MINUTE, SECOND, MakeQueue, leased
 
 
 class TestRead:
-    def test_q31_missing_is_none(self, queue: DelayedQueue):
-        assert queue.read("a") is None
-        assert queue.contains_message("a") is False
-
     def test_q31_reports_the_state(self, queue: DelayedQueue, manual_clock: ManualClock):
         queue.offer_or_update("a", 1, delay=MINUTE)
         assert assert_offered(queue, "a").state is MessageState.SCHEDULED
@@ -41,13 +37,6 @@ class TestRead:
         assert queue.read("a") == queue.read("a")
         assert queue.contains_message("a") is True
         assert leased(queue).attempt == 1
-
-    def test_q31_keeps_the_lease_of_a_leased_message(self, queue: DelayedQueue):
-        queue.offer_or_update("a", 1)
-        envelope = leased(queue)
-        assert queue.contains_message("a")
-        assert_offered(queue, "a", 1)
-        assert envelope.acknowledge()
 
     def test_q31_an_undecodable_payload_fails_only_when_asked_for(
         self, queue: DelayedQueue, make_queue: MakeQueue
@@ -97,9 +86,6 @@ class TestDrop:
 
 
 class TestStats:
-    def test_q32_an_empty_queue(self, queue: DelayedQueue):
-        assert queue.stats() == QueueStats(0, 0, 0, 0, None, 10_000)
-
     def test_q32_counts_by_state(self, queue: DelayedQueue, manual_clock: ManualClock):
         queue.offer_or_update("dead", 1)
         leased(queue).reject("bad")
@@ -128,10 +114,6 @@ class TestStats:
         assert queue.stats(cap=5).is_capped
         assert queue.stats(cap=7).due == 6
         assert not queue.stats(cap=7).is_capped
-
-    def test_q32_only_its_own_kind(self, make_queue: MakeQueue):
-        make_queue("mails").offer_or_update("a", 1)
-        assert make_queue("orders").stats().due == 0
 
     @pytest.mark.parametrize("cap", [0, -1, 1_000_001, 1.5, True])
     def test_q32_a_cap_is_a_reasonable_number(self, queue: DelayedQueue, cap: Any):

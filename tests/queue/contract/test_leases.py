@@ -88,13 +88,6 @@ class TestLostLeases:
         assert other.acknowledge()
 
     @changes
-    def test_q25_after_a_release(self, queue: DelayedQueue, envelope: Envelope, change: Change):
-        assert envelope.release(HOUR)
-        before = queue.read("a")
-        assert change(envelope) is False
-        assert queue.read("a") == before
-
-    @changes
     def test_q25_after_a_drop_or_a_reject(
         self, queue: DelayedQueue, envelope: Envelope, change: Change
     ):
@@ -126,13 +119,6 @@ class TestRelease:
         assert queue.try_poll() is None
         manual_clock.advance(MILLISECOND)
         assert leased(queue).key == "a"
-
-    def test_q26_keeps_the_last_error_when_it_brings_none(
-        self, queue: DelayedQueue, envelope: Envelope
-    ):
-        envelope.release(error="busy")
-        leased(queue).release()
-        assert assert_offered(queue, "a").last_error == "busy"
 
     @pytest.mark.parametrize("delay", [timedelta.max, 3])
     def test_q26_refuses_a_delay_out_of_range(self, envelope: Envelope, delay: Any):

@@ -95,15 +95,6 @@ class TestLeases:
         assert (envelope.queue, envelope.payload) == ("orders", {"n": 1})
         assert envelope.headers == {"trace": "x"}
 
-    def test_q16_every_claim_has_a_lease_of_its_own(self, queue: DelayedQueue):
-        queue.offer_batch([ScheduledMessage("a", 1), ScheduledMessage("b", 1)])
-        assert leased(queue).lease_id != leased(queue).lease_id
-
-    def test_q17_a_leased_message_is_not_delivered_again(self, queue: DelayedQueue):
-        queue.offer_or_update("a", 1)
-        leased(queue)
-        assert queue.try_poll() is None
-
     def test_q17_threads_share_the_messages_between_them(self, make_shared_queue: MakeQueue):
         queue = make_shared_queue("orders")
         queue.offer_batch([ScheduledMessage(f"k{n}", n) for n in range(60)])
@@ -119,12 +110,6 @@ class TestLeases:
         taken = [key for future in futures for key in future.result(TIMEOUT)]
         assert sorted(taken) == sorted(f"k{n}" for n in range(60))
 
-    def test_q18_never_more_than_the_limit(self, queue: DelayedQueue):
-        queue.offer_batch([ScheduledMessage(f"k{n}", n) for n in range(10)])
-        assert len(queue.try_poll_many(3)) == 3
-        assert queue.stats().leased == 3
-        assert len(queue.try_poll_many(100)) == 7
-
     def test_q19_an_unacknowledged_message_is_redelivered(
         self, queue: DelayedQueue, manual_clock: ManualClock
     ):
@@ -139,11 +124,6 @@ class TestLeases:
         assert second.delivery_type is DeliveryType.REDELIVERY
         assert second.lease_id != first.lease_id
         assert second.due_at == first.leased_until
-
-    def test_q19_a_first_delivery_in_a_batch_says_so(self, queue: DelayedQueue):
-        queue.offer_batch([ScheduledMessage("a", 1), ScheduledMessage("b", 1)])
-        types = [envelope.delivery_type for envelope in queue.try_poll_many(2)]
-        assert types == [DeliveryType.FIRST, DeliveryType.FIRST]
 
     @pytest.mark.parametrize("queue_type", [DelayedQueue, InMemoryQueue])
     @pytest.mark.parametrize(
@@ -191,14 +171,6 @@ class TestUndecodablePayloads:
         assert queue.stats().dead == 2
         assert polled_keys(queue, 4) == ["sound-5"]
 
-    def test_q22_nothing_but_broken_messages_is_nothing(
-        self, queue: DelayedQueue, raw: DelayedQueue
-    ):
-        for number in range(5):
-            raw.offer_or_update(f"broken-{number}", b"\x00")
-        assert list(queue.try_poll_many(2)) == []
-        assert (queue.stats().dead, queue.stats().due, queue.stats().leased) == (5, 0, 0)
-
 
 class TestBatches:
     def test_q24_the_earliest_in_schedule_order(
@@ -211,18 +183,6 @@ class TestBatches:
         assert [envelope.payload for envelope in batch] == [1, 2, 3]
         assert {envelope.lease_id for envelope in batch} == {batch.lease_id}
         assert [envelope.key for envelope in batch[1:]] == ["k2", "k3"]
-
-    def test_q24_each_member_has_its_own_attempt(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
-        queue.offer_or_update("old", 1)
-        manual_clock.set(leased(queue).leased_until)
-        queue.offer_or_update("new", 1)
-        found = [(each.key, each.attempt, each.delivery_type) for each in queue.try_poll_many(9)]
-        assert sorted(found) == [
-            ("new", 1, DeliveryType.FIRST),
-            ("old", 2, DeliveryType.REDELIVERY),
-        ]
 
     def test_q24_members_are_acknowledged_one_by_one_or_together(self, queue: DelayedQueue):
         queue.offer_batch([ScheduledMessage(key, 1) for key in "abcd"])

@@ -21,32 +21,6 @@ from tests.queue.contract.support import HOUR, MINUTE, SECOND, MakeQueue, leased
 BROKEN = ValueError("it broke")
 
 
-def test_q28_exponential_waits(make_queue: MakeQueue, manual_clock: ManualClock):
-    policy = RetryPolicy.exponential(SECOND, maximum=5 * SECOND, max_attempts=6, jitter=0)
-    queue = make_queue("orders", clock=manual_clock, retry_policy=policy)
-    queue.offer_or_update("a", 1)
-    waits = []
-    for _ in range(5):
-        failed_at = manual_clock.advance(MINUTE)
-        assert queue.fail(leased(queue), BROKEN)
-        stored = assert_offered(queue, "a", state="scheduled")
-        waits.append(stored.scheduled_at - failed_at)
-        manual_clock.set(stored.scheduled_at)
-    assert waits == [SECOND, 2 * SECOND, 4 * SECOND, 5 * SECOND, 5 * SECOND]
-
-
-def test_q28_jitter_spreads_the_waits(make_queue: MakeQueue, manual_clock: ManualClock):
-    policy = RetryPolicy.exponential(HOUR, jitter=0.5)
-    queue = make_queue("orders", clock=manual_clock, retry_policy=policy)
-    waits = set()
-    for number in range(20):
-        queue.offer_or_update(f"k{number}", 1)
-        queue.fail(leased(queue), BROKEN)
-        waits.add(assert_offered(queue, f"k{number}").scheduled_at - manual_clock())
-    assert len(waits) > 10
-    assert HOUR / 2 <= min(waits) < max(waits) <= 1.5 * HOUR
-
-
 def test_q28_a_ladder_is_climbed_once(make_queue: MakeQueue, manual_clock: ManualClock):
     policy = RetryPolicy.ladder("15s 3m")
     queue = make_queue("orders", clock=manual_clock, retry_policy=policy)

@@ -119,11 +119,6 @@ def test_q21_honours_its_timeout(patient: DelayedQueue, timeout: Any):
     assert seconds <= time.monotonic() - started < seconds + 5
 
 
-def test_q21_a_timeout_of_nothing_still_takes_what_is_due(patient: DelayedQueue):
-    patient.offer_or_update("a", 1)
-    assert patient.poll(timeout=0) is not None
-
-
 def test_q21_another_thread_can_end_the_sleep(patient: DelayedQueue):
     with watched_stop() as stop:
         future = in_thread(lambda: patient.poll(stop=stop))

@@ -75,9 +75,10 @@ def delete(connection: psycopg.Connection[Any], queue: DelayedQueue, deletion: s
     assert connection.execute(statement, {name: params[name] for name in names}).rowcount == 1
 
 
-@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("offer", OFFERS)
-@pytest.mark.parametrize("deletion", DELETIONS)
+@pytest.mark.parametrize(
+    ("deletion", "end"), [("drop", "ROLLBACK"), *((each, "COMMIT") for each in DELETIONS)]
+)
 def test_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
     queue: DelayedQueue,
     other: psycopg.Connection[Any],

@@ -41,21 +41,6 @@ def worker_of(calls: Calls, **options: object) -> Worker:
     return worker_with(handler_of("faults", calls), **{"lease": HOUR, **options})
 
 
-def test_an_acknowledgement_whose_answer_was_swallowed_is_not_counted_as_lost(
-    queue: DelayedQueue, proxy: Proxy, calls: Calls
-):
-    queue.offer_batch([ScheduledMessage(f"k{each}", None, PAST) for each in range(3)])
-    worker = worker_of(calls, concurrency=3)
-    with running(worker):
-        wait_until(lambda: len(calls.attempts) == 3)
-        proxy.swallow_answer("DELETE")
-        calls.go_on.set()
-        wait_until(lambda: worker.counts.total == 3)
-    assert proxy.swallowed_tag is None
-    assert worker.counts == Counts(done=3)
-    assert not Message.objects.exists()
-
-
 def test_an_acknowledgement_that_never_arrived_is_made_again(
     queue: DelayedQueue, proxy: Proxy, calls: Calls
 ):

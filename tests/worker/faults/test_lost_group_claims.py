@@ -42,10 +42,9 @@ class Busy:
             self._running[envelope.group] -= 1
 
 
-@pytest.mark.parametrize("nth", [1, 3])
 @pytest.mark.parametrize(("statement", "stage"), GROUP_CUTS)
 @pytest.mark.parametrize(
-    ("rules", "most"), [(Groups(concurrency=2), 2), (Groups(order="fifo"), 1)], ids=str
+    ("rules", "most", "nth"), [(Groups(concurrency=2), 2, 3), (Groups(order="fifo"), 1, 1)], ids=str
 )
 def test_a_lost_exchange_loses_no_message_and_no_slot(
     queue: DelayedQueue,

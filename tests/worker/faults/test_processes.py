@@ -63,21 +63,3 @@ def test_w4_second_signal_exits_now() -> None:
         wait_until(has_ended)
         code, _ = process.ended()
     assert code == 128 + signal.SIGTERM
-
-
-def test_w4_sigkill_loses_nothing() -> None:
-    queue = DelayedQueue("ledger")
-    keys = offer(queue, 1000)
-    arguments = ("--queue", "ledger", "--lease", "1", "--processes", "0")
-    with worker(*arguments) as process:
-        wait_until(lambda: Effect.objects.count() > 50)
-        process.kill()
-        process.wait(timeout=30)
-    in_flight = set(Message.objects.filter(lease_id__isnull=False).values_list("key", flat=True))
-    with worker(*arguments):
-        wait_until(lambda: not Message.objects.exists())
-    done = effects()
-    assert set(done) == keys
-    # Handled twice are only messages whose acknowledgement the kill forestalled.
-    assert {key for key, times in done.items() if times > 1} <= in_flight
-    assert max(done.values()) <= 2

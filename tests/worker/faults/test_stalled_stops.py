@@ -27,6 +27,7 @@ from tests.support.ledger import effects
 from tests.support.processes import LEAN, Process, children_of, managed, wait_until
 from tests.support.programs import PRODUCTION
 from tests.support.proxy import Proxy
+from tests.support.sampling import sample
 from tests.support.servers import private_server, stopped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -129,7 +130,7 @@ COMMANDS: Final = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sample(COMMANDS, "worker", "supervisor"))
 def test_a_process_ends_while_the_server_itself_is_stopped(
     own_server: EmbeddedPostgres, name: str
 ) -> None:
@@ -142,7 +143,7 @@ def test_a_process_ends_while_the_server_itself_is_stopped(
             assert seconds_to_stop(process) < COMMANDS[name][1] + LIMIT
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sample(COMMANDS, "supervisor", "installcron"))
 def test_a_process_ends_that_cannot_connect_to_a_stopped_server(
     own_server: EmbeddedPostgres, name: str
 ) -> None:

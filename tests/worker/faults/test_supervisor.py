@@ -88,42 +88,6 @@ def test_o21_a_dead_process_leaves_no_silent_row() -> None:
         assert set(Worker.objects.values_list("pid", flat=True)) == set(children_of(process))
 
 
-def leased() -> set[str]:
-    return set(Message.objects.filter(lease_id__isnull=False).values_list("key", flat=True))
-
-
-def halt_while_it_holds_several(child: int) -> set[str]:
-    """Stop a process of one thread while it has leased ahead; return what it holds."""
-    held: set[str] = set()
-
-    def is_halted() -> bool:
-        os.kill(child, signal.SIGSTOP)
-        held.update(leased())
-        if len(held) < 3:
-            held.clear()
-            os.kill(child, signal.SIGCONT)
-        return bool(held)
-
-    wait_until(is_halted)
-    return held
-
-
-def test_w6_what_a_killed_child_had_leased_ahead_comes_back_uncounted() -> None:
-    offer(DelayedQueue("conduct"), 1000)
-    with worker("--queue", "conduct", "--concurrency", "1", *LEASE) as process:
-        wait_until(lambda: Effect.objects.count() > 50)
-        (child,) = children_of(process)
-        held = halt_while_it_holds_several(child)
-        os.kill(child, signal.SIGKILL)
-        wait_until(lambda: not Message.objects.exists())
-    found = attempts()
-    assert len(found) == 1000
-    # Of all that it held, the one in flight at most; what was handled and not yet acknowledged is
-    # handled again, uncounted.
-    assert len({key for key, counted in found.items() if 2 in counted}) <= 1
-    assert {key for key, counted in found.items() if len(counted) > 1} <= held
-
-
 def test_w4_children_of_a_killed_supervisor_drain_and_end() -> None:
     keys = offer(DelayedQueue("ledger"), 1500)
     with worker("--queue", "ledger", "--processes", "2", *LEASE) as process:

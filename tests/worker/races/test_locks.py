@@ -98,22 +98,6 @@ def test_when_the_update_is_undone_the_message_is_acknowledged(
     assert not keys()
 
 
-def test_a_failure_that_cannot_be_written_holds_up_no_other(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
-    handler = Handler()
-    worker = handler.worker()
-    offer(queue, "fail")
-    with running(worker):
-        handler.has_begun(4)
-        hold(other, queue, "k1")
-        handler.go_on.set()
-        wait_until(lambda: worker.counts.failed == 3, 10)
-        other.execute("ROLLBACK")
-        wait_until(lambda: worker.counts.failed == 4, 10)
-    assert set(Message.objects.values_list("attempts", "lease_id")) == {(1, None)}
-
-
 def test_a_worker_that_stops_does_not_wait_for_it(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):

@@ -140,17 +140,12 @@ def test_what_is_being_taken_is_left_alone(
     assert rows() == before
 
 
-@pytest.mark.parametrize("theft", THEFTS, ids=lambda theft: theft.__name__)
 @pytest.mark.parametrize("name", STEPS)
 def test_it_takes_effect_when_the_theft_is_rolled_back(
-    queue: DelayedQueue,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    step: Step,
-    theft: Theft,
+    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any], step: Step
 ):
     other.execute("BEGIN")
-    theft(other, queue)
+    update(other, queue)
     with calling(lambda: ran(step)) as call:
         wait_until_blocked(admin, call)
         other.execute("ROLLBACK")
