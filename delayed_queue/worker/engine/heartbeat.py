@@ -21,6 +21,7 @@ from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import is_unavailable, through_conflicts
 from delayed_queue.db.silence import limit_waits
 from delayed_queue.db.wakeups import Listener, StopSignal
+from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.fields import DatabaseNow
 from delayed_queue.logs import described, log
 from delayed_queue.observe.history import Sampler
@@ -155,13 +156,13 @@ class Heartbeat:
     def _attempt(self, call: Callable[[], None]) -> None:
         try:
             through_conflicts(call)
-        except Error as error:
+        except (Error, ResourceUnavailable) as error:
             self._note_failure(error)
             self._is_failing = True
         else:
             self._is_failing = False
 
-    def _note_failure(self, error: Error) -> None:
+    def _note_failure(self, error: Error | ResourceUnavailable) -> None:
         """Log a failure unless it repeats the last one, and disconnect."""
         if self._failure != state_of(error):
             log(logging.WARNING, "heartbeat_failed", error=described(error))
