@@ -134,8 +134,7 @@ def stream(queue: DelayedQueue, seen: Seen) -> Iterator[None]:
 
 
 # Of small batches nearly each fills, and polls begin behind the last message taken.
-@pytest.mark.parametrize("batch_size", [500, 5])
-@pytest.mark.parametrize("into_the_past", [True, False])
+@pytest.mark.parametrize(("batch_size", "into_the_past"), [(500, True), (5, False)])
 def test_a_busy_worker_finds_it_within_a_poll_interval(
     queue: DelayedQueue, seen: Seen, settings: Settings, into_the_past: bool, batch_size: int
 ) -> None:
