@@ -1,7 +1,7 @@
-"""The dispatcher: begins a notification, has it sent, and returns how the attempt ended.
+"""The dispatcher: starts a notification, has it sent, and returns how the attempt ended.
 
-No transaction is open between the steps: ``begin`` commits, providers are called, and the statement
-that acknowledges or releases the message writes the end. Notifications that begin at the same time
+No transaction is open between the steps: the start commits, providers are called, and the statement
+that acknowledges or releases the message writes the end. Notifications that start at the same time
 share a statement.
 """
 
@@ -28,7 +28,7 @@ from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
-from delayed_queue.notifications.services import USING, Begun
+from delayed_queue.notifications.services import USING, Outgoing
 from delayed_queue.notifications.settling import IN_DOUBT, Call, Settlement
 
 _NOW: Final = timedelta(0)
@@ -46,24 +46,24 @@ _ENDINGS: Final = {Status.EXPIRED: "expired", Status.CANCELLED: "suppressed"}
 
 
 class Start(NamedTuple):
-    """A message whose notification begins, and the provider to call first."""
+    """A message whose notification starts, and the provider to call first."""
 
     envelope: Envelope
     provider: str
 
 
-Starting = LoopGathering[None, Start, Begun | None]
+Starts = LoopGathering[None, Start, Outgoing | None]
 
 
 async def dispatch(envelope: Envelope) -> Settlement | None:
     """Send the notification of this message, and return how the attempt ended.
 
     None if the notification has ended, or the lease is lost. During a call of a provider the state
-    of the envelope is what was begun.
+    of the envelope is the notification.
     """
     routes = routes_of(channel_of(envelope))
-    begun = await _starting.of(None).ask(None, Start(envelope, _first(routes).name))
-    return None if begun is None else await Attempt(envelope, begun, routes).run()
+    outgoing = await _starts.of(None).ask(None, Start(envelope, _first(routes).name))
+    return None if outgoing is None else await Attempt(envelope, outgoing, routes).run()
 
 
 class Attempt:
@@ -73,17 +73,17 @@ class Attempt:
     only if it sends once per key.
     """
 
-    def __init__(self, envelope: Envelope, begun: Begun, routes: Sequence[Route]) -> None:
+    def __init__(self, envelope: Envelope, outgoing: Outgoing, routes: Sequence[Route]) -> None:
         self._envelope = envelope
-        self._begun = begun
+        self._outgoing = outgoing
         self._calls: list[Call] = []
         self._pauses: list[timedelta] = []
         self._asked: timedelta = _NOW
         self._routes = [
-            route for route in routes if not begun.in_doubt or route.name == begun.provider
+            route for route in routes if not outgoing.in_doubt or route.name == outgoing.provider
         ]
-        self._provider = begun.provider
-        self._throttle = throttle_of(begun.channel, begun.recipient_hash)
+        self._provider = outgoing.provider
+        self._throttle = throttle_of(outgoing.channel, outgoing.recipient_hash)
 
     async def run(self) -> Settlement:
         try:
@@ -96,9 +96,9 @@ class Attempt:
             return self._postponed()
 
     async def _run(self) -> Settlement:
-        if self._begun.verdict in _ENDINGS:
-            return self._end_unsent(Status(self._begun.verdict))
-        if self._begun.in_doubt and not self._may_repeat():
+        if self._outgoing.verdict in _ENDINGS:
+            return self._end_unsent(Status(self._outgoing.verdict))
+        if self._outgoing.in_doubt and not self._may_repeat():
             return self._end(Status.FAILED, IN_DOUBT)
         # A recipient's throttle is checked first: it needs no permit of a provider.
         pause = self._throttle.left() if self._throttle else _NOW
@@ -132,26 +132,26 @@ class Attempt:
         The recipient's permit is taken after the provider's: an unused permit of a provider can be
         given to another message, one of the recipient cannot.
         """
-        if is_late(self._begun):
+        if is_late(self._outgoing):
             return self._end_unsent(Status.EXPIRED)
         if self._throttle is not None:
             if pause := await self._throttle.atake():
                 return self._end(Status.ENQUEUED, None, pause)
             # One for the attempt, however many providers are called.
             self._throttle = None
-        if route.name == self._provider or await self._turn_to(route):
+        if route.name == self._provider or await self._record_provider(route):
             return None
         # The lease is lost.
         return self._end(Status.ENQUEUED, None)
 
-    async def _turn_to(self, route: Route) -> bool:
+    async def _record_provider(self, route: Route) -> bool:
         self._provider = route.name
-        return await sync_to_async(_turn_to)(self._begun, route.name)
+        return await sync_to_async(_record_provider)(self._outgoing, route.name)
 
     async def _call(self, route: Route) -> Outcome:
         began_at = time.monotonic()
-        self._envelope.state = self._begun
-        outcome = await route.provider.send(self._begun)
+        self._envelope.state = self._outgoing
+        outcome = await route.provider.send(self._outgoing)
         self._envelope.state = None
         if outcome.verdict not in _RECORDED:
             # No call was made, so there is no result of a probe.
@@ -194,7 +194,7 @@ class Attempt:
     def _postponed(self) -> Settlement:
         """End an attempt in which no provider accepted the message."""
         if self._calls:
-            return self._again(IN_DOUBT if self._begun.in_doubt else None)
+            return self._again(IN_DOUBT if self._outgoing.in_doubt else None)
         # Spread, so that messages that waited together do not come back together.
         pause = min(self._pauses) * random.uniform(1.0, 1.5)  # noqa: S311
         return self._end(Status.ENQUEUED, None, pause)
@@ -206,14 +206,14 @@ class Attempt:
         return self._end(Status.ENQUEUED, outcome, least_wait(delay, self._asked))
 
     def _end_unsent(self, status: Status) -> Settlement:
-        doubt = f", {IN_DOUBT}" if self._begun.in_doubt else ""
+        doubt = f", {IN_DOUBT}" if self._outgoing.in_doubt else ""
         return self._end(status, _ENDINGS[status] + doubt)
 
     def _end(self, status: Status, outcome: str | None, delay: timedelta = _NOW) -> Settlement:
-        if status == Status.ENQUEUED and is_late(self._begun, delay):
-            outcome = "expired" if outcome is None and not self._begun.in_doubt else IN_DOUBT
+        if status == Status.ENQUEUED and is_late(self._outgoing, delay):
+            outcome = "expired" if outcome is None and not self._outgoing.in_doubt else IN_DOUBT
             status = Status.EXPIRED
-        return Settlement(status, self._calls, outcome, delay, self._begun.attempt)
+        return Settlement(status, self._calls, outcome, delay, self._outgoing.attempt)
 
 
 def channel_of(envelope: Envelope) -> str:
@@ -247,29 +247,31 @@ def _spare(route: Route, permit: Hold) -> None:
         route.rate.give_back(permit)
 
 
-def begin_all(starts: Sequence[Start]) -> list[Begun | None]:
-    """Begin notifications, each for its message; None for one that is not to be sent."""
+def start_all(starts: Sequence[Start]) -> list[Outgoing | None]:
+    """Start notifications, each for its message; None for one that is not to be sent."""
     envelopes = [start.envelope for start in starts]
     chosen = {start.envelope.key: start.provider for start in starts}
-    found = repeat(USING, lambda: services.begin_many(envelopes, chosen))
+    found = repeat(USING, lambda: services.start_many(envelopes, chosen))
     return [_own(found.get(each.key), each) for each in envelopes]
 
 
-def _own(begun: Begun | None, envelope: Envelope) -> Begun | None:
+def _own(outgoing: Outgoing | None, envelope: Envelope) -> Outgoing | None:
     """Return it for the envelope whose lease it has; this process may hold an older envelope."""
-    return begun if begun is not None and str(begun.lease_id) == envelope.lease_id else None
+    return (
+        outgoing if outgoing is not None and str(outgoing.lease_id) == envelope.lease_id else None
+    )
 
 
-def _turn_to(begun: Begun, provider: str) -> bool:
-    return repeat(USING, lambda: services.turn_to(begun, provider))
+def _record_provider(outgoing: Outgoing, provider: str) -> bool:
+    return repeat(USING, lambda: services.record_provider(outgoing, provider))
 
 
-async def _begin_all(place: None, starts: list[Start]) -> Sequence[Begun | None]:
-    return await sync_to_async(begin_all)(starts)
+async def _start_all(place: None, starts: list[Start]) -> Sequence[Outgoing | None]:
+    return await sync_to_async(start_all)(starts)
 
 
-def _gathering(key: None) -> Starting:
-    return LoopGathering(_begin_all, pause=GATHER_SECONDS)
+def _gathering(key: None) -> Starts:
+    return LoopGathering(_start_all, pause=GATHER_SECONDS)
 
 
-_starting: Final[LoopLocal[None, Starting]] = LoopLocal(_gathering)
+_starts: Final[LoopLocal[None, Starts]] = LoopLocal(_gathering)

@@ -1,9 +1,9 @@
-"""The queues of notifications, and a notification in flight: begun, turned to a provider.
+"""The queues of notifications, and notifications in flight.
 
-A dispatcher claims a message, begins its notification, and sends outside any transaction. The
+A dispatcher claims a message, starts its notification, and sends outside any transaction. The
 statement that acknowledges or releases the message also writes how the attempt ended. A crash
 before that leaves PROCESSING, and the queue delivers the message again when its lease is over; the
-next ``begin`` takes over.
+next attempt takes over.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ interrupted AS (
     WHERE was_interrupted
 )"""
 
-# Begin notifications under the leases of their messages. Returns each that is still open, now
+# Start notifications under the leases of their messages. Returns each that is still open, now
 # PROCESSING under its lease, with a verdict: to be sent, or expired or suppressed. If another lease
 # left it PROCESSING, it is taken over, and a delivery records that. Twice under one lease changes
 # nothing, so that the statement can be repeated after a lost answer.
 # "provider" is about to be called. If an earlier call may have been accepted ("in doubt"), the
 # provider of that call is kept and returned instead.
-# Only the current holder of a message can begin: a dispatcher that was stopped for longer than its
+# Only the current holder of a message can start: a dispatcher that was stopped for longer than its
 # lease must not take over from its successor.
 # Expiry is checked by clock_timestamp(), because the wait for a lock counts.
 # The holder is read once per message, before the join, and the kind is behind COALESCE: a plan made
 # while the queue was empty would use the index on kinds and read all their messages.
 # Reads: the primary key, notification_suppression, delayed_queue__PKeyPlusKindUniqueIndex.
-BEGIN: Final[LiteralString] = (
+START: Final[LiteralString] = (
     """
 WITH asked AS MATERIALIZED (
     SELECT id, lease_id, provider
@@ -117,7 +117,7 @@ RETURNING
 # Record which provider is called next: after a crash it is the one that may have accepted the
 # message. No row comes back if the lease was lost, and then no provider may be called.
 # Reads: the primary key.
-TURN_TO: Final[LiteralString] = """
+RECORD_PROVIDER: Final[LiteralString] = """
 UPDATE delayed_queue_notification
 SET provider = %(provider)s
 WHERE id = %(id)s
@@ -128,7 +128,7 @@ RETURNING id
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class Outgoing:
     """A notification in flight: what a dispatcher needs to send it, and its lease.
 
     ``provider`` is called next; if ``in_doubt``, it was called before and may have sent it.
@@ -179,8 +179,8 @@ def _kinds() -> dict[str, str]:
     return {queue.name: queue.kind for queue in dispatch_queues().values()}
 
 
-def begin_many(envelopes: Iterable[Envelope], providers: Mapping[str, str]) -> dict[str, Begun]:
-    """Begin notifications with one statement; return them by key.
+def start_many(envelopes: Iterable[Envelope], providers: Mapping[str, str]) -> dict[str, Outgoing]:
+    """Start notifications with one statement; return them by key.
 
     Those not returned have ended, or the envelope's lease is lost: acknowledge the message.
     ``providers`` are those about to be called, by key.
@@ -188,7 +188,7 @@ def begin_many(envelopes: Iterable[Envelope], providers: Mapping[str, str]) -> d
     kinds = _kinds()
     asked = sorted((each.key, kinds[each.queue], each.lease_id) for each in envelopes)
     rows = fetch(
-        BEGIN,
+        START,
         {
             "ids": [key for key, _, _ in asked],
             "kinds": [kind for _, kind, _ in asked],
@@ -196,20 +196,20 @@ def begin_many(envelopes: Iterable[Envelope], providers: Mapping[str, str]) -> d
             "providers": [providers.get(key, "") for key, _, _ in asked],
         },
     )
-    return {str(row[0]): _with_deadline(Begun(*row)) for row in rows}
+    return {str(row[0]): _with_deadline(Outgoing(*row)) for row in rows}
 
 
-def _with_deadline(begun: Begun) -> Begun:
-    if begun.expires_at is None:
-        return begun
-    left = (begun.expires_at - database_now(USING)).total_seconds()
-    return replace(begun, deadline=time.monotonic() + left)
+def _with_deadline(outgoing: Outgoing) -> Outgoing:
+    if outgoing.expires_at is None:
+        return outgoing
+    left = (outgoing.expires_at - database_now(USING)).total_seconds()
+    return replace(outgoing, deadline=time.monotonic() + left)
 
 
-def turn_to(begun: Begun, provider: str) -> bool:
+def record_provider(outgoing: Outgoing, provider: str) -> bool:
     """Record that this provider is called next; False if the lease was lost, so call none."""
-    params = {"id": begun.id, "lease_id": begun.lease_id, "provider": provider}
-    return bool(fetch(TURN_TO, params))
+    params = {"id": outgoing.id, "lease_id": outgoing.lease_id, "provider": provider}
+    return bool(fetch(RECORD_PROVIDER, params))
 
 
 def statuses_of(rows: Iterable[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:

@@ -18,15 +18,15 @@ from delayed_queue.notifications.settling import Settlement, deferring, failing,
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MANNER: Final = Manner(is_async=True)
-# Delay, in seconds, of messages whose notifications could not be begun without the database.
+# Delay, in seconds, of messages whose notifications could not be started without the database.
 OUTAGE_WAIT: Final = (1.0, 5.0)
 
 
 class Dispatching:
     """The treatment of all queues of the dispatcher.
 
-    The state of an envelope is None before its notification has begun, what was begun during a call
-    of a provider, and the settlement at the end.
+    The state of an envelope is the notification during a call of a provider, the settlement at the
+    end, and None before.
     """
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Dispatching:
         """Write what was deferred, and what will not be tried again.
 
         One that was in a call stays PROCESSING: it may have been sent, and the next attempt takes
-        it over. One that was not begun may have been, if the answer was lost.
+        it over. One that was not started may have been, if the reply was lost.
         """
         deferred, dead = [], []
         for envelope, _, verdict in failed:

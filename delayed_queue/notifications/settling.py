@@ -42,7 +42,7 @@ called AS (
 # Write how attempts ended, with a delivery for each call of a provider. Only while the notification
 # is PROCESSING under that lease. Deliveries are written in any case, because the provider has
 # received the call; once, because a statement without an answer is sent again, and an attempt calls
-# no provider twice. "attempts" becomes the number of calls so far (N25): BEGIN has counted one.
+# no provider twice. "attempts" becomes the number of calls so far (N25): START has counted one.
 # Without an outcome, a doubt of earlier calls remains, and with it the provider that was called.
 # Reads: the primary key, the index of deliveries by notification.
 _SETTLED: Final[LiteralString] = (
@@ -131,7 +131,7 @@ SELECT id FROM ended
 
 # Fail open notifications whose message is under the lease, or, for an empty lease, is gone; with
 # the reason. A notification that was PROCESSING may have been sent, and a delivery records that.
-# Messages are read first, one by one, and the kind is behind COALESCE, as in BEGIN.
+# Messages are read first, one by one, and the kind is behind COALESCE, as in START.
 # Reads: the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
 FAIL: Final[LiteralString] = (
     """

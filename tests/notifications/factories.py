@@ -13,7 +13,7 @@ from delayed_queue import Envelope
 from delayed_queue.models import Message
 from delayed_queue.notifications.dispatching import Attempt
 from delayed_queue.notifications.models import Channel, Notification, Priority, Status
-from delayed_queue.notifications.services import Begun, begin_many, fetch, queue_of
+from delayed_queue.notifications.services import Outgoing, fetch, queue_of, start_many
 from delayed_queue.notifications.settling import Call, Settlement, deferring, settling
 
 DEFAULTS: dict[str, Any] = {
@@ -44,7 +44,7 @@ def lease(notification: Notification) -> Envelope:
     return envelope
 
 
-def started(**values: Any) -> tuple[Notification, Envelope, Begun]:
+def started(**values: Any) -> tuple[Notification, Envelope, Outgoing]:
     """Store a notification, and lease and begin it."""
     notification = enqueue(**values)
     envelope = lease(notification)
@@ -61,22 +61,22 @@ def lose_lease(envelope: Envelope) -> None:
 class Held:
     """A message under the lease of a notification that was begun, as its envelope names it."""
 
-    def __init__(self, begun: Begun) -> None:
+    def __init__(self, begun: Outgoing) -> None:
         self.key, self.lease_id = str(begun.id), str(begun.lease_id)
         found = Message.objects.filter(key=self.key).values_list("pk", flat=True).first()
         self.message_id = found or 0
 
 
-def begin(envelope: Envelope) -> Begun | None:
+def begin(envelope: Envelope) -> Outgoing | None:
     """Begin its notification; end at once what is not to be sent, and return None."""
-    found = begin_many([envelope], {}).get(envelope.key)
+    found = start_many([envelope], {}).get(envelope.key)
     if found is None or found.verdict == Status.PROCESSING:
         return found
     settle(found, async_to_sync(Attempt(envelope, found, []).run)())
     return None
 
 
-def settle(begun: Begun, settlement: Settlement) -> Status | None:
+def settle(begun: Outgoing, settlement: Settlement) -> Status | None:
     """Write the end of an attempt as a worker does; return its status, None for a lost lease."""
     held: Any = Held(begun)
     settled = [(held, settlement)]
@@ -88,15 +88,15 @@ def settle(begun: Begun, settlement: Settlement) -> Status | None:
     return status if had_lease and status != Status.PROCESSING else None
 
 
-def finish(begun: Begun, calls: Sequence[Call]) -> Status | None:
+def finish(begun: Outgoing, calls: Sequence[Call]) -> Status | None:
     return settle(
         begun, Settlement(Status.SUCCESSFULLY_PROCESSED, calls, "", attempt=begun.attempt)
     )
 
 
-def fail(begun: Begun, calls: Sequence[Call], outcome: str) -> Status | None:
+def fail(begun: Outgoing, calls: Sequence[Call], outcome: str) -> Status | None:
     return settle(begun, Settlement(Status.FAILED, calls, outcome, attempt=begun.attempt))
 
 
-def defer(begun: Begun, calls: Sequence[Call], outcome: str | None = None) -> Status | None:
+def defer(begun: Outgoing, calls: Sequence[Call], outcome: str | None = None) -> Status | None:
     return settle(begun, Settlement(Status.ENQUEUED, calls, outcome, attempt=begun.attempt))

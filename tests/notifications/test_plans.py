@@ -207,8 +207,8 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "times": [1] * SOME,
     }  # fmt: skip
     return {
-        "BEGIN": Case(begin, 6 * SOME, {PRIMARY, suppressed, by_key}),
-        "TURN_TO": Case(
+        "START": Case(begin, 6 * SOME, {PRIMARY, suppressed, by_key}),
+        "RECORD_PROVIDER": Case(
             {"id": one, "lease_id": new[0], "provider": "smtp"}, 2, {PRIMARY, BY_STATE}
         ),
         "SETTLE": Case(

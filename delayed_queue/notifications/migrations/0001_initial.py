@@ -28,7 +28,7 @@ REASONS = [
 ]  # fmt: skip
 IS_PROCESSING = models.Q(status="PROCESSING")
 IS_OPEN = models.Q(status__in=("ENQUEUED", "PROCESSING"))
-# Each notification leaves two dead versions: when it is begun, and at its end. Vacuum by
+# Each notification leaves two dead versions: at its start and at its end. Vacuum by
 # count rather than by share, as for the queue's own table.
 STORAGE = """
 ALTER TABLE delayed_queue_notification SET (

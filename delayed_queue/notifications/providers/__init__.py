@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from delayed_queue.logs import log
-from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.services import Outgoing
 
 MAX_DETAIL: Final = 500
 _LONG_NUMBER: Final = re.compile(r"\+?\d[\d ()-]{5,}\d")
@@ -60,18 +60,18 @@ class Provider(Protocol):
     name: str
     is_idempotent: bool
 
-    async def send(self, begun: Begun) -> Outcome:
+    async def send(self, outgoing: Outgoing) -> Outcome:
         """Send; raises no failure of the third party."""
 
     def close(self) -> None:
         """Close connections and threads, when no loop uses it any more."""
 
 
-def is_late(begun: Begun, delay: timedelta = timedelta(0)) -> bool:
+def is_late(outgoing: Outgoing, delay: timedelta = timedelta(0)) -> bool:
     """Return whether it will have expired after the delay."""
-    if begun.deadline is None:
+    if outgoing.deadline is None:
         return False
-    return begun.deadline <= time.monotonic() + delay.total_seconds()
+    return outgoing.deadline <= time.monotonic() + delay.total_seconds()
 
 
 def failed(verdict: Verdict, error: BaseException | str, **more: Any) -> Outcome:
@@ -98,9 +98,9 @@ class ConsoleProvider:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    async def send(self, begun: Begun) -> Outcome:
-        log(logging.INFO, "sent", provider=self.name, notification=begun.id)
-        return Outcome(Verdict.ACCEPTED, "printed", str(begun.id))
+    async def send(self, outgoing: Outgoing) -> Outcome:
+        log(logging.INFO, "sent", provider=self.name, notification=outgoing.id)
+        return Outcome(Verdict.ACCEPTED, "printed", str(outgoing.id))
 
     def close(self) -> None:
         """Nothing is open."""

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from apprise import Apprise
 
 from delayed_queue.notifications.providers import Outcome, Verdict, failed, is_late
-from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.services import Outgoing
 
 
 class AppriseProvider:
@@ -26,17 +26,17 @@ class AppriseProvider:
         self._url = url
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"provider-{name}")
 
-    async def send(self, begun: Begun) -> Outcome:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.send_now, begun)
+    async def send(self, outgoing: Outgoing) -> Outcome:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.send_now, outgoing)
 
-    def send_now(self, begun: Begun) -> Outcome:
+    def send_now(self, outgoing: Outgoing) -> Outcome:
         """Send; blocks."""
-        if is_late(begun):
+        if is_late(outgoing):
             return Outcome(Verdict.LATE)
         service = Apprise()
-        if not service.add(self._url.replace("{recipient}", quote(begun.recipient, safe=""))):
+        if not service.add(self._url.replace("{recipient}", quote(outgoing.recipient, safe=""))):
             return failed(Verdict.PERMANENT, "no such service")
-        if service.notify(body=begun.body, title=begun.subject):
+        if service.notify(body=outgoing.body, title=outgoing.subject):
             return Outcome(Verdict.ACCEPTED, "sent")
         return failed(Verdict.AMBIGUOUS, "not sent")
 

@@ -20,7 +20,7 @@ from django.core.mail.backends.smtp import EmailBackend
 from django.utils.module_loading import import_string
 
 from delayed_queue.notifications.providers import Outcome, Verdict, cleaned, failed, is_late
-from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.services import Outgoing
 
 
 class Tracked(smtplib.SMTP):
@@ -117,29 +117,29 @@ class EmailProvider:
         self._local = threading.local()
         self._kept: list[_Kept] = []
 
-    async def send(self, begun: Begun) -> Outcome:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.send_now, begun)
+    async def send(self, outgoing: Outgoing) -> Outcome:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.send_now, outgoing)
 
-    def message_id(self, begun: Begun) -> str:
-        return f"<{begun.id}@{self._domain}>"
+    def message_id(self, outgoing: Outgoing) -> str:
+        return f"<{outgoing.id}@{self._domain}>"
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         for kept in self._kept:
             _abandon(kept.backend)
 
-    def send_now(self, begun: Begun) -> Outcome:
+    def send_now(self, outgoing: Outgoing) -> Outcome:
         """Send on this thread's connection; blocks."""
         # Checked here, because it may have waited for a thread.
-        if is_late(begun):
+        if is_late(outgoing):
             return Outcome(Verdict.LATE)
         kept = self._connected()
         is_new = kept.used_at == 0.0
-        outcome, is_lost = self._try(kept, begun)
+        outcome, is_lost = self._try(kept, outgoing)
         # A server may end a session at any time: silently when idle, or by an answer, for example
         # after its maximum of messages. Nothing was accepted, so retry at once on a new connection.
         if is_lost and not is_new and outcome.verdict is Verdict.TRANSIENT:
-            outcome, _ = self._try(kept, begun)
+            outcome, _ = self._try(kept, outgoing)
         kept.used_at = time.monotonic()
         return outcome
 
@@ -153,7 +153,7 @@ class EmailProvider:
             _abandon(kept.backend)
         return kept
 
-    def _try(self, kept: _Kept, begun: Begun) -> tuple[Outcome, bool]:
+    def _try(self, kept: _Kept, outgoing: Outgoing) -> tuple[Outcome, bool]:
         """Return the outcome, and whether the session has ended."""
         try:
             # Opened here, so that send_messages() leaves it open.
@@ -162,7 +162,7 @@ class EmailProvider:
             _abandon(kept.backend)
             return _unopened(error), False
         try:
-            kept.backend.send_messages([self._message(begun)])
+            kept.backend.send_messages([self._message(outgoing)])
         except (smtplib.SMTPException, OSError) as error:
             outcome = _outcome_of(error, may_have_sent=_may_have_sent(kept.backend))
             is_lost = _ends_session(error, outcome)
@@ -171,15 +171,15 @@ class EmailProvider:
             return outcome, is_lost
         except ValueError as error:  # a header or an address that cannot be written
             return failed(Verdict.PERMANENT, error), False
-        return Outcome(Verdict.ACCEPTED, "250", self.message_id(begun)), False
+        return Outcome(Verdict.ACCEPTED, "250", self.message_id(outgoing)), False
 
-    def _message(self, begun: Begun) -> EmailMultiAlternatives:
+    def _message(self, outgoing: Outgoing) -> EmailMultiAlternatives:
         message = EmailMultiAlternatives(
-            begun.subject, begun.body, self._sender, [begun.recipient],
-            headers={"Message-ID": self.message_id(begun)},
+            outgoing.subject, outgoing.body, self._sender, [outgoing.recipient],
+            headers={"Message-ID": self.message_id(outgoing)},
         )  # fmt: skip
-        if begun.html:
-            message.attach_alternative(begun.html, "text/html")
+        if outgoing.html:
+            message.attach_alternative(outgoing.html, "text/html")
         return message
 
 

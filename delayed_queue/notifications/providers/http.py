@@ -43,7 +43,7 @@ from delayed_queue.notifications.providers import (
     failed,
     shown_code,
 )
-from delayed_queue.notifications.services import USING, Begun
+from delayed_queue.notifications.services import USING, Outgoing
 from delayed_queue.rates import State
 
 MAX_ANSWER: Final = 64 * 1024
@@ -113,22 +113,22 @@ class HttpSmsProvider:
             self._new_session, ClientSession.close
         )
 
-    async def send(self, begun: Begun) -> Outcome:
+    async def send(self, outgoing: Outgoing) -> Outcome:
         session = self._sessions.of(None)
         wire = _Wire()
         try:
             async with asyncio.timeout(self._timeout):
-                await self._post(session, begun, wire)
+                await self._post(session, outgoing, wire)
         except (ClientError, OSError, TimeoutError) as error:
             if not wire.is_refused:
                 return failed(Verdict.AMBIGUOUS if wire.is_sent else Verdict.TRANSIENT, error)
         return self._read(wire)
 
-    async def _post(self, session: ClientSession, begun: Begun, wire: _Wire) -> None:
-        filled = self._filled(begun)
+    async def _post(self, session: ClientSession, outgoing: Outgoing, wire: _Wire) -> None:
+        filled = self._filled(outgoing)
         content: dict[str, Any] = {"json": filled} if self._is_json else {"data": filled}
         async with session.post(
-            self._url, headers=self._headers_for(begun), allow_redirects=False,
+            self._url, headers=self._headers_for(outgoing), allow_redirects=False,
             trace_request_ctx=wire, **content,
         ) as response:  # fmt: skip
             wire.status, wire.headers = response.status, response.headers
@@ -139,15 +139,19 @@ class HttpSmsProvider:
                     return
                 wire.body += chunk
 
-    def _filled(self, begun: Begun) -> dict[str, str]:
+    def _filled(self, outgoing: Outgoing) -> dict[str, str]:
         # Not str.format, by which a field could read attributes of objects.
-        values = {"{recipient}": begun.recipient, "{body}": begun.body, "{id}": str(begun.id)}
+        values = {
+            "{recipient}": outgoing.recipient,
+            "{body}": outgoing.body,
+            "{id}": str(outgoing.id),
+        }
         return {name: values.get(field, field) for name, field in self._fields.items()}
 
-    def _headers_for(self, begun: Begun) -> dict[str, str]:
+    def _headers_for(self, outgoing: Outgoing) -> dict[str, str]:
         if not self._idempotency_header:
             return self._headers
-        return {**self._headers, self._idempotency_header: str(begun.id)}
+        return {**self._headers, self._idempotency_header: str(outgoing.id)}
 
     def _read(self, wire: _Wire) -> Outcome:
         status, text = wire.status, wire.body.decode("utf-8", "replace")
@@ -223,18 +227,18 @@ class WebhookProvider:
         self._secrets = list(secrets)
         self._breakers: LoopLocal[str, Breaker] = LoopLocal(Breaker)
 
-    async def send(self, begun: Begun) -> Outcome:
-        body = begun.body.encode()
+    async def send(self, outgoing: Outgoing) -> Outcome:
+        body = outgoing.body.encode()
         now = int((await adatabase_now(USING)).timestamp())
         try:
-            headers = sign(self._secrets, str(begun.id), now, body)
-            request = CallbackRequest(begun.recipient, body, headers)
-            host = place_of(begun.recipient).host
+            headers = sign(self._secrets, str(outgoing.id), now, body)
+            request = CallbackRequest(outgoing.recipient, body, headers)
+            host = place_of(outgoing.recipient).host
         except UrlRefused:
             return Outcome(Verdict.PERMANENT, str(Failure.BLOCKED))
         except InvalidMessage as error:
             return failed(Verdict.PERMANENT, error)
-        return await self._send(request, host, str(begun.id))
+        return await self._send(request, host, str(outgoing.id))
 
     async def _send(self, request: CallbackRequest, host: str, key: str) -> Outcome:
         try:

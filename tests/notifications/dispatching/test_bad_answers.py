@@ -17,14 +17,14 @@ from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.providers.email import EmailProvider
 from delayed_queue.notifications.providers.http import HttpSmsProvider
-from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.services import Outgoing
 from delayed_queue.notifications.settling import Call, Settlement, settling
 from tests.notifications.dispatchers import SENDER
 from tests.notifications.dispatching.scripted import ScriptedHttp, ScriptedSmtp
 from tests.notifications.factories import Held, begin, enqueue, lease
 from tests.notifications.fakes import FakeSmtp, Server
 
-BEGUN = Begun(
+BEGUN = Outgoing(
     uuid.uuid4(), uuid.uuid4(), "shop", "sms", "normal", "", "+40721234567", b"\x01" * 16, "Hello",
     "Code 7.", "", None, 1, False, "texts", False,
 )  # fmt: skip
@@ -136,7 +136,7 @@ def mailed(server: Server, **options: Any) -> Outcome:
     provider = EmailProvider(
         "mail", sender=SENDER, host="127.0.0.1", port=server.port, threads=1, timeout=0.5, **options
     )
-    mail = Begun(
+    mail = Outgoing(
         uuid.uuid4(), uuid.uuid4(), "shop", "email", "normal", "", "ada@example.org", b"", "Hello",
         "Hello.", "", None, 1, False, "mail", False,
     )  # fmt: skip

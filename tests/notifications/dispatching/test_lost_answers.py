@@ -91,7 +91,7 @@ def test_n3_who_lost_its_lease_gets_nothing_even_beside_who_holds_it():
     old = lease(notification)
     lose_lease(old)
     new = lease(notification)
-    stale, current = dispatching.begin_all([Start(old, "texts"), Start(new, "texts")])
+    stale, current = dispatching.start_all([Start(old, "texts"), Start(new, "texts")])
     assert stale is None
     assert current is not None
     assert str(current.lease_id) == new.lease_id

@@ -13,7 +13,7 @@ from pytest_django import Settings
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications.models import Notification, Status
 from delayed_queue.notifications.providers import Outcome
-from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.services import Outgoing
 from tests.notifications.dispatchers import (
     SENT,
     dispatch_all,
@@ -305,7 +305,7 @@ class WithDatabase:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    async def send(self, begun: Begun) -> Outcome:
+    async def send(self, begun: Outgoing) -> Outcome:
         WithDatabase.sent += 1
         raise OperationalError("the connection is lost")
 

@@ -22,7 +22,7 @@ from delayed_queue.notifications.channels import Route
 from delayed_queue.notifications.dispatching import Attempt
 from delayed_queue.notifications.models import Status
 from delayed_queue.notifications.providers import Outcome, Verdict
-from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.services import Outgoing
 from delayed_queue.notifications.settling import Settlement
 from delayed_queue.rates import Circuit, State
 from tests.notifications.configured import configure
@@ -52,7 +52,7 @@ class Willing:
 
     name, is_idempotent = "mail", True
 
-    async def send(self, begun: Begun) -> Outcome:
+    async def send(self, begun: Outgoing) -> Outcome:
         return Outcome(Verdict.ACCEPTED)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ def route(burst: int, circuit: Circuit | None = None, per_second: float = HOURLY
     return Route(Willing(), rate, circuit or Circuit(10, timedelta(0)))
 
 
-Waiting = tuple[Envelope, Begun]
+Waiting = tuple[Envelope, Outgoing]
 
 
 def begun(recipient: bytes = ONE) -> Waiting:

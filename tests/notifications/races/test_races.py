@@ -20,7 +20,7 @@ from delayed_queue.notifications.models import (
     Template,
 )
 from delayed_queue.notifications.parking import Incoming
-from delayed_queue.notifications.services import Begun
+from delayed_queue.notifications.services import Outgoing
 from delayed_queue.notifications.settling import Call
 from tests.notifications.factories import begin, enqueue, fail, lease, lose_lease, started
 from tests.notifications.requests import email, template
@@ -102,7 +102,7 @@ def test_n1_cancel_waits_for_a_begin_and_answers_409_after_it(other, admin, end,
     notification = enqueue()
     params = begin_params(notification)
     other.execute("BEGIN")
-    other.execute(services.BEGIN, params)
+    other.execute(services.START, params)
     with calling(partial(managing.cancel, notification.pk)) as cancelled:
         wait_until_blocked(admin, cancelled)
         other.execute(end)
@@ -111,7 +111,7 @@ def test_n1_cancel_waits_for_a_begin_and_answers_409_after_it(other, admin, end,
     assert queue.contains_message(str(notification.pk)) == (not is_cancelled)
 
 
-def begun_and_lost() -> tuple[Notification, Begun]:
+def begun_and_lost() -> tuple[Notification, Outgoing]:
     notification, envelope, begun = started()
     lose_lease(envelope)
     return notification, begun
@@ -121,7 +121,7 @@ def test_n3_a_stale_end_waits_for_the_takeover_and_changes_nothing(other, admin)
     notification, stale = begun_and_lost()
     params = begin_params(notification)
     other.execute("BEGIN")
-    other.execute(services.BEGIN, params)
+    other.execute(services.START, params)
     with calling(partial(fail, stale, [SENT], "too late")) as settled:
         wait_until_blocked(admin, settled)
         other.execute("COMMIT")
@@ -151,9 +151,9 @@ def test_n3_overlapping_batches_wait_in_one_order(other, admin):
     envelopes = [lease(each) for each in rows]
     other.execute("BEGIN")
     other.execute("SELECT 1 FROM delayed_queue_notification WHERE id = %s FOR UPDATE", [rows[1].pk])
-    with calling(partial(services.begin_many, envelopes, {})) as first:
+    with calling(partial(services.start_many, envelopes, {})) as first:
         wait_until_blocked(admin, first)
-        with calling(partial(services.begin_many, envelopes[::-1], {})) as second:
+        with calling(partial(services.start_many, envelopes[::-1], {})) as second:
             wait_until_blocked(admin, second)
             other.execute("COMMIT")
             assert len(first.answer()) == len(second.answer()) == 2
