@@ -1,4 +1,4 @@
-"""Each system check can be provoked by the command, and none speaks of what is not in use."""
+"""Each system check can be provoked by the command, and unused features provoke none."""
 
 from __future__ import annotations
 
@@ -105,43 +105,31 @@ def without_msgspec(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iter
     clear_url_caches()
 
 
-def provoke_e001(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = {"LEASE_DURATIONS": 5}
-
-
-def provoke_e003(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = SERVED | {"INSTRUMENTS": ["delayed_queue.nope"]}
-
-
-def provoke_e004(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = SERVED | {"API": {**SERVED["API"], "PUBLIC": True}}
-
-
-def provoke_w005(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = SERVED | {
-        "CRON": [{"queue": "leger", "key_prefix": "hourly", "schedule": "@hourly"}]
-    }
-
-
-def provoke_w007(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = HASHED
-
-
-def provoke_w011(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = HASHED | {"API": SERVED["API"]}
-
-
-def provoke_e008(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "SECRETS": ["wrong"]}}
-
-
-def provoke_w008(settings: Settings) -> None:
-    consoles = {channel: CONSOLES[channel] for channel in ("email", "sms")}
-    settings.DELAYED_QUEUE = SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "PROVIDERS": consoles}}
-
-
-def provoke_w009(settings: Settings) -> None:
-    settings.DELAYED_QUEUE = {name: SERVED[name] for name in ("API", "CALLBACKS")}
+# The settings that provoke each check.
+PROVOKED: Final[dict[str, dict[str, Any]]] = {
+    "E001": {"LEASE_DURATIONS": 5},
+    "E003": SERVED | {"INSTRUMENTS": ["delayed_queue.nope"]},
+    "E004": SERVED | {"API": {**SERVED["API"], "PUBLIC": True}},
+    "E008": SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "SECRETS": ["wrong"]}},
+    "W005": SERVED | {"CRON": [{"queue": "leger", "key_prefix": "h", "schedule": "@hourly"}]},
+    "W007": HASHED,
+    "W008": SERVED
+    | {
+        "NOTIFICATIONS": {
+            "HASH_KEY": "k",
+            "PROVIDERS": {channel: CONSOLES[channel] for channel in ("email", "sms")},
+        }
+    },
+    "W009": {name: SERVED[name] for name in ("API", "CALLBACKS")},
+    "W011": HASHED | {"API": SERVED["API"]},
+}
+# The changes of the backend of tasks that provoke each check.
+PROVOKED_BY_TASKS: Final[dict[str, dict[str, Any]]] = {
+    "E009": {"QUEUES": ["ledger"]},
+    "E010": {"OPTIONS": {"DATABASE": "nope"}},
+    "E011": {"QUEUES": []},
+    "W010": {},
+}
 
 
 def with_tasks(settings: Settings, **more: Any) -> None:
@@ -150,38 +138,12 @@ def with_tasks(settings: Settings, **more: Any) -> None:
     settings.TASKS = {"default": backend}
 
 
-def provoke_e009(settings: Settings) -> None:
-    with_tasks(settings, QUEUES=["ledger"])
-
-
-def provoke_e010(settings: Settings) -> None:
-    with_tasks(settings, OPTIONS={"DATABASE": "nope"})
-
-
-def provoke_e011(settings: Settings) -> None:
-    with_tasks(settings, QUEUES=[])
-
-
-def provoke_w010(settings: Settings) -> None:
-    with_tasks(settings)
-    settings.DELAYED_QUEUE = {"API": {**SERVED["API"], "TOPICS": ["mail"]}}
-
-
-def provoke_e012(settings: Settings) -> None:
-    with_tasks(settings)
-    settings.INSTALLED_APPS = [
-        each for each in settings.INSTALLED_APPS if each != "delayed_queue.tasks"
-    ]
-
-
 class TestEachId:
-    @pytest.mark.parametrize(
-        "name", ["E001", "E003", "E004", "E008", "W005", "W007", "W008", "W009", "W011"]
-    )
+    @pytest.mark.parametrize("name", PROVOKED)
     def test_of_settings(self, name: str, settings: Settings) -> None:
         settings.DELAYED_QUEUE = SERVED
         assert ids(check("--deploy")) == set()
-        globals()[f"provoke_{name.lower()}"](settings)
+        settings.DELAYED_QUEUE = PROVOKED[name]
         assert ids(check("--deploy")) == {f"delayed_queue.{name}"}
 
     @pytest.mark.parametrize("pool", [True, {"max_size": 13}, {"min_size": 2}])
@@ -198,14 +160,19 @@ class TestEachId:
         )
         assert not ids(check())
 
-    @pytest.mark.parametrize("name", ["E009", "E010", "E011", "W010"])
+    @pytest.mark.parametrize("name", PROVOKED_BY_TASKS)
     def test_of_tasks(self, name: str, settings: Settings) -> None:
-        globals()[f"provoke_{name.lower()}"](settings)
+        with_tasks(settings, **PROVOKED_BY_TASKS[name])
+        if name == "W010":
+            settings.DELAYED_QUEUE = {"API": {**SERVED["API"], "TOPICS": ["mail"]}}
         found = {each.id for each in check_backends()}
         assert found == {f"delayed_queue.{name}"}
 
     def test_of_tasks_without_their_app(self, settings: Settings) -> None:
-        provoke_e012(settings)
+        with_tasks(settings)
+        settings.INSTALLED_APPS = [
+            each for each in settings.INSTALLED_APPS if each != "delayed_queue.tasks"
+        ]
         assert ids(check()) == {"delayed_queue.E012"}
         assert not check_backends()
 
