@@ -100,12 +100,12 @@ class DirectHandler(ASGIHandler):
             return
         with body:
             set_script_prefix(get_script_prefix(scope))
-            request, response = self.create_request(scope, body)
+            request, refusal = self.create_request(scope, body)
             with suppress(_Left):
                 if request is not None:
                     setattr(request, _RECEIVE, receive)
-                    response = await self._answer(request)
-                await self._send(response, receive, send)
+                response: Any = refusal if request is None else await self._answer(request)
+                await self.send_response(response, send)
 
     async def _body(self, scope: Any, receive: Receive) -> BytesIO:
         """Return the body; raise Problem 413 as soon as it is larger than any call takes."""
@@ -131,10 +131,6 @@ class DirectHandler(ASGIHandler):
         if not response.streaming and response.status_code != HTTPStatus.NO_CONTENT:
             response.headers.setdefault("Content-Length", str(len(response.content)))
         return response  # type: ignore[no-any-return]
-
-    async def _send(self, response: Any, receive: Receive, send: Send) -> None:
-        sending = self.send_response(response, send)
-        await (self._while_connected(sending, receive) if response.streaming else sending)
 
     async def _while_connected(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
         """Return the result of the work; cancel it, and raise, when the client disconnects."""

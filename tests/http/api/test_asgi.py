@@ -120,20 +120,3 @@ def sessions(other: psycopg.Connection[Any]) -> int:
     row = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {LATER}").fetchone()  # noqa: S608
     assert row is not None
     return int(row[0])
-
-
-def test_a_stream_ends_when_its_client_has_gone(server: Server):
-    opened = server.connect()
-    opened.request("GET", "/stream")
-    assert opened.getresponse().read(5) == b"part\n"
-    assert streaming(server) == "1"
-    opened.close()
-    wait_until(lambda: streaming(server) == "0")
-
-
-def streaming(server: Server) -> str:
-    asking = server.connect()
-    asking.request("GET", "/streaming")
-    found = asking.getresponse().read().decode()
-    asking.close()
-    return found

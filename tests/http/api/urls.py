@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from django.db import OperationalError
 from django.db.transaction import non_atomic_requests
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from msgspec import Meta, Struct
 
@@ -75,33 +73,7 @@ def waiting(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(waiting_pops.waiting))
 
 
-streams: list[str] = []
-
-
-@non_atomic_requests
-async def stream(request: HttpRequest) -> StreamingHttpResponse:
-    """Answer without end, as events do."""
-
-    async def parts() -> AsyncIterator[str]:
-        streams.append("one")
-        try:
-            while True:
-                yield "part\n"
-                await asyncio.sleep(0.01)
-        finally:
-            streams.pop()
-
-    return StreamingHttpResponse(parts())
-
-
-@non_atomic_requests
-async def streaming(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(str(len(streams)))
-
-
 urlpatterns = [
-    path("stream", stream),
-    path("streaming", streaming),
     path("waiting", waiting),
     path("orders/v1/", api.urls),
     path("queue/", include("delayed_queue.http.urls")),
