@@ -1,4 +1,4 @@
-"""Jobs with a url are accepted, as where workers send callbacks."""
+"""Jobs with a url are accepted, and each test finds the topics unknown, as a new process does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
+from delayed_queue.http.jobs.catalogue import forget_topics
+
 
 @pytest.fixture(autouse=True)
 def callbacks_on() -> Iterator[None]:
@@ -15,3 +17,10 @@ def callbacks_on() -> Iterator[None]:
     keys = settings.DELAYED_QUEUE | {"CALLBACKS": {**section, "ENABLED": True}}
     with override_settings(DELAYED_QUEUE=keys):
         yield
+
+
+@pytest.fixture(autouse=True)
+def unknown_topics() -> Iterator[None]:
+    forget_topics()
+    yield
+    forget_topics()

@@ -12,7 +12,6 @@ from delayed_queue.http import rates
 from delayed_queue.http.api import pool
 from delayed_queue.http.api.auth import cache
 from delayed_queue.http.api.waiting import waiting_pops
-from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.tokens import VERBS, create_token
 
 
@@ -27,9 +26,7 @@ def forgetful() -> Iterator[None]:
 
 @pytest.fixture
 def new_process() -> Iterator[None]:
-    forget_topics()
     yield
-    forget_topics()
     # A test database cannot be dropped while the API's threads are connected to it.
     waiting_pops.close()
     pool.close()

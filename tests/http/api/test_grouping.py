@@ -10,7 +10,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
+from delayed_queue.http.jobs.catalogue import create_topic
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
 from tests.http.api.servers import Server, Shared, gunicorn, uvicorn
@@ -24,11 +24,9 @@ LARGE: Final = "x" * 20_000
 
 
 @pytest.fixture
-def token(transactional_db: None) -> Iterator[str]:
-    forget_topics()
+def token(transactional_db: None) -> str:
     create_topic("orders")
-    yield create_token("caller", verbs=VERBS, topics=["*"])
-    forget_topics()
+    return create_token("caller", verbs=VERBS, topics=["*"])
 
 
 @pytest.fixture(scope="module", params=["application", "plain", "gunicorn"])

@@ -7,17 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from delayed_queue.http import rates
-from delayed_queue.http.jobs.catalogue import forget_topics
 from tests.http.callbacks.delivering import permitted
 from tests.http.callbacks.servers import Receiver
 
 
 @pytest.fixture
-def fresh(db: None) -> Iterator[None]:
+def fresh(db: None) -> None:
     rates.forget()
-    forget_topics()
-    yield
-    forget_topics()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 
 from delayed_queue.conf import get_settings
 from delayed_queue.http.callbacks.breaker import TRUST_SECONDS, HostState
-from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.models import CallbackAttempt, Host
 from delayed_queue.models import Message
 from tests.http.callbacks.delivering import add_many, callback_worker, permitted
@@ -23,13 +22,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 SECOND: Final = timedelta(seconds=1)
 MANY: Final = 1000
-
-
-@pytest.fixture(autouse=True)
-def fresh(db: None) -> Iterator[None]:
-    forget_topics()
-    yield
-    forget_topics()
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from django.db import connections
 from django.test import Client, override_settings
 
-from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
 from tests.http.callbacks.delivering import TOPIC, add_many, callback_worker
@@ -26,13 +25,6 @@ from tests.support.running import running
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 DELETERS = 6
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    forget_topics()
-    yield
-    forget_topics()
 
 
 def delete(token: str, job_ids: list[str]) -> dict[str, float]:

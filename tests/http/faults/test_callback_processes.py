@@ -16,7 +16,6 @@ import pytest
 from django.db import connection
 
 from delayed_queue.http.jobs.adding import delete_job
-from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.http.models import Host
 from delayed_queue.models import Message
 from tests.http.callbacks.delivering import TOPIC, add, add_many, make_due
@@ -28,13 +27,6 @@ from tests.support.proxy import Proxy
 from tests.support.sampling import sample
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    forget_topics()
-    yield
-    forget_topics()
 
 
 @pytest.fixture

@@ -46,13 +46,6 @@ from tests.support.servers import private_server
 TOKEN: Final = "held-by-the-test"
 
 
-@pytest.fixture(autouse=True)
-def new_process() -> Iterator[None]:
-    forget_topics()
-    yield
-    forget_topics()
-
-
 @pytest.fixture
 def scene(queue: DelayedQueue) -> None:
     """A topic with a job that is dead, one that is reserved, and one that is ready."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any, Final
@@ -14,7 +14,7 @@ from django.test import Client
 
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http.jobs.adding import add_jobs
-from delayed_queue.http.jobs.catalogue import create_topic, forget_topics
+from delayed_queue.http.jobs.catalogue import create_topic
 from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job, kick_topic, replay
 from delayed_queue.http.jobs.jobs import Answer, IfExists, NewJob
@@ -31,13 +31,6 @@ from tests.support.proxy import Proxy
 pytestmark = [pytest.mark.usefixtures("proxied"), pytest.mark.urls("tests.http.api.urls")]
 
 KINDS: Final = ("orders|json", "orders|callback")
-
-
-@pytest.fixture(autouse=True)
-def new_process() -> Iterator[None]:
-    forget_topics()
-    yield
-    forget_topics()
 
 
 @pytest.fixture

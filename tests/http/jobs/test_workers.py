@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from delayed_queue import Envelope
-from delayed_queue.http.jobs.catalogue import forget_topics
 from delayed_queue.models import Message
 from tests.http.jobs.support import add
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def new_process() -> Iterator[None]:
-    forget_topics()
-    yield
-    forget_topics()
 
 
 def test_j7_a_topic_with_a_slow_handler_holds_up_no_other() -> None:

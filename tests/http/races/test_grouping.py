@@ -16,7 +16,7 @@ import pytest
 from delayed_queue.http.api import pool
 from delayed_queue.http.api.jobs import add_together
 from delayed_queue.http.jobs import adding
-from delayed_queue.http.jobs.catalogue import configure_topic, create_topic, forget_topics
+from delayed_queue.http.jobs.catalogue import configure_topic, create_topic
 from delayed_queue.http.jobs.jobs import AddedJob, IfExists
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.store.topics import LOCK_JOBS
@@ -36,10 +36,8 @@ WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
 
 @pytest.fixture(autouse=True)
 def new_process(transactional_db: None) -> Iterator[None]:
-    forget_topics()
     create_topic("orders")
     yield
-    forget_topics()
     pool.close()
 
 
