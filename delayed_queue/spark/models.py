@@ -12,9 +12,9 @@ from delayed_queue.fields import EpochMillisecondField
 class OfferLedger(models.Model):
     """One chunk of rows that a Spark job has offered, in the transaction that wrote this.
 
-    The row of partition -1 closes the batch: it has the number of the batch's rows, and a command's
-    result, which a repetition returns. The row of partition -2 has the start of a job. Rows of a
-    drain with a handler have the number of messages for each outcome, by batch and task.
+    The row of partition -1 closes the batch, and has the number of the batch's rows. The row of
+    partition -2 has the start of a job. Rows of a drain with a handler have the number of messages
+    for each outcome, by batch and task.
     """
 
     job = models.CharField(max_length=200, db_collation="C")
@@ -25,7 +25,6 @@ class OfferLedger(models.Model):
     rows = models.BigIntegerField()
     created = models.BigIntegerField(db_default=0)
     updated = models.BigIntegerField(db_default=0)
-    answer = models.JSONField(null=True, blank=True)
     recorded_at = EpochMillisecondField(db_column="recordedAt")
 
     class Meta:

@@ -35,8 +35,6 @@ CHUNKS_OF_JOBS: Final = [
     *cases("ENDED_OF", CHUNKS, **_JOB, n=10),
     *cases("SETTLE_CHUNK", LEDGER, id=1, created=1, updated=0),
     *cases("IS_CLOSED", CHUNKS, **_JOB),
-    *cases("ANSWER_OF", CHUNKS, job="job-7"),
-    *cases("NOTE_ANSWER", CHUNKS, job="job-7", answer="{}"),
     *cases("COUNT_JOB", CHUNKS, job="job-700", n=10),
     *cases("OFFERED_OF", CHUNKS, job="job-700", n=10),
     *cases("PRUNE_LEDGER", "offer_ledger_recorded", age=Each(3_600_000, 24 * 3_600_000),

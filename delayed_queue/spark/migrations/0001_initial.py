@@ -39,7 +39,6 @@ class Migration(migrations.Migration):
                 ("rows", models.BigIntegerField()),
                 ("created", models.BigIntegerField(db_default=0)),
                 ("updated", models.BigIntegerField(db_default=0)),
-                ("answer", models.JSONField(blank=True, null=True)),
                 ("recorded_at", EpochMillisecondField(db_column="recordedAt")),
             ],
             options={

@@ -36,12 +36,10 @@ from delayed_queue.spark.pipeline.offers import (
     Spread,
     check_of,
     deliver,
-    earlier_answer,
     evened,
     firsts,
     from_its_beginning,
     id_of,
-    note_answer,
     offer,
     pieces_of_bytes,
     telling,
@@ -70,13 +68,9 @@ class ImportOptions(JobOptions):
     spread: Spread | None = None
     max_bad_ratio: float = MAX_BAD_RATIO
     quarantine: str = "quarantine"
-    # In how many pieces by keys.
+    # The number of pieces by keys, and the name of the job: of its id, files and options.
     pieces: int = 1
-
-    @property
-    def asks_ledger(self) -> bool:
-        """True if the ledger has the result; it has none of a target or a dry run."""
-        return self.target is None and not self.is_dry_run
+    name: str = ""
 
 
 def run(spark: SparkSession, options: ImportOptions, console: Console) -> Offered:
@@ -90,22 +84,14 @@ def run(spark: SparkSession, options: ImportOptions, console: Console) -> Offere
     stamps = files_on(spark).stamps(files)
     pieces = options.partitions or pieces_of_bytes(sum(size for _, size, _ in stamps))
     options = replace(options, source=options.source.known(files), pieces=pieces)
-    of = _digest(stamps, options)
-    options = replace(options, job=options.job or of)
-    if options.asks_ledger and (answer := earlier_answer(str(options.job), of)) is not None:
-        return Offered.of(answer)
+    asked = {**asdict(options.source), "mode": options.mode, "target": options.target}
+    name = id_of(stamps, asked)
+    # The same id with other files or options is another job.
+    options = replace(options, name=name if options.job is None else f"{options.job}-{name}")
     report = _checked_first(spark, options, console)
-    if options.asks_ledger:
-        note_answer(report.job, of, asdict(report))
     if not report.is_dry_run:
         count("import", options.source.rules.queue or "", report.parts)
     return report
-
-
-def _digest(stamps: list[tuple[str, int, int]], options: ImportOptions) -> str:
-    """Return what the same files and options have again."""
-    asked = {**asdict(options.source), "mode": options.mode, "target": options.target}
-    return id_of(stamps, asked)
 
 
 def _checked_first(spark: SparkSession, options: ImportOptions, console: Console) -> Offered:
@@ -126,6 +112,17 @@ def parts_of(spark: SparkSession) -> str:
     done = sum(each.numCompletedTasks for each in stages if each is not None)
     total = sum(each.numTasks for each in stages if each is not None)
     return f"{done:,} of {total:,} parts are read"
+
+
+def refusal_of(report: Offered, most: float) -> str | None:
+    """Return why nothing is offered, if a larger share than ``most`` is bad."""
+    # A quotient: 0.29 * 100 is less than 29.
+    if report.quarantined / max(report.input, 1) <= most:
+        return None
+    return (
+        f"{report.quarantined:,} of {report.input:,} records are bad, more than "
+        f"--max-bad-ratio {most:g} allows; nothing was offered."
+    )
 
 
 class _RecordWasCut(Exception):
@@ -177,15 +174,17 @@ class _Import:
         unique, repeated = self._firsts()
         good, bad = (sum(getattr(each, of) for each in self._blocks) for of in ("good", "bad"))
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
-        report = Offered(str(self._options.job), good + bad, quarantined=bad)
+        report = Offered(self._options.name, good + bad, quarantined=bad)
         if bad:
             report = self._with_reasons(report)
         report = replace(report, duplicates=repeated)
         if self._options.is_dry_run:
-            return replace(report, is_dry_run=True, refused=self._refusal(report))
+            return replace(
+                report, is_dry_run=True, refused=refusal_of(report, self._options.max_bad_ratio)
+            )
         if bad:
             report = self._quarantine(report)
-        if refused := self._refusal(report):
+        if refused := refusal_of(report, self._options.max_bad_ratio):
             raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
         return self._offer(report, self._evened(unique), good)
 
@@ -230,17 +229,6 @@ class _Import:
         self._bad().write.mode("overwrite").parquet(path)
         self._console.progress(f"{report.quarantined:,} bad records are in {path}")
         return replace(report, quarantine=path)
-
-    def _refusal(self, report: Offered) -> str | None:
-        """Return why nothing is offered, if too many are bad."""
-        most = self._options.max_bad_ratio
-        # As a quotient: 0.29 * 100 is less than 29.
-        if report.quarantined / max(report.input, 1) <= most:
-            return None
-        return (
-            f"{report.quarantined:,} of {report.input:,} records are bad, more than "
-            f"--max-bad-ratio {most:g} allows; nothing was offered."
-        )
 
     # Good ones
 

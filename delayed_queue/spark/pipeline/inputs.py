@@ -27,6 +27,7 @@ from delayed_queue.spark.pipeline.lines import (
     CsvReader,
     Found,
     JsonReader,
+    Place,
     Reader,
     Unreadable,
     cells_of,
@@ -43,34 +44,20 @@ _ENDINGS: Final = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
 }  # fmt: skip
 _PACKED: Final = re.compile(r"\.(gz|bz2|zst|zstd|lz4|snappy|deflate)$")
-CHECKED: Final = (
-    "file string, block bigint, place bigint, kind string, key string, payload binary, "
-    "schedule_ms bigint, delay_ms bigint, headers string, grouped string, reasons array<string>, "
-    "record string, lines bigint"
-)
+# Columns of the checked rows, in order.
 _ARROW: Final = pa.schema(
-    [
-        ("file", pa.string()),
-        ("block", pa.int64()),
-        ("place", pa.int64()),
-        ("kind", pa.string()),
-        ("key", pa.string()),
-        ("payload", pa.binary()),
-        ("schedule_ms", pa.int64()),
-        ("delay_ms", pa.int64()),
-        ("headers", pa.string()),
-        ("grouped", pa.string()),
-        ("reasons", pa.list_(pa.string())),
-        ("record", pa.string()),
-        ("lines", pa.int64()),
-    ]
-)
-# Kind, key, payload, schedule, delay, headers and group of a row that is no message.
-_NOTHING: Final = (None,) * 7
+    {
+        "file": pa.string(), "block": pa.int64(), "place": pa.int64(),
+        "kind": pa.string(), "key": pa.string(), "payload": pa.binary(),
+        "schedule_ms": pa.int64(), "delay_ms": pa.int64(),
+        "headers": pa.string(), "grouped": pa.string(),
+        "reasons": pa.list_(pa.string()), "record": pa.string(), "lines": pa.int64(),
+    }
+)  # fmt: skip
 _PLACE: Final = ["file", "block", "place"]
 # The text of the last row of a block that ends within a record.
 OPEN: Final = "open"
-Row = tuple[Any, ...]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +91,14 @@ def format_of(names: Sequence[str]) -> str:
 
 def checked(spark: SparkSession, source: Input) -> DataFrame:
     """Return the input's rows, good ones, bad ones and a last one for each block."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     columns = None
     frame = (_parquet if source.format == "parquet" else _lines)(spark, source)
     if source.format == "csv":
         columns = _header(spark, source)
         check_columns(columns, source.rules)
-    return frame.mapInArrow(_Checking(source, columns), CHECKED)
+    return frame.mapInArrow(_Checking(source, columns), from_arrow_schema(_ARROW))
 
 
 def files_of(spark: SparkSession, paths: Sequence[str]) -> list[str]:
@@ -225,7 +214,7 @@ def _of_rows(batches: Iterator[pa.RecordBatch], checker: Checker) -> Iterator[pa
         for file, place in zip(*(each.to_pylist() for each in last.columns), strict=True):
             lines[file] = max(lines.get(file, 0), place + 1)
         yield from messages(places, records, checker)
-    yield batch_of([_end(file, 0, number) for file, number in lines.items()])
+    yield _batch([_end(file, 0, number) for file, number in lines.items()])
 
 
 def _of_lines(
@@ -237,13 +226,17 @@ def _of_lines(
     for batch in batches:
         yield from rows_of(list(blocks.take(batch)), checker)
     yield from rows_of(list(blocks.end()), checker)
-    yield batch_of(ends)
+    yield _batch(ends)
 
 
 def rows_of(found: list[Found], checker: Checker) -> Iterator[pa.RecordBatch]:
-    wrong = [(place, each) for place, each in found if isinstance(each, Unreadable)]
+    wrong = [
+        _refused(place, [each.reason], each.text)
+        for place, each in found
+        if isinstance(each, Unreadable)
+    ]
     read = [(place, each) for place, each in found if isinstance(each, dict)]
-    yield batch_of([_unreadable(place, each) for place, each in wrong])
+    yield _batch(wrong)
     if read:
         places = zip(*(place for place, _ in read), strict=True)
         arrays = [pa.array(each) for each in places]
@@ -275,11 +268,12 @@ class _Blocks:
 
 
 def _end(file: str, block: int, lines: int, *, is_open: bool = False) -> Row:
-    return (file, block, None, *_NOTHING, None, OPEN if is_open else None, lines)
+    return {"file": file, "block": block, "record": OPEN if is_open else None, "lines": lines}
 
 
-def _unreadable(place: tuple[str, int, int], found: Unreadable) -> Row:
-    return (*place, *_NOTHING, [found.reason], found.text, None)
+def _refused(place: Place, reasons: list[str], record: str, key: str | None = None) -> Row:
+    at = dict(zip(_PLACE, place, strict=True))
+    return {**at, "key": key, "reasons": reasons, "record": record}
 
 
 def messages(
@@ -298,14 +292,14 @@ def messages(
     is_list = isinstance(records, list)
     refused = [records[row] for row in bad] if is_list else dicts_of(records.take(bad))
     at = zip(*(each.take(bad).to_pylist() for each in places), strict=True)
-    yield batch_of(
+    # Bad texts may not be storable either: they hold a lone surrogate, or NUL.
+    reasons = (list(map(storable, found.reasons[row])) for row in bad)
+    yield _batch(
         [
-            # Bad texts may not be storable either: they hold a lone surrogate, or NUL.
-            (*place, None, checker.key_of(record), *_NOTHING[2:],
-             list(map(storable, found.reasons[row])), _as_text(record), None)
-            for row, place, record in zip(bad, at, refused, strict=True)
+            _refused(place, wrong, _as_text(record), checker.key_of(record))
+            for place, wrong, record in zip(at, reasons, refused, strict=True)
         ]
-    )  # fmt: skip
+    )
 
 
 def _as_text(record: Mapping[str, Any]) -> str:
@@ -313,9 +307,6 @@ def _as_text(record: Mapping[str, Any]) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def batch_of(rows: list[Row]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True) if rows else [()] * len(_ARROW)
-    arrays = [
-        pa.array(column, type=each.type) for column, each in zip(columns, _ARROW, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
+def _batch(rows: list[Row]) -> pa.RecordBatch:
+    """Return the rows; a column that a row lacks is null."""
+    return pa.RecordBatch.from_pylist(rows, schema=_ARROW)

@@ -6,7 +6,7 @@ A line of JSON is one record; of CSV a record has one line or several.
 from __future__ import annotations
 
 import csv
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -67,80 +67,72 @@ class JsonReader:
 
 
 class CsvReader:
-    """A record is a line, or several where a quoted cell holds line breaks; it is at the first.
+    """A record is a line, or several if a quoted cell holds line breaks; it is at its first line.
 
-    Lines that together are no record are looked at apart, and the first of them is a bad one.
+    Lines that are no record together are read one by one again; the first of them is a bad one.
     """
 
     def __init__(self, columns: Sequence[str], delimiter: str) -> None:
         self._columns = list(columns)
         self._delimiter = delimiter
-        self._held: list[tuple[Place, str]] = []
-        self._size = 0
-        self._waiting: deque[tuple[Place, str | Unreadable]] = deque()
+        # Lines without a result: the first ones, which may be a record that continues, are tried.
+        self._lines: list[tuple[Place, str | Unreadable]] = []
+        self._tried = 0
         # For the whole process, which is a worker of Spark: a cell is as large as a payload.
         csv.field_size_limit(_MOST_IN_CELL)
 
     @property
     def is_open(self) -> bool:
-        return bool(self._held)
+        return bool(self._lines)
 
     def take(self, place: Place, data: bytes) -> Iterator[Found]:
-        self._waiting.append((place, _text(place, data)))
-        yield from self._work()
+        self._lines.append((place, _text(place, data)))
+        yield from self._records()
 
     def end(self) -> Iterator[Found]:
-        while self._held:
-            yield self._give_up()
-            yield from self._work()
+        while self._lines:
+            yield self._given_up()
+            yield from self._records()
 
-    def _work(self) -> Iterator[Found]:
-        while self._waiting:
-            place, line = self._waiting.popleft()
-            if isinstance(line, Unreadable) and self._held:
-                self._waiting.appendleft((place, line))
-                yield self._give_up()
-            elif isinstance(line, Unreadable):
-                yield place, line
-            elif line.strip() or self._held:
-                self._held.append((place, line))
-                self._size += len(line)
-                yield from self._judged()
-            else:
-                yield place, None
+    def _records(self) -> Iterator[Found]:
+        """Yield the records of the lines, but the last one if it may continue."""
+        while self._tried < len(self._lines):
+            self._tried += 1
+            tried = self._lines[: self._tried]
+            record = self._record([line for _, line in tried])
+            if record is _OPEN:
+                continue
+            if len(tried) > 1 and isinstance(record, Unreadable):
+                yield self._given_up()
+                continue
+            del self._lines[: self._tried]
+            self._tried = 0
+            yield tried[0][0], record
+            yield from ((place, None) for place, _ in tried[1:])
 
-    def _judged(self) -> Iterator[Found]:
-        found = self._record()
-        if found is _OPEN:
-            return
-        if isinstance(found, Unreadable) and len(self._held) > 1:
-            yield self._give_up()
-            return
-        (first, _), *rest = self._held
-        self._held, self._size = [], 0
-        yield first, found
-        yield from ((place, None) for place, _ in rest)
+    def _given_up(self) -> Found:
+        """Return the first line as a bad one; the others are tried again."""
+        place, line = self._lines.pop(0)
+        self._tried = 0
+        return place, Unreadable(str(line), f"The line is not CSV: {_UNCLOSED}.")
 
-    def _give_up(self) -> Found:
-        """Return the first held line as a bad one; the others are looked at anew."""
-        (place, line), *rest = self._held
-        self._held, self._size = [], 0
-        self._waiting.extendleft(reversed(rest))
-        return place, Unreadable(line, f"The line is not CSV: {_UNCLOSED}.")
-
-    def _record(self) -> Any:
-        """Return the record of the held lines, _OPEN, Unreadable, or None for the header."""
-        place, last = self._held[0][0], self._held[-1][1]
-        may_go_on = len(self._held) < MOST_LINES and self._size < MOST_CHARACTERS
-        if len(self._held) > 1 and '"' not in last and may_go_on:
+    def _record(self, lines: list[str | Unreadable]) -> Any:
+        """Return the record of the lines, _OPEN, Unreadable, or None for no record."""
+        last = lines[-1]
+        if isinstance(last, Unreadable):
+            return last
+        text = "\n".join(map(str, lines))
+        may_continue = len(lines) < MOST_LINES and len(text) < MOST_CHARACTERS
+        if len(lines) > 1 and '"' not in last and may_continue:
             return _OPEN
-        text = "\n".join(line for _, line in self._held)
+        if not text.strip():
+            return None
         try:
             cells = cells_of(text, self._delimiter)
         except csv.Error as error:
-            is_open = str(error) == _UNCLOSED and may_go_on
+            is_open = str(error) == _UNCLOSED and may_continue
             return _OPEN if is_open else Unreadable(text, f"The line is not CSV: {error}.")
-        if place[1:] == (0, 0):
+        if self._lines[0][0][1:] == (0, 0):
             is_header = cells == self._columns
             return None if is_header else Unreadable(text, "The header differs from the others.")
         if len(cells) != len(self._columns):

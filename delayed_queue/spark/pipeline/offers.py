@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from delayed_queue.db.sql import Row, value_of
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.messages import (
     MAX_MILLISECONDS,
@@ -27,11 +26,9 @@ from delayed_queue.spark.database import Link
 from delayed_queue.spark.pipeline.console import Console, aligned
 from delayed_queue.spark.pipeline.handling import close_connections, load_application
 from delayed_queue.spark.pipeline.records import row_of
-from delayed_queue.spark.pipeline.values import storable_json
 from delayed_queue.spark.source.ledger import OFFER, JobKey, open_job
 from delayed_queue.spark.source.ledger import counts as counts_of
 from delayed_queue.spark.source.options import Options
-from delayed_queue.spark.store.offering import ANSWER_OF, NOTE_ANSWER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -118,13 +115,6 @@ class Offered:
         names = ("created", "updated", "ignored", "duplicates", "quarantined")
         return {name: getattr(self, name) for name in names}
 
-    @classmethod
-    def of(cls, answer: Mapping[str, Any]) -> Offered:
-        """Return the stored result of an earlier run."""
-        reasons = tuple((text, number) for text, number in answer["reasons"])
-        found = cls(**{**answer, "reasons": reasons, "samples": tuple(answer["samples"])})
-        return replace(found, was_done=True)
-
     def counted(self, total: int, counts: Counts, *, was_done: bool = False) -> Offered:
         """Add the counts; raise InvalidConfiguration if they are not of ``total`` rows."""
         if counts.total != total:
@@ -184,38 +174,10 @@ def check_id(job: str | None) -> None:
         )
 
 
-def _asked(what: str, statement: str, **params: Any) -> list[Row]:
-    """Return the answer of the ledger."""
-    with closing(Link(Options())) as link:
-        return link.fetch(what, statement, params)
-
-
 def began_at(job: str) -> int:
     """Return the first start of the job, from which its messages are spread."""
     with closing(Link(Options())) as link:
         return link.repeat(OFFER, lambda connection: open_job(connection, JobKey(job)))
-
-
-def note_answer(job: str, of: str, answer: Mapping[str, Any]) -> None:
-    """Store the result of a command for these files and options."""
-    text = storable_json({"of": of, "answer": answer})
-    _asked("The note of the answer", NOTE_ANSWER, job=job, answer=text)
-
-
-def earlier_answer(job: str, of: str) -> dict[str, Any] | None:
-    """Return the result of an earlier run, or None.
-
-    Raises InvalidConfiguration if that run had other files or options.
-    """
-    text = value_of(_asked("The query of the ledger", ANSWER_OF, job=job))
-    if text is None:
-        return None
-    found = json.loads(text)
-    if found["of"] != of:
-        raise InvalidConfiguration(
-            f"The id {job!r} is that of a run of other files or options: pass another --id."
-        )
-    return dict(found["answer"])
 
 
 @contextmanager
@@ -360,22 +322,9 @@ class _Delivery:
             counted = function(self._rows(batches))
         finally:
             close_connections()
-        yield pa.RecordBatch.from_pylist(
-            [
-                {
-                    "created": counted.created,
-                    "updated": counted.updated,
-                    "ignored": counted.ignored,
-                }
-            ],
-            schema=pa.schema([(name, pa.int64()) for name in ("created", "updated", "ignored")]),
-        )
+        yield pa.RecordBatch.from_pylist([asdict(counted)])
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         for batch in batches:
             for row in batch.to_pylist():
-                yield row_of(
-                    row["kind"], row["key"], row["payload"],
-                    (row["schedule_ms"], row["delay_ms"]), (row["headers"], row["grouped"]),
-                    self._codec,
-                )  # fmt: skip
+                yield row_of(row, self._codec)

@@ -142,14 +142,11 @@ class Checker:
 
     def _ask(self, check_row: Callable[[Any], Any], checked: Checked) -> None:
         """Add the reasons of the target's own check against the messages."""
-        values = zip(*(each.to_pylist() for each in checked.columns.values()), strict=True)
-        for row, (kind, key, payload, schedule, delay, headers, group) in enumerate(values):
-            if row not in checked.reasons:
-                message = row_of(
-                    kind, key, payload, (schedule, delay), (headers, group), self.rules.codec
-                )
+        for number, row in enumerate(pa.RecordBatch.from_pydict(checked.columns).to_pylist()):
+            if number not in checked.reasons:
+                message = row_of(row, self.rules.codec)
                 if wrong := [str(each) for each in check_row(message) or ()]:
-                    checked.reasons[row] = wrong
+                    checked.reasons[number] = wrong
 
     def _values(self, records: Records, name: str) -> _Values:
         column: Any = self.column_of[name]
@@ -297,26 +294,15 @@ def _headers(value: Any) -> str | None:
     return encode_headers(plain(value))
 
 
-def row_of(
-    kind: str,
-    key: str,
-    payload: bytes,
-    when: tuple[int | None, int | None],
-    more: tuple[str | None, str | None],
-    codec: str,
-) -> dict[str, Any]:
-    """Return the row that a target is given: values, not columns; ``when`` in milliseconds.
-
-    ``more`` is its headers and its group.
-    """
-    schedule_ms, delay_ms = when
-    headers, group = more
+def row_of(row: Mapping[str, Any], codec: str) -> dict[str, Any]:
+    """Return the row that a target gets: values instead of encoded columns."""
+    schedule_ms, delay_ms, headers = row["schedule_ms"], row["delay_ms"], row["headers"]
     return {
-        "queue": kind.rpartition("|")[0],
-        "key": key,
-        "payload": codec_named(codec).decode(payload),
+        "queue": row["kind"].rpartition("|")[0],
+        "key": row["key"],
+        "payload": codec_named(codec).decode(row["payload"]),
         "schedule_at": None if schedule_ms is None else from_milliseconds(schedule_ms),
         "delay": None if delay_ms is None else timedelta(milliseconds=delay_ms),
         "headers": None if headers is None else json.loads(headers),
-        "group": group,
+        "group": row["grouped"],
     }

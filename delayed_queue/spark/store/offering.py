@@ -101,25 +101,6 @@ WHERE job = %(job)s::varchar
 GROUP BY digest
 """
 
-# Store a command's answer for its repetition, if the job is closed.
-# Reads: offer_ledger_chunk.
-NOTE_ANSWER: Final[LiteralString] = """
-UPDATE delayed_queue_offer_ledger
-SET answer = %(answer)s::jsonb
-WHERE job = %(job)s::varchar
-    AND batch = 0
-    AND "partition" = -1
-"""
-
-# Reads: offer_ledger_chunk.
-ANSWER_OF: Final[LiteralString] = """
-SELECT answer::text
-FROM delayed_queue_offer_ledger
-WHERE job = %(job)s::varchar
-    AND batch = 0
-    AND "partition" = -1
-"""
-
 # Reads: offer_ledger_chunk.
 IS_CLOSED: Final[LiteralString] = """
 SELECT EXISTS (

@@ -97,30 +97,6 @@ class TestFiles:
         assert queue.stats().due == 0
 
 
-class TestRatio:
-    @pytest.mark.long
-    def test_the_share_that_is_allowed_is_allowed(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path
-    ) -> None:
-        """0.29 times 100 is less than 29 to a computer."""
-        records: list[Any] = [{"key": f"k{n}", "payload": n} for n in range(71)]
-        path = lines(tmp_path / "in.jsonl", [*records, *["bad"] * 29])
-        asked = options(tmp_path, path, max_bad_ratio=0.29)
-        assert imports.run(spark, asked, CONSOLE).created == 71
-
-    @pytest.mark.long
-    def test_a_dry_run_says_what_would_be_refused(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path
-    ) -> None:
-        path = lines(tmp_path / "in.jsonl", [{"key": "a", "payload": 1}, "bad"])
-        asked = options(tmp_path, path, max_bad_ratio=0.4, is_dry_run=True)
-        found = imports.run(spark, asked, CONSOLE)
-        assert found.refused is not None
-        assert found.refused.startswith("1 of 2 records are bad")
-        assert imports.run(spark, replace(asked, max_bad_ratio=0.5), CONSOLE).refused is None
-        assert not (tmp_path / "quarantine").exists()
-
-
 def test_a_database_that_is_away_is_told_before_anything_is_read(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connections
-from django.db.models import F
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
@@ -126,77 +125,43 @@ def run_batches(frame: Any, lake: str, function: Callable[[Any, int], None], **t
 
 
 class TestReplays:
-    """The first run fails in its batch; the second one goes on from the checkpoint."""
+    """The first run fails in its batch; the second one continues from the checkpoint.
 
-    def fail(self, spark: Any, lake: str) -> list[str]:
-        seen: list[str] = []
+    A lease that ends meanwhile is in test_leases.py.
+    """
 
-        def look_and_break(frame: Any, batch: int) -> None:
-            seen.extend(row.key for row in frame.collect())
-            raise ValueError("the sink broke")
-
-        with pytest.raises(Exception, match="the sink broke"):
-            run_batches(stream(spark), lake, look_and_break)
-        return sorted(seen)
-
-    def again(self, spark: Any, lake: str) -> list[str]:
+    def run(self, spark: Any, lake: str, *, is_broken: bool) -> list[str]:
         seen: list[str] = []
 
         def look(frame: Any, batch: int) -> None:
             seen.extend(row.key for row in frame.collect())
+            if is_broken:
+                raise ValueError("the sink broke")
 
         run_batches(stream(spark), lake, look)
         return sorted(seen)
 
     def test_within_the_lease_the_same_rows(self, spark: Any, lake: str):
         keys = sorted(fill(6))
-        assert self.fail(spark, lake) == keys
-        assert self.again(spark, lake) == keys
-        assert Message.objects.count() == 0
-
-    @pytest.mark.long
-    def test_after_it_those_that_nobody_else_has_taken(
-        self, spark: Any, lake: str, queue: DelayedQueue
-    ):
-        keys = sorted(fill(6))
-        assert self.fail(spark, lake) == keys
-        Message.objects.filter(key__lt="k0002").update(scheduled_at=F("created_at"))
-        theirs = queue.try_poll_many(9)
-        assert self.again(spark, lake) == keys[2:]
-        assert theirs.acknowledge() == 2
+        with pytest.raises(Exception, match="the sink broke"):
+            self.run(spark, lake, is_broken=True)
+        assert self.run(spark, lake, is_broken=False) == keys
         assert Message.objects.count() == 0
 
 
-class TestSlowBatches:
-    @pytest.mark.parametrize("renew", sample(["true", "false"], "true"))
-    def test_a_lease_shorter_than_the_batch(
-        self, spark: Any, lake: str, queue: DelayedQueue, renew: str
-    ):
-        fill(4)
-        taken: list[str] = []
-        start = Message.objects.get(key="k0000").created_at
+def test_a_lease_shorter_than_the_batch_is_renewed(spark: Any, lake: str, queue: DelayedQueue):
+    fill(4)
+    start = Message.objects.get(key="k0000").created_at
 
-        def wait_for_the_lease_to_run_out(frame: Any, batch: int) -> None:
-            frame.collect()
-            if batch == 0 and renew == "true":
-                beyond = start + timedelta(seconds=4)
-                wait_until(lambda: Message.objects.get(key="k0000").scheduled_at > beyond)
-            if batch == 0:
-                wait_until(lambda: taken_over(queue, taken) or renew == "true")
+    def wait_for_the_lease_to_run_out(frame: Any, batch: int) -> None:
+        frame.collect()
+        if batch == 0:
+            beyond = start + timedelta(seconds=4)
+            wait_until(lambda: Message.objects.get(key="k0000").scheduled_at > beyond)
+            assert queue.try_poll() is None
 
-        options = {"lease": "1s", "renew": renew}
-        run_batches(stream(spark, **options), lake, wait_for_the_lease_to_run_out)
-        # Renewed, all were the batch's to the end. Without it somebody else took one, and the
-        # batch did not delete what was no longer its own.
-        assert len(taken) == (0 if renew == "true" else 1)
-        assert set(Message.objects.values_list("key", flat=True)) == set(taken)
-
-
-def taken_over(queue: DelayedQueue, taken: list[str]) -> bool:
-    envelope = queue.try_poll()
-    if envelope is not None:
-        taken.append(envelope.key)
-    return envelope is not None
+    run_batches(stream(spark, lease="1s"), lake, wait_for_the_lease_to_run_out)
+    assert not Message.objects.exists()
 
 
 class TestFilling:

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.handling import load
+from delayed_queue.spark.pipeline.imports import refusal_of
 from delayed_queue.spark.pipeline.inputs import Input, check_columns, format_of, rows_of
 from delayed_queue.spark.pipeline.lines import Block, numbered
-from delayed_queue.spark.pipeline.offers import telling
+from delayed_queue.spark.pipeline.offers import Offered, telling
 from delayed_queue.spark.pipeline.records import FIELDS, Checker, Rules, parse_mapping
 from delayed_queue.spark.pipeline.values import is_deeper, storable_json
 from delayed_queue.spark.source.rules import plain
@@ -262,6 +263,16 @@ class TestInputs:
         with pytest.raises(InvalidConfiguration, match="--input-format"):
             format_of(paths)
         assert Input(tuple(paths), "csv", Rules("orders")).known(paths).format == "csv"
+
+    @pytest.mark.parametrize(
+        ("bad", "most", "is_refused"), [(29, 0.29, False), (30, 0.29, True), (0, 0, False)]
+    )
+    def test_a_larger_share_of_bad_records_is_refused(
+        self, bad: int, most: float, is_refused: bool
+    ) -> None:
+        said = refusal_of(Offered("job", 100, quarantined=bad), most)
+        assert (said is not None) == is_refused
+        assert said is None or said.startswith("30 of 100 records are bad, more than")
 
     def test_how_far_it_is_is_told_now_and_then(self) -> None:
         err, told = io.StringIO(), threading.Event()
