@@ -92,8 +92,8 @@ def test_a_channel_without_providers_is_warned_of(settings):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_consumer_without_a_broker_says_so_and_stops_when_told():
-    with managed("consumenotifications", AMQP_URL="memory://") as process:
+def test_a_consumer_with_an_empty_broker_url_says_so_and_stops_when_told():
+    with managed("consumenotifications", AMQP_URL="") as process:
         # The handlers of signals are there before it connects.
         wait_until(lambda: process.has_said("event=consumer_connected"))
         assert process.has_said("Set AMQP_URL")
