@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from heapq import nlargest
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
@@ -21,7 +21,7 @@ from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe import store
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, estimated_depths, find_kinds
-from delayed_queue.observe.store import CountsRow, DepthRow, SampledRow, StepRow, Window
+from delayed_queue.observe.store import CountsRow, DepthRow, SampledRow, Window
 
 MINUTE: Final = timedelta(minutes=1)
 _MINUTE_MS: Final = 60_000
@@ -35,6 +35,8 @@ _BUCKETS: Final = 32
 _COUNT_BITS: Final = 25
 _MAX_COUNT: Final = 2**_COUNT_BITS - 1
 _MAX_INT: Final = 2**31 - 1
+# A step without a row: six unknown depths, three counts.
+_UNCOUNTED: Final = (*[None] * 6, *[0] * 3)
 
 
 class _Totals(NamedTuple):
@@ -264,15 +266,15 @@ def _steps(
     kinds: Sequence[str], window: Window, sampled: Sequence[SampledRow], using: str
 ) -> dict[str, dict[int, Step]]:
     """Return the steps of each queue by their first minute."""
-    rows = {(row.kind, row.minute): row for row in store.history(kinds, window, using=using)}
+    rows = store.history(kinds, window, using=using)
     minutes = {row.minute for row in sampled}
     # A queue that is counted but never measured is not empty: its depth is unknown.
-    measured = {row.kind for row in rows.values() if row.due is not None}
-    unknown = {row.kind for row in rows.values()} - measured
+    measured = {kind for (kind, _), (due, *_) in rows.items() if due is not None}
+    unknown = {kind for kind, _ in rows} - measured
     return {
         kind: {
             minute: _step(
-                minute, window.step, rows.get((kind, minute)),
+                minute, window.step, rows.get((kind, minute), _UNCOUNTED),
                 is_sampled=minute in minutes, is_unknown=kind in unknown,
             )
             for minute in range(window.since, window.until, window.step)
@@ -282,12 +284,11 @@ def _steps(
 
 
 def _step(
-    minute: int, width: int, row: StepRow | None, *, is_sampled: bool, is_unknown: bool
+    minute: int, width: int, measured: Sequence[Any], *, is_sampled: bool, is_unknown: bool
 ) -> Step:
-    none = None if is_unknown or not is_sampled else 0
-    is_measured = row is not None and row.due is not None
-    depths = row[2:8] if row and is_measured else (none, none, none, none, none, none)
-    counts = (0, 0, 0) if row is None else row[8:]
+    depths, counts = measured[:6], measured[6:]
+    if depths[0] is None and is_sampled and not is_unknown:
+        depths = [0] * 6
     return Step(minute, width, is_sampled, *depths, *counts)
 
 

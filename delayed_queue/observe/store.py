@@ -343,22 +343,6 @@ class CountsRow(NamedTuple):
     times: str
 
 
-class StepRow(NamedTuple):
-    """A step of a queue: maximum depths (None if not measured), last stored messages, and sums."""
-
-    kind: str
-    minute: int
-    due: int | None
-    scheduled: int | None
-    leased: int | None
-    dead: int | None
-    late: int | None
-    stored: int | None
-    done: int
-    failed: int
-    died: int
-
-
 class BucketRow(NamedTuple):
     """The count of a histogram's bucket in a step."""
 
@@ -411,9 +395,10 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, A
 
 def history(
     kinds: Sequence[str], window: Window, *, using: str = db.DEFAULT_ALIAS
-) -> list[StepRow]:
-    params = window._asdict() | {"kinds": list(kinds)}
-    return rows_of(StepRow, db.fetch(using, HISTORY, params))
+) -> dict[tuple[str, int], Sequence[Any]]:
+    """Return depths (None if not measured) and counts, by kind and first minute of the step."""
+    rows = db.fetch(using, HISTORY, {"kinds": list(kinds), **window._asdict()})
+    return {(kind, minute): measured for kind, minute, *measured in rows}
 
 
 def histograms(kind: str, window: Window, *, using: str = db.DEFAULT_ALIAS) -> list[BucketRow]:
