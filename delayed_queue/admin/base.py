@@ -110,8 +110,8 @@ class KeyedRowAdmin(QueueModelAdmin):
             queryset = queryset.annotate(payload_head=_head_of("payload"))
         row = find(queryset, object_id)
         if row is not None:
-            asked = (row.kind, row.key, request, self.admin_site.name)
-            row.panels = format_html_join("", "{}", ((panel(*asked),) for panel in hooks.panels))
+            about = (row.kind, row.key, request, self.admin_site.name)
+            row.panels = format_html_join("", "{}", ((panel(*about),) for panel in hooks.panels))
         return row
 
     # Not named "payload": Django would show the model's field of that name to every user.

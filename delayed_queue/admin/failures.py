@@ -105,7 +105,7 @@ class StartRun(Operation):
     def form(self, data: Any, call: Call) -> RunForm:
         return RunForm(data, self.plan(call), call.using)
 
-    def asked(self, call: Call, form: Any) -> dict[str, Any]:
+    def confirmation(self, call: Call, form: Any) -> dict[str, Any]:
         plan: BulkPlan = form.plan
         found = plan.preview(call.using)
         letters = DeadLetter.objects.using(call.using).filter(

@@ -91,7 +91,7 @@ def _label(kind: str) -> str:
 
 
 class NarrowFilter(SimpleListFilter):
-    """A filter by time, which needs a queue: the index on times begins with the kind."""
+    """A filter by time, which needs a queue: the index on times starts with the kind."""
 
     # The choices, those that need no queue, and a hint in place of the others.
     offered: ClassVar[dict[str, Any]]
@@ -200,7 +200,7 @@ def _worker(chosen: str, using: str) -> Worker | None:
 
 
 class GroupFilter(LinkedFilter):
-    """By failure; its index begins with the queue."""
+    """By failure; its index starts with the queue."""
 
     title, parameter_name, column = _("failure"), GROUP, "fingerprint"
 

@@ -143,7 +143,7 @@ class Change(Operation):
             form.add_error(None, lack)
         return form
 
-    def asked(self, call: Call, form: Any) -> dict[str, Any]:
+    def confirmation(self, call: Call, form: Any) -> dict[str, Any]:
         kind, group = call.tokens
         title = f"{self.label}: {group or name_of(kind).queue}"
         return {"title": title, "button": title, "queue": name_of(kind)}

@@ -100,7 +100,7 @@ class OperatingAdmin(ListAdmin):
         call = Call(self.get_queryset(request), tokens, request.user)
         form = self.perform(request, operation, call)
         if form is not None:
-            return self._ask_about_rows(request, operation, call, form)
+            return self._confirm_rows(request, operation, call, form)
         return HttpResponseRedirect(self._back_url(request, call))
 
     def perform(self, request: HttpRequest, operation: Operation, call: Call) -> forms.Form | None:
@@ -142,23 +142,25 @@ class OperatingAdmin(ListAdmin):
         if form is None:
             return HttpResponseRedirect(operation.next_url(self) or back)
         context = {"back": back, "carried": [(operation.name, value)], **shown}
-        return self._ask(request, operation, form, **context, **operation.asked(call, form))
+        return self._confirm(
+            request, operation, form, **context, **operation.confirmation(call, form)
+        )
 
-    def _ask(
+    def _confirm(
         self, request: HttpRequest, operation: Operation, form: forms.Form, **shown: Any
     ) -> HttpResponse:
         """Return the confirmation page; ``carried`` are fields that it posts again."""
         context = {"operation": operation, "form": form, **shown}
         return self.page(request, "delayed_queue/confirm", context)
 
-    def _ask_about_rows(
+    def _confirm_rows(
         self, request: HttpRequest, operation: Operation, call: Call, form: forms.Form
     ) -> HttpResponse:
         tokens = call.tokens
         found = {self.token_of(row): row for row in self.rows_of(call)}
         count = len(found.keys() & set(tokens))
         name = self.opts.verbose_name if count == 1 else self.opts.verbose_name_plural
-        return self._ask(
+        return self._confirm(
             request, operation, form,
             title=_("%(label)s: are you sure?") % {"label": operation.label},
             button=f"{operation.label} {number(count)} {name}" if count else "",

@@ -117,7 +117,7 @@ class Operation:
     def form(self, data: Any, call: Call) -> forms.Form:
         return self.form_class(data)
 
-    def asked(self, call: Call, form: Any) -> dict[str, Any]:
+    def confirmation(self, call: Call, form: Any) -> dict[str, Any]:
         """Return the title, the button and the facts of the confirmation page of a button."""
         raise NotImplementedError
 

@@ -31,7 +31,7 @@ class QueueOperation(Operation):
         """Return the kind of the queue; empty if the token no longer names one."""
         return call.tokens[0]
 
-    def asked(self, call: Call, form: Any) -> dict[str, Any]:
+    def confirmation(self, call: Call, form: Any) -> dict[str, Any]:
         kind = self.target(call)
         title = f"{self.label} {name_of(kind).queue}" if kind else ""
         pause = call.queryset.filter(kind=kind).first()

@@ -43,10 +43,10 @@ from delayed_queue.testing.stores import Letter
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The ends of the deliveries of one ``drain()``; each is counted once.
+    """The outcomes of the deliveries of one ``drain()``; each is counted once.
 
-    ``failed`` raised an error, and were retried or dead-lettered by policy. ``lost`` were no
-    longer the drain's to settle: the handler had acknowledged, released, updated or dropped them.
+    ``failed``: the handler raised an error; the message was retried or dead-lettered by policy.
+    ``lost``: the handler had acknowledged, released, updated or dropped the message.
     """
 
     handled: int = 0
@@ -64,11 +64,11 @@ class Drained:
 def drain(
     queue: DelayedQueue, handler: Callable[[Envelope], Any] | None = None, *, limit: int = 1000
 ) -> Drained:
-    """Deliver due messages to the handler until none is left; return how they ended.
+    """Deliver due messages to the handler until none is left; return the outcomes.
 
-    Without a handler, to the one registered for the queue's name, by its own retry policy. What the
-    handler raises is settled as a worker settles it, and found in ``errors``. At most ``limit``
-    deliveries, so that messages which are due again at once cannot keep it for ever.
+    The default is the handler registered for the queue's name, with its own retry policy. An error
+    of the handler is settled as by a worker, and is in ``errors``. ``limit`` ends the loop for
+    messages that are due again at once.
     """
     if type(limit) is not int or limit < 1:
         raise InvalidConfiguration(f"limit must be ≥ 1, not {limit!r}.")
@@ -156,7 +156,7 @@ def _error_of(
 ) -> BaseException | None:
     """Run the handler; return what it raised."""
     try:
-        with mended(using):
+        with undone_if_broken(using):
             if inspect.iscoroutinefunction(function):
                 async_to_sync(function)(envelope)
             else:
@@ -170,11 +170,11 @@ def _error_of(
 
 
 @contextmanager
-def mended(using: str) -> Iterator[None]:
-    """Let an open transaction outlive a block that breaks it.
+def undone_if_broken(using: str) -> Iterator[None]:
+    """Undo the block if it breaks the open transaction, so that the test can continue.
 
-    A worker has no transaction around a handler: what was written before a failure stays.
-    Here it stays too, unless the failure broke the transaction; then the block is undone.
+    A worker has no transaction around a handler, so its writes before a failure stay. Here they
+    stay too, unless the failure breaks the transaction.
     """
     connection: Any = connections[using]
     if not connection.in_atomic_block:
@@ -240,10 +240,7 @@ def assert_not_offered(queue: DelayedQueue, key: str) -> None:
 
 
 def assert_dead(queue: DelayedQueue, key: str, *, reason: str = "") -> DeadLetter:
-    """Return the newest dead letter of the key, or fail when there is none for the reason.
-
-    The reason's beginning is enough.
-    """
+    """Return the newest dead letter of the key whose reason starts with the text, or fail."""
     letters = [letter for letter in dead_letters(queue) if letter.key == key]
     for letter in reversed(letters):
         if letter.reason.startswith(reason):
@@ -257,7 +254,7 @@ def assert_dead(queue: DelayedQueue, key: str, *, reason: str = "") -> DeadLette
 def dead_letters(queue: DelayedQueue) -> list[DeadLetter]:
     """Return the queue's dead letters in the order of their deaths.
 
-    An in-memory queue's are made up as model instances that no database knows.
+    Those of an in-memory queue are model instances that are in no database.
     """
     if isinstance(queue, InMemoryQueue):
         with queue.store.lock:
