@@ -1,7 +1,7 @@
 """An archive that is disturbed at a given step: here, in a process of its own that kills itself.
 
 It borrows the JVM of the test run, as starting one for each step would take minutes: what dies is
-the process that decides and writes manifests, with its connections. Its tasks go on.
+the process that decides and writes manifests, with its connections. Its tasks continue.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tests.spark.support import BRISK
 from tests.support.processes import ROOT, kill_family, wait_until
 
 TIMEOUT: Final = 300
-# Of a program that sends it along the handlers are those of the module fleet.
+# A program that is submitted with the module fleet uses its handlers.
 HANDLERS: Final = ROOT / "tests" / "spark" / "programs" / "fleet.py"
 GATING: Final = HANDLERS.with_name("pyspark_gating.py")
 _DEPLOY: Final = "org.apache.spark.deploy"

@@ -49,7 +49,7 @@ picky.check = _check  # type: ignore[attr-defined]
 
 
 def answering(envelope: Envelope) -> None:
-    """Answer as the payload says."""
+    """End with the outcome in the payload."""
     answer(envelope.payload)
 
 
@@ -72,7 +72,7 @@ def meeting(envelope: Envelope) -> None:
 
 
 class AtWork:
-    """How many calls are at work, and the most there were."""
+    """The number of running calls, and its maximum."""
 
     now = most = 0
 
@@ -105,7 +105,7 @@ def asking(envelope: Envelope) -> None:
 
 
 def perishing(envelope: Envelope) -> None:
-    """Note the call and answer; the first that is told to kills its executor in the middle."""
+    """Note the call and answer; the first message with "kill" kills its executor."""
     word, directory = envelope.payload
     with (Path(directory) / "calls").open("a", encoding="utf-8") as calls:
         calls.write(f"{envelope.key} {envelope.attempt}\n")
@@ -116,7 +116,7 @@ def perishing(envelope: Envelope) -> None:
 
 
 def deadly(envelope: Envelope) -> None:
-    """Kill the process by the payload that says so."""
+    """Kill the process if the payload is "die"."""
     if envelope.payload == "die":
         os._exit(1)
 

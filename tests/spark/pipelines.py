@@ -1,4 +1,4 @@
-"""What the tests of the pipeline's commands share: inputs, options, letters, archives."""
+"""Inputs, options, letters and archives for the tests of the pipeline's commands."""
 
 from __future__ import annotations
 

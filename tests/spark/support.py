@@ -1,4 +1,4 @@
-"""What the tests of Spark share: rows, readers, writers and what is left in the tables."""
+"""Rows, readers, writers and the contents of tables for the tests of Spark."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def keys_of(connection: psycopg.Connection[Any]) -> list[str]:
 
 
 def is_waiting_for(connection: psycopg.Connection[Any]) -> bool:
-    """Return whether somebody waits for a lock that this connection holds."""
+    """Return whether a session waits for a lock that this connection holds."""
     found = connection.execute(
         """SELECT count(*) FROM pg_locks
         WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"""

@@ -1,4 +1,4 @@
-"""Where psycopg finds no libpq: what the operator is told, in processes that really find none."""
+"""Errors where psycopg finds no libpq, in processes that really find none."""
 
 from __future__ import annotations
 

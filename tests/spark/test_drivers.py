@@ -22,7 +22,7 @@ pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.usefixtures("queue")]
 def test_a_driver_is_killed_and_another_goes_on(tmp_path: Path, spark: Any):
     """In a task, and between a batch's sink and its commit: inside the lease it is replayed.
 
-    What goes on is another process: the session of the run.
+    Another process continues: the session of the run.
     """
     keys = fill(100, "file", "batch")
     with program("draining", str(tmp_path), "stand", "local[3,4]") as process:

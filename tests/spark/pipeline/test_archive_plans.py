@@ -1,4 +1,4 @@
-"""What the archive's statements read of a table."""
+"""The plans of the archive's statements."""
 
 from __future__ import annotations
 

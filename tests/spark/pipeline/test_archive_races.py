@@ -1,4 +1,4 @@
-"""Archives of one table by two processes: one goes on, the other changes nothing (P8)."""
+"""Archives of one table by two processes: one continues, the other changes nothing (P8)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Task:
 
 
 def became() -> tuple[int, int, int]:
-    """How many rows of the file are done, deleted, changed."""
+    """The numbers of rows of the file that are done, deleted, changed."""
     found: tuple[int, int, int] = ArchiveFile.objects.values_list(
         "position", "deleted", "changed"
     ).get()
@@ -132,7 +132,7 @@ def became() -> tuple[int, int, int]:
 
 
 def blocked(observer: psycopg.Connection[Any], number: int) -> bool:
-    """Return whether so many wait for others in this database."""
+    """Return whether ``number`` sessions of this database wait for others."""
     observer.execute("SELECT pg_stat_clear_snapshot()")
     found = observer.execute(
         """SELECT count(*) FROM pg_stat_activity
@@ -187,7 +187,7 @@ def test_who_loses_the_archive_while_it_deletes_takes_the_batch_back(
         admin.execute("COMMIT; BEGIN")
         assert late.result() == LOST
     assert (became(), DeadLetter.objects.count()) == ((4, 4, 0), 6)
-    # Who has it now goes on from there.
+    # The new holder continues from there.
     assert replace(task, pruning=replace(task.pruning, holder=later.holder))() == ""
     assert became() == (10, 10, 0)
 

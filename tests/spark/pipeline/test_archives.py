@@ -51,7 +51,7 @@ SELECT pg_terminate_backend(pid)
 FROM pg_stat_activity
 WHERE datname = current_database() AND NOT pid = ANY (%s) AND query LIKE '%%DELETE FROM%%'
 """
-# What is waited for is what is done to the rows then.
+# The lock that blocks each step.
 LOCKS = {"read": "", "deleted": " IN SHARE MODE"}
 MOMENTS = {"read": "planned", "deleted": "written"}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -119,7 +119,7 @@ UPDATE spark_notes SET born = NULL WHERE id = 5
 
 
 def elsewhere(figures: str, lake: str) -> tuple[Any, ...]:
-    """What an engine that has not written the files finds in them."""
+    """Query the files by an engine that has not written them."""
     counted = duckdb.execute(f"SELECT {figures} FROM read_parquet(?)", [f"{lake}/*/*/*.parquet"])  # noqa: S608
     found: tuple[Any, ...] = counted.fetchall()[0]
     return found
@@ -219,7 +219,7 @@ class TestArchiveAndReplay:
         with pytest.raises(InvalidConfiguration, match="not those that were written"):
             archive(spark, lake)
         monkeypatch.undo()
-        # Nor does the next command believe them.
+        # The next command refuses them too.
         with pytest.raises(InvalidConfiguration, match="not those that were written"):
             archive(spark, lake)
         assert DeadLetter.objects.count() == 10
@@ -302,7 +302,7 @@ class TestArchiveAndReplay:
         assert (found.rows, found.deleted, found.changed, found.archives) == (100, 100, 0, 2)
         assert left == (0,)
         assert elsewhere("count(*), sum(number), count(DISTINCT id)", lake) == (*(sums or ()), 100)
-        # Of two tasks each writes one file.
+        # Each of two tasks writes one file.
         assert len(parquet_files(lake)) == 4
 
     def test_a_row_with_an_instant_that_parquet_lacks_stays_in_the_table(

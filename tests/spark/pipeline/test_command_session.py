@@ -75,7 +75,7 @@ def test_a_signal_ends_a_drain(
 
 
 class SetAtTheCommit(threading.Event):
-    """Set when the first batch is committed; whoever looks at it waits for that."""
+    """Set when the first batch is committed; ``is_set`` waits for that."""
 
     def __init__(self, lake: str) -> None:
         super().__init__()

@@ -153,14 +153,14 @@ class TestDrain:
         assert queue.stats().due == 1
         shutil.move(checkpoint, tmp_path / "moved")
         claim_lake(spark, str(of_queue), str(tmp_path / "moved"))
-        # As the error says: that one is given up.
+        # The remedy of the error: give the first checkpoint up.
         [claim] = of_queue.glob("_delayed_queue-*")
         claim.unlink()
         assert drain(spark, tmp_path / "other", to=lake).messages == 1
         assert [row["key"] for row in spark.read.parquet(lake).collect()] == ["a"]
 
     def test_an_old_note_outlives_one_that_is_about_to_go(self, spark: Any, tmp_path: Path) -> None:
-        """Of a rival that looked before the note was made, and looks again after."""
+        """A rival checks before the note is made, and again after."""
         lake, checkpoint = tmp_path / "lake", str(tmp_path / "checkpoint")
         claim_lake(spark, str(lake), checkpoint)
         rival = lake / "_delayed_queue-rival"
@@ -188,7 +188,7 @@ class TestDrain:
         both, touch = threading.Barrier(2), Files.touch
 
         def together(self: Files, path: str) -> None:
-            """Both have looked, and found nobody."""
+            """Both have checked, and found no note."""
             if path.startswith(lake):
                 both.wait(30)
             touch(self, path)
@@ -205,7 +205,7 @@ class TestDrain:
         let_in = [name for name, error in refused.items() if error is None]
         assert len(let_in) <= 1
         assert all(isinstance(each, InvalidConfiguration | None) for each in refused.values())
-        # Who was refused is in nobody's way.
+        # A refused stream blocks no other.
         owner = let_in[0] if let_in else "b"
         claim_lake(spark, lake, str(tmp_path / owner))
         with pytest.raises(InvalidConfiguration, match="belongs to another checkpoint"):

@@ -44,7 +44,7 @@ from tests.support.sampling import sample
 
 pytestmark = [*with_jvm, pytest.mark.slow]
 
-# What every fiftieth message is answered with.
+# Outcomes of every fiftieth message.
 WORDS = {0: "fail", 1: "reject", 2: "snooze"}
 SMALL = [
     "--memory", "1g", "--conf", "spark.ui.enabled=false",
@@ -80,7 +80,7 @@ class TestArchive:
     def test_killed_while_its_tasks_delete(
         self, queue: DelayedQueue, spark: Any, lake: str, known: str
     ) -> None:
-        """They go on in the name of the dead, until somebody takes the archive over."""
+        """They continue for the dead holder, until another process takes the archive over."""
         letters(50)
         original = set(DeadLetter.objects.values_list("id", "key"))
         with holding(known, "k25") as holder:
@@ -97,7 +97,7 @@ class TestArchive:
 
     @contextmanager
     def archiving(self, step: str, spark: Any, lake: str) -> Iterator[subprocess.Popen[str]]:
-        # PySpark has no other way to tell where its JVM listens.
+        # PySpark has no other way to find the port of its JVM.
         gateway = spark.sparkContext._gateway.gateway_parameters  # noqa: SLF001
         with subprocess.Popen(
             [sys.executable, "-m", "tests.spark.archiver", step, lake, "2000000000000"],
@@ -132,7 +132,7 @@ class TestArchive:
     def check_nothing_is_lost(
         self, spark: Any, lake: str, original: set[Any], left: set[Any]
     ) -> None:
-        """What is no longer in the table is in files that have their name."""
+        """Rows that have left the table are in the files."""
         if left != original:
             rows = spark.read.parquet(f"{lake}/delayed_queue_dead_letter").collect()
             assert original - left <= {(row["id"], row["pKey"]) for row in rows}
@@ -158,7 +158,7 @@ class TestArchive:
 
 
 class TestImport:
-    """P6: the parts are the whole, whatever dies."""
+    """P6: the parts are the whole after any crash."""
 
     # In the run's own session: test_repeated_after_a_crash_it_offers_only_what_is_missing.
     @pytest.mark.long
@@ -169,7 +169,7 @@ class TestImport:
         records = [{"key": f"k{n}", "payload": {"n": n}} for n in range(60_000)]
         path = lines(tmp_path / "in.jsonl", records)
         with psycopg.connect(known) as holder:
-            # Of three chunks, in the order of their keys, the last one waits for this.
+            # The last of three chunks, in the order of their keys, waits for this.
             holder.execute(
                 """INSERT INTO delayed_queue
                 ("pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt")
@@ -216,7 +216,7 @@ class TestDrain:
             out, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == DONE, err
         assert json.loads(out)["messages"] == 20
-        # What Spark and Java have to say is not for the operator.
+        # The operator sees no lines of Spark or Java.
         lines_of_all = [*said, *err.splitlines()]
         assert [line for line in lines_of_all if not PROGRESS.match(line)] == []
         assert Message.objects.count() == 0
@@ -242,9 +242,9 @@ class TestDrain:
         calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
         times = Counter(key for key, _ in calls)
         assert (tmp_path / "killed").exists()
-        # Nothing is lost, and nobody was called for what had used up its attempts.
+        # Nothing is lost, and a message without attempts left is not handled.
         assert times.keys() == words.keys() - {"k0661"}
-        # What its task had not ended counts as delivered once more, from then on.
+        # A message that the task had not settled counts one more delivery.
         second = [place for place, (_, attempt) in enumerate(calls) if attempt == "2"]
         assert min(second) > calls.index(["k0660", "1"])
         # Handled again is what the executor had handled and not yet acknowledged, and no more.

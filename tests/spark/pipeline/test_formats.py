@@ -24,7 +24,7 @@ from tests.support.sampling import sample
 
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
 
-# What files of texts are easily wrong about.
+# Texts that formats may change.
 PAYLOADS: Final = (
     "plain", " spaced ", 'a,b;"c"', "line\nbreak\r\nand return", "\ttab", "ключ é", '\\ back \\"',
     "", "null", "0042", '{"a": "b\\"c"}',

@@ -68,7 +68,7 @@ class TestImport:
     def test_lines_are_right_across_blocks(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        """Spark cuts the files; the lines, and the times of a spread, go on over the cuts."""
+        """Spark cuts the files; the lines, and the times of a spread, continue over the cuts."""
         texts = [json.dumps({"key": f"k{n:05}", "payload": n}) for n in range(4000)]
         texts[3210] = "bad"
         path = lines(tmp_path / "in.jsonl", texts)

@@ -49,7 +49,7 @@ class TestCsv:
     def test_line_breaks_in_cells_across_the_cuts_of_spark(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        """What looks like a record inside of a cell never becomes one."""
+        """Text in a cell that resembles a record never becomes one."""
         notes = {f"k{n:03}": f"dear {n},\nfalse{n},trap\n\nyours" for n in range(60)}
         for name, keys in (("a", list(notes)[:40]), ("b", list(notes)[40:])):
             with (tmp_path / f"{name}.csv").open("w", newline="") as file:
@@ -122,7 +122,7 @@ class TestRepeated:
         )
         imports.run(spark, asked, CONSOLE)
         times = schedules(other)
-        # What was noted at the beginning is left.
+        # The row of the start is left.
         other.execute('DELETE FROM delayed_queue_offer_ledger WHERE "partition" >= -1')
         other.execute("""DELETE FROM delayed_queue WHERE "pKind" = 'q1|json'""")
 
@@ -167,7 +167,7 @@ class TestRepeated:
 
 
 def test_an_id_is_a_name(tmp_path: Path) -> None:
-    """What an import puts aside replaces the directory of its id."""
+    """A quarantine replaces the directory of its id."""
     for job in ("", "..", ".", "a/b", "_a", "a b", "x" * 100):
         with pytest.raises(InvalidConfiguration, match="--id"):
             options(tmp_path, "in.csv", job=job)

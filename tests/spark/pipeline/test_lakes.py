@@ -1,4 +1,4 @@
-"""Kinds as they were written: names of directories are texts, whatever they look like (P7-P11)."""
+"""Kinds as they were written: names of directories are texts, also numbers (P7-P11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report counts, counted by another engine: DuckDB, from the same files and rows."""
+"""The counts of a report beside those of DuckDB, from the same files and rows."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class TestImport:
     def asked(self, tmp_path: Path, keys: list[Any], **changes: Any) -> imports.ImportOptions:
         payloads = [str(number).encode() for number in range(len(keys))]
         columns = {"key": pa.array(keys, pa.string()), "payload": pa.array(payloads)}
-        # Of several row groups, and so of several tasks.
+        # Several row groups, and so several tasks.
         pq.write_table(pa.table(columns), tmp_path / "in.parquet", row_group_size=100)
         asked = options(tmp_path, str(tmp_path / "in.parquet"), form="parquet", **changes)
         rules = replace(asked.source.rules, codec="bytes")
@@ -57,7 +57,7 @@ class TestImport:
         codec: str,
     ) -> None:  # fmt: skip
         path, queues = str(tmp_path / "in.parquet"), 2_000
-        # Of each queue three records, the first two with one key, which all queues have.
+        # Three records for each queue, the first two with one key that all queues have.
         columns = {"key": [f"k{n // 2}" for n in range(3) for _ in range(queues)],
                    "queue": [f"tenant-{n}" for n in range(queues)] * 3,
                    "payload": [b"1"] * queues * 3}  # fmt: skip

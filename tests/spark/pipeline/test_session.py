@@ -1,4 +1,4 @@
-"""Finding Java, and what executors are told: without starting either."""
+"""Finding Java, and the environment of executors, without starting either."""
 
 from __future__ import annotations
 

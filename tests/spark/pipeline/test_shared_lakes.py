@@ -27,7 +27,7 @@ from tests.spark.support import with_jvm
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
 
 QUEUES: Final = ("alpha", "beta")
-# What Spark finds out when it writes, so after the lease.
+# An error that Spark finds when it writes, so after the lease.
 BROKEN: Final = {"compression": "nope"}
 
 
@@ -74,7 +74,7 @@ class TestOneLake:
             assert [each.result(120).messages for each in both] == [4, 1]
         assert kinds_of(spark, lake) == each_once(4)
         assert Message.objects.count() == 0
-        # What the directories of queues look like to whoever else reads them.
+        # The directories of queues, as other readers find them.
         assert {each.name for each in Path(lake).iterdir()} == {
             "kind=alpha|json", "kind=beta|json", "_checkpoint",
         }  # fmt: skip
@@ -166,7 +166,7 @@ class TestAnotherQueuesCheckpoint:
 
 
 def failure_of(spark: Any, asked: drains.DrainOptions, stopping: threading.Event) -> str:
-    """Return what a drain says that fails, and nothing of one that does not."""
+    """Return the error of a drain, or an empty text."""
     try:
         drains.run(spark, asked, CONSOLE, stopping)
     except Exception as error:

@@ -10,7 +10,7 @@ from delayed_queue import Envelope, Reject
 
 
 def answer(envelope: Envelope) -> None:
-    """Reject what asks for it."""
+    """Reject messages with the payload "reject"."""
     if envelope.payload == "reject":
         raise Reject("no such order")
 

@@ -1,7 +1,7 @@
 """What Spark's workers run that name it by ``spark.python.worker.module``: tasks wait at a gate.
 
 Each task takes a number. From GATE_FIRST to GATE_LAST they wait until the directory GATE has a file
-"open". So a test stops a command in the middle of its work, whatever the command is.
+"open". So a test stops a command in the middle of its work, for any command.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.spark.support import QUIET
 
 
 def command_lines() -> Iterator[str]:
-    """Yield what ps shows to everybody on the machine: the JVM, its executors, their workers."""
+    """Yield what ps shows to all users of the machine: the JVM, its executors, their workers."""
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # a zombie too
             yield " ".join(each.cmdline())

@@ -66,7 +66,7 @@ class TestKinds:
         assert known == answer(given, {"id": [1, 2], "kind": [kind, kind]})
 
     def test_something_has_to_be_asked_for(self):
-        """Of a row without columns nothing is known, not even that it is there."""
+        """A read without columns would not even count the rows."""
         given = schema("kind", "queue")
         assert source_columns(given.fieldNames(), is_kind_known=True) == ["kind"]
         found = answer(given, {"kind": ["a|json"]}, "a|json")

@@ -135,7 +135,7 @@ class TestWriting:
         with pytest.raises(Exception, match="column key is empty"):
             write(frame, job="j", chunk="10", atomic="true")
         assert keys_of(other) == []
-        # Not atomic: chunks before the bad one stay, and the same job id goes on from there.
+        # Not atomic: chunks before the bad one stay, and the same job id continues from there.
         with pytest.raises(Exception, match="column key is empty"):
             write(frame, job="j", chunk="10")
         before = len(keys_of(other))

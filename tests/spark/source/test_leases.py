@@ -43,7 +43,7 @@ class TestBatches:
         assert read(source, start, end) == read(source, start, end) == keys
 
     def test_a_lease_is_that_of_a_claim(self, queue: DelayedQueue, source: LeasingReader):
-        """Attempts rise, what is leased is nobody else's, and an expired lease is taken over."""
+        """Attempts rise, no other consumer gets it, and an expired lease is taken over."""
         fill(queue, 2)
         queue.try_poll_many(1)
         start = source.initialOffset()
@@ -67,7 +67,7 @@ class TestBatches:
         assert source.latestOffset(start, FIVE)["n"] == 1
 
     def test_trigger_once_is_refused(self, queue: DelayedQueue, source: LeasingReader):
-        """It asks for all in one batch, which maxMessagesPerTrigger shall bound."""
+        """It leases all messages in one batch, which maxMessagesPerTrigger must bound."""
         fill(queue, 1)
         with pytest.raises(InvalidConfiguration, match="use availableNow=True"):
             source.latestOffset(source.initialOffset(), ReadAllAvailable())
@@ -151,7 +151,7 @@ class TestRestarts:
         end = source.latestOffset(start, FIVE)
         for attempts in (2, 3):
             after = reader()
-            for _ in range(2):  # Spark asks more than once
+            for _ in range(2):  # Spark calls it more than once
                 after.partitions(start, end)
             assert {each.attempts for each in Message.objects.all()} == {attempts}
             after.stop()
@@ -163,7 +163,7 @@ class TestRenewal:
         source = reader(lease="400ms", renew="true")
         end = source.latestOffset(source.initialOffset(), FIVE)
         first = leased_until()
-        # Three renewals, so beyond the first lease: nobody else has had a chance.
+        # Three renewals, so beyond the first lease: no other consumer had a chance.
         wait_until(lambda: leased_until() > first + timedelta(seconds=0.6))
         assert queue.try_poll() is None
         source.commit(end)
@@ -187,7 +187,7 @@ class TestRenewal:
         source = reader(renew="true")
         fill(queue, 3)
         source.latestOffset(source.initialOffset(), FIVE)
-        # What an executor has of it holds no leases that it could give back.
+        # The copy of an executor holds no leases that it could release.
         pickle.loads(pickle.dumps(source)).stop()  # noqa: S301 - our own
         assert queue.try_poll() is None
         source.stop()

@@ -1,4 +1,4 @@
-"""What a stream leases ahead of its batches, on PostgreSQL, without Spark."""
+"""Leases that a stream takes ahead of its batches, on PostgreSQL, without Spark."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestAhead:
     def test_what_a_dead_process_leases_late_is_no_part_of_the_batch(
         self, queue: DelayedQueue, source: LeasingReader, other: psycopg.Connection[Any]
     ):
-        """Else it would be acknowledged, and nobody had handled it."""
+        """Otherwise it would be acknowledged without being handled."""
         keys = fill(queue, 11)
         first = source.latestOffset(source.initialOffset(), FIVE)
         settled(source)

@@ -79,7 +79,7 @@ class TestRepetitions:
         for _ in range(2):
             offer(one, [rows(letters("abcab"))])
         close(one, 5)
-        # Of five rows three were new, and the second of "a" and of "b" brought nothing new.
+        # Three of five rows were new; the second "a" and the second "b" changed nothing.
         assert (triple(), keys_of(other)) == ((3, 0, 2), letters("abc"))
 
     def test_an_attempt_that_brings_other_rows_loses_none(self, other: psycopg.Connection[Any]):
@@ -247,7 +247,7 @@ attempts = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=6), min_size=
 def test_any_sequence_of_deaths_adds_up(
     other: psycopg.Connection[Any], content: list[list[str]], deaths: list[int], size: int
 ):
-    """Whatever dies when, the last attempts' rows are there, and the counts are of the input."""
+    """After any deaths the rows of the last attempts are stored and counted once."""
     other.execute("TRUNCATE delayed_queue, delayed_queue_offer_ledger")
     one = job(chunk=str(size), mode="upsert")
     for partition, keys in enumerate(content):

@@ -1,4 +1,4 @@
-"""What a task's offers do to the table, in trouble too: on PostgreSQL, without Spark."""
+"""The offers of a task, in trouble too, on PostgreSQL, without Spark."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TestSameAsDjango:
     def test_q4_what_is_offered_with_headers_names_its_version(
         self, queue: DelayedQueue, mode: str
     ):
-        """By COPY, then by the merge; so a new version of another language is told apart."""
+        """By COPY, then by the merge; so a new version of another language is distinguished."""
         texts = pa.array(['{"a": 1}', None])
         offer(job(mode=mode), [rows(["a", "b"]).append_column("headers", texts)])
         queue.offer_or_update("d", 0)

@@ -138,7 +138,7 @@ def test_without_the_option_none_is_taken(spark: Any, logged: Logged):
 @pytest.mark.long
 @pytest.mark.usefixtures("pushing")
 def test_one_query_for_each_frame(spark: Any, logged: Logged):
-    """What the guide warns of, so that it is known when Spark is mended and the warning goes."""
+    """The warning of the guide, until Spark is fixed."""
     asked = frame(spark, logged, pushFilters="true")
     assert asked.where("key = 'k7'").count() == 1
     assert asked.count() == 1, "Spark keeps filters with their query: the warning can go"

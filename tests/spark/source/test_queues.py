@@ -1,4 +1,4 @@
-"""What a drain cannot take, on PostgreSQL, without Spark."""
+"""Messages that a drain cannot take, on PostgreSQL, without Spark."""
 
 from __future__ import annotations
 

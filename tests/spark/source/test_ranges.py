@@ -31,7 +31,7 @@ KEYS = [f"{each * 7919 % 10_007:05}" for each in range(5000)]
 
 
 def test_each_page_is_visited_once(other: psycopg.Connection[Any]):
-    """Of tasks that write at once, the ids are on many pages in turns."""
+    """Tasks that write at the same time fill many pages in turns."""
     offer(job(), [rows(KEYS, "1" * 100)])
     other.execute("ANALYZE delayed_queue")
     statement, params = wrap(READ_RANGE, ["id", "payload"], [])

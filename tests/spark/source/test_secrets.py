@@ -1,4 +1,4 @@
-"""What is pickled for the executors holds no password; what is imported raises nothing (P5)."""
+"""Pickles for the executors hold no password; imports raise nothing (P5)."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_forms_that_say_the_queue(sql: Sql):
     ),
 )
 def test_without_a_queue_it_is_refused_and_says_how(sql: Sql, statement: str):
-    """Spark hands the OPTIONS of the table to nobody: all queues were read."""
+    """Spark passes the OPTIONS of the table to no source: all queues were read."""
     with pytest.raises(Exception, match=r"WITH \(queue='orders'\)"):
         sql(statement)
     assert sql("SELECT count(*) FROM t WITH (allQueues='true')") == [(4,)]

@@ -65,7 +65,7 @@ class TestDraining:
     ):
         fill(5)
         writer = to_lake(stream(spark), lake).option("checkpointLocation", f"{lake}/checkpoint")
-        # So slow that it never asks for what comes after the first batch.
+        # So slow that it never reads a second batch.
         query = writer.trigger(processingTime="1 hour").start()
         wait_until(lambda: Path(f"{lake}/checkpoint/commits/0").exists())
         query.stop()
@@ -74,7 +74,7 @@ class TestDraining:
         assert Message.objects.count() == 0
 
     def test_what_a_stream_had_leased_ahead_is_given_back(self, spark: Any, lake: str):
-        """When it has failed, so that nobody has to wait for a lease to run out."""
+        """After a failure, so that no consumer waits for the end of a lease."""
         fill(25)
 
         def break_at_once(frame: Any, batch: int) -> None:

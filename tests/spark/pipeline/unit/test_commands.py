@@ -24,7 +24,7 @@ from delayed_queue.spark.pipeline.console import Console, aligned, sentence_of
 
 
 def _format_of(text: str) -> str:
-    """Return what a help says of --format."""
+    """Return the help of --format."""
     return " ".join(text.rpartition("--format")[2].split("--verbose")[0].split())
 
 
@@ -139,7 +139,7 @@ class TestErrors:
 
 
 class TestMetrics:
-    """The figures of commands, as Prometheus asks for them."""
+    """The figures of commands, as Prometheus reads them."""
 
     def test_what_became_of_messages(self) -> None:
         console.count("drain", "measured", {"done": 3})

@@ -1,4 +1,4 @@
-"""What ``doctor`` finds: without a JVM and without a database."""
+"""The findings of ``doctor``, without a JVM and without a database."""
 
 from __future__ import annotations
 

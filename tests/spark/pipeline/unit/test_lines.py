@@ -14,7 +14,7 @@ from delayed_queue.spark.pipeline import lines as module
 from delayed_queue.spark.pipeline.lines import CsvReader, JsonReader, Reader, Unreadable
 
 COLUMNS = ["key", "note"]
-# What makes trouble in CSV, beside what does not; line breaks as Spark leaves them.
+# Characters that CSV quotes, and others; line breaks as Spark leaves them.
 CELLS = st.text(st.sampled_from('ab,"\n é'), max_size=6)
 
 

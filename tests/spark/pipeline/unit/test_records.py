@@ -1,4 +1,4 @@
-"""What an import makes of records and files: without a JVM and without a database."""
+"""Records and files as messages, without a JVM and without a database."""
 
 from __future__ import annotations
 
