@@ -173,7 +173,7 @@ CASES: Final = {
     "delete": Case(lambda _: letters(LETTERS), archived, 5, 8, _ARCHIVE),
     "snapshot": Case(offered, as_it_stands, 3, 6, ("snapshot", "--to", "{}/snapshots", *FOUR)),
     "replay": Case(drained, all_are_there, 1, 4, ("replay", "{}/drained.parquet", *FOUR)),
-    "report": Case(lived_and_died, measured, 5, 8, (
+    "report": Case(lived_and_died, measured, 1, 4, (
         "report", "--drained", "{}/drained.parquet", *FOUR,
     )),
 }  # fmt: skip
