@@ -65,7 +65,7 @@ def test_what_is_no_use_when_it_is_cut_is_whole_and_ids_are_as_they_are_typed():
 def test_a_table_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch):
     DeadLetterFactory.create(key="k" * 60, reason="r" * 60)
     assert "k" * 60 not in run("queuedead", "list", out=Terminal())
-    complete = run("queuedead", "list").splitlines()[1]  # O24
+    complete = run("queuedead", "list").splitlines()[1]
     assert "k" * 60 in complete
     assert "r" * 60 in complete
     monkeypatch.setenv("COLUMNS", "200")

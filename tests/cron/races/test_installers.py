@@ -122,6 +122,16 @@ def test_a_rolling_deployment_of_two_versions_does_not_flip_flop():
     assert {key.split("/")[1] for key in keys} == set(winners)
 
 
+def test_eight_threads_installing_the_same_create_each_tick_once(queue: DelayedQueue):
+    at = datetime.now(UTC) + timedelta(hours=1)
+    messages = [CronMessage(number, at + timedelta(minutes=number)) for number in range(20)]
+
+    reports = together([partial(queue.cron.install_tick, A, "report", messages)] * 8)
+
+    assert sum(report.created for report in reports) == 20
+    assert Message.objects.count() == 20
+
+
 def test_two_configurations_at_once_leave_the_ticks_of_one(queue: DelayedQueue):
     at = datetime.now(UTC) + timedelta(hours=1)
     for _ in range(5):
