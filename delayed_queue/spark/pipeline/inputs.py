@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import storable
+from delayed_queue.spark.pipeline.columns import check_imported
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.handling import close_connections, load_application
 from delayed_queue.spark.pipeline.lake import read_lake
@@ -140,6 +141,7 @@ def _parquet(spark: SparkSession, source: Input) -> DataFrame:
         "_metadata.row_index AS __place",
     ]
     check_columns(frame.columns, source.rules)
+    check_imported(frame.schema, source.rules)
     # A file's row groups may be read by several: the place is absolute, so no block is needed.
     return frame.selectExpr("*", *place)
 
