@@ -91,7 +91,7 @@ class EmailProvider:
 
     The Message-ID is the same at every attempt, so that a second copy can be recognised. SMTP has
     no idempotency key, so a message in doubt is not repeated.
-    ``timeout`` limits each answer of the server, in seconds.
+    ``timeout`` limits each wait for data from the server, in seconds.
     """
 
     is_idempotent = False
