@@ -86,7 +86,7 @@ def _find(digest: str, using: str) -> ApiToken | None:
     in_force = Q(expires_at=None) | Q(expires_at__gt=now)
     row = tokens.filter(in_force, digest=digest, disabled_at=None).first()
     if row is not None and (row.last_used_at is None or row.last_used_at <= now - _STALE_AFTER):
-        # Of concurrent processes only the first one writes.
+        # The filter lets only one of several processes write.
         stale = Q(last_used_at=None) | Q(last_used_at__lte=now - _STALE_AFTER)
         tokens.filter(stale, pk=row.pk).update(last_used_at=now)
     return row

@@ -69,13 +69,13 @@ CROSS JOIN LATERAL (
 ORDER BY id DESC
 LIMIT %(limit)s
 """
-# Of a tenant. Reads: notification_tenant.
+# One page of a tenant. Reads: notification_tenant.
 PAGE_OF_TENANT: Final[LiteralString] = _NEWEST.format(
     columns="n.tenant, n.status",
     values="%(tenant)s, wanted.status",
     order="n.tenant DESC, n.status DESC",
 )
-# Of all tenants. Reads: notification_status_id.
+# One page over all tenants. Reads: notification_status_id.
 PAGE: Final[LiteralString] = _NEWEST.format(
     columns="n.status", values="wanted.status", order="n.status DESC"
 )

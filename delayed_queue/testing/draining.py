@@ -113,7 +113,7 @@ def deliver_treated(
     policy: RetryPolicy,
     using: str,
 ) -> tuple[str, BaseException | None]:
-    """Handle and settle a message as its treatment says; return its end, and what was raised."""
+    """Handle and settle a message by its treatment; return its outcome and any error."""
     is_async = treatment.manner(envelope).is_async
     error = _error_of(treatment.acall if is_async else function, envelope, using)
     if error is None:

@@ -1,8 +1,8 @@
 """The crash board: memory a worker process shares with its supervisor, written without a lock.
 
 The process writes the time of its last loop iteration, the leases it holds, and the messages its
-handlers have in flight. After its death the supervisor releases these. The supervisor writes how
-long suspects are to be alone.
+handlers have in flight. After its death the supervisor releases these. The supervisor writes for
+how long a suspect runs alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LEASES: Final = 512
 LEASE_BYTES: Final = 36
 
 # The layout, in words of eight bytes: the time of the last iteration, the counters, the number of
-# leases, how many of them are of suspects, the milliseconds for which suspects are to be alone, the
+# leases, the number of leases of suspects, the milliseconds for which a suspect runs alone, the
 # holder's id, the number of strays; two words for each slot; the leases as text, those of suspects
 # first.
 _TURNED_AT: Final = 0

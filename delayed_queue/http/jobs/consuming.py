@@ -1,8 +1,8 @@
 """Pulling jobs: pop them under a lease, then finish, release, touch or bury them.
 
-An attempt fails when its consumer releases the job or its lease expires. A released job waits as
-the consumer says, or else by its ladder. A job whose lease has expired is ready at once. When the
-ladder is used up, a failed attempt makes it a dead letter.
+An attempt fails when its consumer releases the job or its lease expires. A released job waits for
+the consumer's delay, by default for the next step of its ladder. A job whose lease has expired is
+ready at once. A failed attempt after the last step makes it a dead letter.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.pipeline.records import Rules
 from delayed_queue.spark.source.schema import WHOLE, cast_of, wrong_type
 
-# What an import takes from each column of Parquet.
+# The types that each field accepts.
 _IMPORTED: Final[Mapping[str, tuple[type[DataType], ...]]] = {
     "key": (StringType, *WHOLE),
     "group": (StringType, *WHOLE),
@@ -45,7 +45,7 @@ _IN_JSON: Final = (
 
 
 def check_imported(schema: StructType, rules: Rules) -> None:
-    """Refuse columns of Parquet by which every record would be bad, before any is read."""
+    """Refuse columns of a type that makes every record invalid, before any is read."""
     column_of = rules.column_of
     name_of = {column: name for name, column in column_of.items()}
     has_payload = column_of["payload"] in schema.fieldNames()
@@ -77,14 +77,14 @@ def _check_zone(name: str, field: StructField, rules: Rules) -> None:
 
 
 def _check_json(field: StructField, *, may_be_binary: bool) -> None:
-    """Refuse a column that is to be JSON and has no form in it; bytes may be JSON already."""
+    """Refuse a column that JSON cannot represent; bytes may contain JSON."""
     wrong = _not_json(field.dataType)
     if wrong is None or (may_be_binary and wrong is field.dataType and _is_binary(wrong)):
         return
     cast = f"base64({field.name})" if _is_binary(field.dataType) else cast_of("payload", field)
     raise InvalidConfiguration(
-        f"The column {field.name!r} has the type {wrong.simpleString()}, which JSON has no form "
-        f"for: leave it out, or write the files with {cast}."
+        f"The column {field.name!r} has the type {wrong.simpleString()}, which JSON cannot "
+        f"represent: leave it out, or write the files with {cast}."
     )
 
 
@@ -93,7 +93,7 @@ def _is_binary(kind: DataType) -> bool:
 
 
 def _not_json(kind: DataType) -> DataType | None:
-    """Return the first type in it that JSON has no form for."""
+    """Return the first type that JSON cannot represent, or None."""
     if isinstance(kind, StructType):
         inner = [each.dataType for each in kind.fields]
     elif isinstance(kind, MapType):

@@ -256,7 +256,7 @@ INPUTS: list[tuple[dict[str, DataType], dict[str, str], str]] = [
     (
         {"key": TEXT, "photo": BLOB},
         {},
-        "'photo' has the type binary, which JSON has no form for: "
+        "'photo' has the type binary, which JSON cannot represent: "
         "leave it out, or write the files with base64(photo)",
     ),
     ({"key": TEXT, "all": StructType([StructField("photo", BLOB)])}, {}, "has the type binary"),
