@@ -250,14 +250,15 @@ def _definition(row: ScheduleRow) -> tuple[Any, ...]:
 class CronThread(RepeatingThread):
     """Runs a keeper in a thread with a connection of its own, as workers do."""
 
-    event = "cron_failed"
-
     def __init__(self, keeper: CronKeeper, using: str = DEFAULT_DB_ALIAS) -> None:
         super().__init__(using, "cron-keeper")
         self._keeper = keeper
 
     def work(self) -> None:
         self._keeper.check()
+
+    def report(self, error: Exception) -> None:
+        log(logging.ERROR, "cron_failed", mistake(error), error=described(error))
 
     def pause(self, *, is_done: bool) -> float:
         return self._keeper.pause

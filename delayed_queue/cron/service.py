@@ -144,9 +144,7 @@ def in_default_zone(schedule: Schedule) -> Schedule:
 
 
 class RepeatingThread:
-    """A thread that works again and again until it is stopped; it logs errors as ``event``."""
-
-    event: str
+    """A thread that works again and again until it is stopped; ``report`` logs its errors."""
 
     def __init__(self, using: str, name: str) -> None:
         self._using = using
@@ -160,9 +158,8 @@ class RepeatingThread:
         """Return the seconds until the next run."""
         raise NotImplementedError
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of the log line of an error."""
-        return {}
+    def report(self, error: Exception) -> None:
+        raise NotImplementedError
 
     def start(self) -> None:
         self._thread.start()
@@ -187,8 +184,7 @@ class RepeatingThread:
         # A generator may raise anything; the next run tries again.
         except Exception as error:
             if not self._stop.is_set():
-                fields = {**self.fields(), "error": described(error)}
-                log(logging.ERROR, self.event, mistake(error), **fields)
+                self.report(error)
             return False
         else:
             return True
@@ -204,8 +200,6 @@ def mistake(error: Exception | None) -> Exception | None:
 
 class InstallerHandle(RepeatingThread):
     """Runs an installer at once and then every interval, until closed. A context manager."""
-
-    event = "install_failed"
 
     def __init__(self, installer: Installer) -> None:
         super().__init__(installer.ticks.queue.using, f"cron {installer.key_prefix}")
@@ -237,8 +231,9 @@ class InstallerHandle(RepeatingThread):
         seconds = self.installer.interval.total_seconds()
         return seconds if is_done else min(seconds, RETRY_SECONDS)
 
-    def fields(self) -> dict[str, Any]:
-        return {"schedule": self.installer}
+    def report(self, error: Exception) -> None:
+        fields = {"schedule": self.installer, "error": described(error)}
+        log(logging.ERROR, "install_failed", mistake(error), **fields)
 
 
 class CronService:

@@ -8,18 +8,12 @@ import pytest
 from django.db import connection
 
 from tests.projects.running import PROJECTS, Project, conninfo_of, is_right, run
-from tests.support.sampling import sample
 
 # `make projects`, a step of `.ci/run`, does the same with more projects.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.long]
 
 
-# Under both values of USE_TZ the core is the same; `make projects` and `make test-all` run all.
-@pytest.mark.parametrize(
-    "project",
-    sample(PROJECTS, *(each for each in PROJECTS if each.module != "no_tz_core")),
-    ids=[each.module for each in PROJECTS],
-)
+@pytest.mark.parametrize("project", PROJECTS, ids=[each.module for each in PROJECTS])
 def test_every_step_works_or_check_refuses_it(project: Project, tmp_path: Path) -> None:
     outcome = run(project, conninfo_of(connection.settings_dict), tmp_path)
     assert is_right(project, outcome), outcome.said

@@ -38,7 +38,6 @@ HOST: Final = {
     "messages.py": "the text of an error",
     "observe/metrics.py": "the lateness of deliveries as a metric",
     "queue/base.py": "the hint to wake a poller, and the bound of a delay",
-    "spark/pipeline/doctor.py": "compared with the database's clock",
     "spark/pipeline/manifests.py": "the name of a directory",
     "spark/pipeline/offers.py": "the bound of the last schedule",
     "spark/pipeline/records.py": "the bound of a delay",
