@@ -23,9 +23,9 @@ from tests.support.concurrency import raw_connection
 from tests.support.sampling import sample
 from tests.support.sessions import demand_none_is_left
 
-# Tests of Spark without a JVM. The others on the session of the run stay in one worker of xdist,
-# because a session takes seconds and half a gigabyte; those that start JVMs stay in a second one.
-# By name: under pytest 9.2 the mark "xdist_group" of xdist 3.8 has no effect.
+# Tests of Spark without a JVM. Tests on the session of the run stay in one worker of xdist, since a
+# session takes seconds and half a gigabyte. Tests that start JVMs stay in a second one. Files are
+# listed by name: under pytest 9.2 the mark "xdist_group" of xdist 3.8 has no effect.
 _WITHOUT_JVM: Final = (
     "tests/spark/pipeline/unit/",
     *(
@@ -82,7 +82,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"
 
 
 def pytest_configure() -> None:
-    # A shell's background process ignores Ctrl-C, and so would the processes of tests.
+    # A shell's background process ignores Ctrl-C, and its children would too.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -128,7 +128,7 @@ def other(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def admin(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """A third connection, to watch the others and to end them."""
+    """A third connection, to watch and terminate the others."""
     with raw_connection() as connection:
         yield connection
 

@@ -1,7 +1,7 @@
-"""Settings of processes that tests start: what workers need, so that each is up in half the time.
+"""Settings of processes that tests start: enough for workers, in half the time.
 
-Without the admin, the URLs and the example project, whose imports are most of a start. Processes
-that serve or send by these name ``tests.settings``.
+They leave out the admin, the URLs and the example project, whose imports are most of a start.
+Processes that serve or send by these name ``tests.settings``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the tests: the example project's, on a server that gives up safety for speed."""
+"""Settings of the tests: the example project's, on a server without crash safety."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from example_project.settings import (
 )
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.workerapp"]
-# Tests make up topics as they like; no handler's queue is among these.
+# Tests create any topic; no handler's queue is among these.
 EVERY_TOPIC = [f"{each}*" for each in string.ascii_letters + string.digits + "_"]
-# Without the schedules and callbacks of the example project: tests declare their own.
+# Without the example project's schedules and callbacks: tests declare their own.
 DELAYED_QUEUE = {
     "API": {"TOPICS": EVERY_TOPIC},
     "NOTIFICATIONS": DELAYED_QUEUE["NOTIFICATIONS"],

@@ -1,4 +1,4 @@
-"""What operators find: a schedule of code."""
+"""Fixtures of the admin tests: a schedule declared in code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delayed_queue.cron.registry import crontab
 
 @pytest.fixture
 def weekly() -> Iterator[CronEntry]:
-    """A schedule of code, whose payload tells the time it is made for."""
+    """A schedule declared in code; its payload holds the time of its tick."""
     entry = CronEntry(
         "reports", "weekly", "0 7 * * mon", "Europe/Bucharest",
         generator=lambda at: {"at": at.isoformat()}, declared_in="reports.ticks",

@@ -1,4 +1,4 @@
-"""The lists of the admin, and what one shows."""
+"""Helpers for the lists of the admin."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ MODELS = [(Message, MESSAGES), (DeadLetter, LETTERS)]
 
 
 def keys_of(html: str) -> list[str]:
-    """The keys of a list, in order."""
+    """Return the keys of a list, in order."""
     return [unescape(each.split("</span>")[0]) for each in html.split('<span class="dq-key">')[1:]]

@@ -1,4 +1,4 @@
-"""Posting the operations of the admin, as their buttons do."""
+"""Posts of the admin's operations, as their buttons send them."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ CONFIRMED = {"confirmed": "yes", "reason": "by phone"}
 
 
 def run(client: Client, action: str, url: str = MESSAGES) -> Any:
-    """Do it to everything on the list, with the confirmation if it asks for one."""
+    """Run the action on every row of the list, and confirm it if required."""
     return post(client, url, action, tokens(page(client, url)), **CONFIRMED)

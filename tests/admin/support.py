@@ -1,4 +1,4 @@
-"""What the tests of the admin share: operators, and the forms they post."""
+"""Helpers of the admin tests: operators, and the forms they post."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def page(client: Client, url: str) -> str:
 
 
 def tokens(html: str) -> list[str]:
-    """What the checkboxes of a list, or the buttons of a detail page, would post."""
+    """Return the values of the checkboxes of a list, or of the buttons of a detail page."""
     return [unescape(each) for each in _TOKEN.findall(html)]
 
 
@@ -47,5 +47,5 @@ def post(client: Client, url: str, action: str, selected: list[str], **data: str
 
 
 def told(response: Any) -> list[str]:
-    """What the operator is told after a post."""
+    """Return the messages that the operator sees after a post."""
     return [str(each) for each in get_messages(response.wsgi_request)]

@@ -1,6 +1,6 @@
-"""The pages of the admin in a browser: at no width is one wider than the window, or cut.
+"""The admin's pages in a browser: no page is cut, or wider than its window.
 
-With ``ADMIN_PICTURES=directory`` each page is kept there as a picture, to be looked at.
+``ADMIN_PICTURES=directory`` saves a picture of each page there.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.long]
 
 # A phone, and a laptop of 1366 px without its scroll bar.
 WIDTHS = (390, 1351)
-# Colours move nothing: the dark theme is only to be looked at.
+# Colours move nothing, so the dark theme is only for pictures.
 PICTURES = os.environ.get("ADMIN_PICTURES")
 THEMES = ("light", "dark") if PICTURES else ("light",)
-# Pages that only a button leads to: the page with the button, and what it is found by.
+# Pages behind a button: the page of the button, and its selector.
 BUTTONS = {
     "confirm": ("delayed_queue_message-change", ".dq-operations .dq-danger"),
     "pause": ("queues", ".dq-switch [name=pause]"),
@@ -42,7 +42,7 @@ SHORT = {
     "index", "queues", "failures-queues", "history-1h", "at-a-glance",
     "delayed_queue_message-change", "delayed_queue_tasks_taskresult-change",
 }  # fmt: skip
-# How far the page, or a box in it that scrolls, reaches beyond what is seen of it.
+# Overflow of the page, and of each box in it that scrolls.
 HIDDEN = """
 [...document.querySelectorAll("*")].filter((each) =>
     each === document.documentElement
@@ -51,33 +51,33 @@ HIDDEN = """
     `${each.tagName} ${each.className}: ${each.scrollWidth} > ${each.clientWidth}`
 ).join(", ")
 """
-# A list that leaves part of its place empty.
+# A list that leaves part of its space empty.
 NARROW = """
 [...document.querySelectorAll("#changelist .results")].map(
     (each) => [each.clientWidth, document.querySelector("#changelist").clientWidth]
 ).filter(([list, all]) => list < 0.95 * all).map(([list, all]) => `list: ${list} < ${all}`)
 .join(", ")
 """
-# A path above the page that lies at the edge of the window, as unstyled text does.
+# A path above the page at the edge of the window, as unstyled text does.
 BARE = """
 [...document.querySelectorAll(".breadcrumbs")].filter(
     (each) => getComputedStyle(each).paddingLeft === "0px"
 ).map(() => "breadcrumbs without a style").join(", ")
 """
-# What is printed on, and the lines and words of charts.
+# Colours in print: the background, and the lines and words of charts.
 INKS = """
 [getComputedStyle(document.body).backgroundColor].concat(
     [...document.querySelectorAll(".dq-charts .dq-line")].map((e) => getComputedStyle(e).stroke),
     [...document.querySelectorAll(".dq-figure :is(figcaption, div)")].map(
         (e) => getComputedStyle(e).color))
 """
-# Nothing that is to be pressed.
+# Buttons are hidden in print.
 LIVE_BUTTON = "getComputedStyle(document.querySelector('.dq-live:has(button)')).display"
 
 
 @pytest.fixture(params=["en", "de"])
 def language(request: pytest.FixtureRequest, settings: Settings) -> str:
-    """Both: German words are longer."""
+    """In both languages, since German words are longer."""
     settings.LANGUAGE_CODE = request.param
     return str(request.param)
 
@@ -148,14 +148,14 @@ def test_charts_are_readable_on_paper(browser: Browser, live_server: Any, theme:
 
 
 def luminance(colour: str) -> float:
-    """Return how bright ``rgb(r, g, b)`` is, as WCAG defines it, where 1 is white."""
+    """Return the brightness of ``rgb(r, g, b)`` as WCAG defines it; 1 is white."""
     parts = [int(each) / 255 for each in re.findall(r"\d+", colour)[:3]]
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
     return float(sum(map(operator.mul, (0.2126, 0.7152, 0.0722), linear)))
 
 
 def pages(browser: Browser, site: str) -> dict[str, Callable[[], None]]:
-    """Return what loads each page."""
+    """Return the action that loads each page."""
     paths = gallery.pages()
 
     def load(path: str) -> Callable[[], None]:

@@ -62,7 +62,7 @@ def test_message_that_went_leads_back_to_the_list(admin_client: Client):
 
 @pytest.mark.parametrize(("model", "url"), MODELS)
 def test_no_page_shows_a_field_by_its_own_name(model: Any, url: str):
-    """Django would show the model's field, the payload too, in place of the admin's method."""
+    """Otherwise Django would show the model's field, with the payload."""
     shown = admin.site.get_model_admin(model).readonly_fields
     for name in shown:
         with pytest.raises(FieldDoesNotExist):

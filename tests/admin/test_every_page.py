@@ -1,4 +1,4 @@
-"""Each page that the admin has an address for, with rows on it, in both languages."""
+"""Each URL of the admin, with rows in the tables, in both languages."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.support import gallery
 
 pytestmark = pytest.mark.django_db
 
-# Django's own, what is only posted to, a picture, and second names of what has another.
+# Django's own pages, POST-only URLs, a picture, and aliases.
 NO_PAGES: Final = {
     "autocomplete", "jsi18n", "login", "logout", "password_change", "password_change_done",
     "view_on_site", "delayed_queue_notifications_find", "delayed_queue_notifications_operate",
     "delayed_queue_spark_pipelinereport_plot", "delayed_queue_queueoverview_changelist", None,
 }  # fmt: skip
 _VARIABLE: Final = re.compile(r"{{ *([\w.]+)")
-# What PostgreSQL, or a cast, refuses.
+# Values that PostgreSQL or a cast refuses.
 TYPED: Final = ("a\0b", "9" * 5000, str(2**63))
 MISSING: Final = re.compile("¤(.*?)¤", re.DOTALL)
 WEEKDAY: Final = re.compile(r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d+")
@@ -40,7 +40,7 @@ WEEKDAY: Final = re.compile(r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d+")
 
 @pytest.fixture(scope="module", autouse=True)
 def furnished(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The gallery, in a transaction that is never committed: two seconds for all tests at once."""
+    """The gallery, in a transaction that is never committed; it takes two seconds for all tests."""
     with django_db_blocker.unblock(), transaction.atomic():
         gallery.furnish()
         yield
@@ -49,7 +49,7 @@ def furnished(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _telling(settings: Settings) -> None:
-    """Templates that say which of their variables nobody has given them."""
+    """Templates mark each of their variables that has no value."""
     (engine,) = settings.TEMPLATES
     options = engine["OPTIONS"] | {"string_if_invalid": "¤%s¤"}
     settings.TEMPLATES = [engine | {"OPTIONS": options}]
@@ -64,7 +64,7 @@ def names(patterns: Any) -> Iterator[str | None]:
 
 
 def ours() -> set[str]:
-    """Return the variables that our own templates write, which Django's do not."""
+    """Return the variables of our own templates, without those of Django's."""
     folders = [Path(each.path) / "templates" for each in apps.get_app_configs()]
     texts = [
         path.read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def test_each_operation_asks_first_where_it_has_something_to_warn_of(
 
 
 def lists() -> list[tuple[str, Any]]:
-    """Return the path and the model admin of each list of ours."""
+    """Return the path and the model admin of each of our lists."""
     models = [each for each in apps.get_models() if admin.site.is_registered(each)]
     return [
         (gallery.list_of(each), admin.site.get_model_admin(each))
@@ -129,7 +129,7 @@ def lists() -> list[tuple[str, Any]]:
 
 
 def parameters(model_admin: Any) -> set[str]:
-    """Return what the URL of a list may say: filters, search, position."""
+    """Return random parameters of a list: filters, search, position."""
     filters = [
         getattr(each, "parameter_name", f"{each}__exact") for each in model_admin.list_filter
     ]

@@ -1,4 +1,4 @@
-"""The page of failures: what is dead, by its cause (O8)."""
+"""The page of failures: dead letters by cause (O8)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ADMIN = "/admin/delayed_queue/bulkrun/"
 
 
 def shown(response: Any) -> str:
-    """What a page that asks again has on it."""
+    """Return the HTML of a page that requires a confirmation."""
     assert response.status_code == 200
     return unescape(response.content.decode())
 
@@ -93,7 +93,7 @@ def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_clie
     asked = admin_client.post(FAILURES, {"redrive": target}).content.decode()
     assert "<strong>3</strong> dead letters of orders" in asked
     assert "attempts exhausted: ValueError" in asked
-    # What Enter in a field presses: it must begin nothing.
+    # Enter in a field presses the first button: it must start nothing.
     first = asked.partition('class="dq-confirm"')[2].partition("<button")[2].partition(">")[0]
     assert "confirmed" not in first
     assert not BulkRun.objects.exists()

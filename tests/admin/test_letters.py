@@ -1,4 +1,4 @@
-"""Operations on dead letters, the record of what operators did, and where it is written."""
+"""Operations on dead letters, and the records of operators' actions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_longest_key_is_recorded_in_full(admin_client: Client):
 
 @pytest.mark.parametrize("action", ["release", "reject"])
 def test_without_its_record_a_change_does_not_happen(admin_client: Client, action: str):
-    """One transaction: the audit fails, so nothing was done."""
+    """One transaction: the audit fails, so the operation is rolled back."""
     MessageFactory.create(leased=True)
     selected = tokens(page(admin_client, MESSAGES))
     before = Message.objects.values().get()

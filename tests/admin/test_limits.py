@@ -1,4 +1,4 @@
-"""Limits of groups on the page of a queue: asked first, fenced, permitted, recorded (G6, G9)."""
+"""Limits of groups on the page of a queue: confirmed, fenced, permitted, recorded (G6, G9)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def queue() -> DelayedQueue:
 
 
 class Handling:
-    """Knows how many messages are handled at a time, and since when no more were."""
+    """Records the running messages, and the time of each new maximum."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class Handling:
             self.now -= 1
 
     def is_at_most(self, number: int, seconds: float = 0.5) -> bool:
-        """Return whether no more were handled at a time for so long."""
+        """True if at most ``number`` messages ran at a time during the last ``seconds``."""
         last = (at for count, at in self._last.items() if count > number)
         return time.monotonic() - max(last, default=0.0) > seconds
 
@@ -65,19 +65,19 @@ def buttons(client: Client) -> list[tuple[str, str]]:
 
 
 def ask(client: Client, name: str, group: str = "") -> str:
-    """Press a button of the page; return the page that asks."""
+    """Press a button of the page; return the page of its confirmation."""
     response = client.post(URL, {name: group})
     assert response.status_code == 200, response
     return str(response.content.decode())
 
 
 def seen(html: str) -> str:
-    """Return the limits that were shown; empty where the form names its group."""
+    """Return the displayed limits; empty if the form names its group."""
     return unescape("".join(SEEN.findall(html)))
 
 
 def change(client: Client, change_name: str, target: str = "", **data: str) -> Any:
-    """Confirm what the page asks, with what it has shown."""
+    """Confirm the change, with the values that the page has shown."""
     shown = {"seen": seen(ask(client, change_name, target))}
     return client.post(URL, {change_name: target, "confirmed": "yes", **shown, **data})
 
@@ -310,7 +310,7 @@ def test_g6_viewers_see_what_holds_and_can_change_nothing(queue: DelayedQueue):
 def test_g6_a_change_is_in_force_within_two_seconds_in_a_running_worker(
     admin_client: Client, queue: DelayedQueue
 ):
-    """Of a busy worker, and of one that sleeps for an hour."""
+    """For a busy worker, and for one that sleeps for an hour."""
     queue.offer_batch([ScheduledMessage(f"k{n}", None, group="a") for n in range(5_000)])
     handling = Handling()
     worker = worker_with(handler_of("orders", handling), batch_size=10, poll_interval=HOUR)

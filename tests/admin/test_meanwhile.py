@@ -1,4 +1,4 @@
-"""Operations on what changed since it was shown, and beside others' transactions."""
+"""Operations on rows changed since the page was shown, and beside other transactions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lease(message: Message) -> None:
 
 
 def replace(message: Message) -> None:
-    """The producer offers another payload under the key: a new life, without any lease."""
+    """The producer offers another payload under the key: a new version, without a lease."""
     DelayedQueue("orders").offer_or_update(message.key, "new", delay=timedelta(hours=2))
 
 
@@ -83,7 +83,7 @@ def test_gone_meanwhile_is_said(admin_client: Client, action: str):
 
 
 def test_lease_that_its_holder_prolonged_is_still_the_one_seen(admin_client: Client):
-    """Or no lease that a worker keeps could be released."""
+    """Otherwise no operator could release a lease that a worker renews."""
     message = MessageFactory.create(leased=True)
     selected = tokens(page(admin_client, MESSAGES))
     Message.objects.extend([str(message.lease_id)], [message.pk], 3_600_000)
@@ -175,7 +175,7 @@ def test_message_that_a_handler_holds_is_not_waited_for(
 def test_redrive_does_not_hang_behind_a_handler(
     other: psycopg.Connection[Any], admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ):
-    """The active message is held by a transaction; the letter stays, the operator is told."""
+    """A transaction holds the active message: the dead letter stays, and the page reports it."""
     monkeypatch.setattr("delayed_queue.admin.operations._MAX_WAIT", 50)
     MessageFactory.create(key="k")
     DeadLetterFactory.create(key="k")
@@ -195,7 +195,7 @@ def test_redrive_does_not_hang_behind_a_handler(
 def test_redrive_and_a_deletion_of_the_job_do_not_wait_for_each_other(
     other: psycopg.Connection[Any], admin_client: Client
 ):
-    """The jobs first, then their letters: as who deletes a job locks them."""
+    """The jobs first, then their letters: in the lock order of a delete."""
     create_topic("orders")
     letter = DeadLetterFactory.create(key="a", kind="orders|json")
     job = {"topic": "orders", "key": "a"}

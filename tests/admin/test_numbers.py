@@ -1,4 +1,4 @@
-"""Numbers as a reader of English and one of German write them, wherever the admin has some."""
+"""Numbers with English and German separators, on all pages of the admin."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_page_has_its_numbers_in_the_language(
 
 
 def _written_by_hand(path: Path) -> Iterator[str]:
-    """Yield the places where a number is given its separators without asking for the language."""
+    """Yield the calls that format a number without the active language."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
             spec = ast.unparse(node.format_spec)
@@ -76,5 +76,5 @@ def _written_by_hand(path: Path) -> Iterator[str]:
 def test_no_page_writes_a_number_by_hand():
     pages = [*(ROOM / "admin").glob("*.py"), *ROOM.glob("*/admin/*.py"), *ROOM.glob("*/admin.py")]
     found = [each for path in pages for each in _written_by_hand(path)]
-    # The two digits that matter, which are written by the language then.
+    # formats.py rounds to two significant digits, which the language then formats.
     assert [each for each in found if not each.startswith("formats.py")] == []

@@ -1,4 +1,4 @@
-"""What operators do to rows: who may, what each operation does, and which ask first."""
+"""Operations on rows: their permissions, effects and confirmations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_pages_need_the_view_permission(url: str):
     + [(LETTERS, *pair) for pair in ON_LETTERS.items()],
 )
 def test_each_operation_needs_its_own_permission(url: str, action: str, permission: str):
-    """Not offered on the list nor the detail page, and refused when posted nevertheless."""
+    """Neither the list nor the detail page offers it, and a direct post is refused."""
     row: Any = (
         MessageFactory.create(leased=action != "deliver", scheduled=action == "deliver")
         if url == MESSAGES
@@ -108,7 +108,7 @@ def test_posts_need_the_csrf_token():
     assert Message.objects.get().lease_id is None
 
 
-# What each does
+# Effects of each operation
 
 
 def test_release_gives_a_message_back_now(admin_client: Client):

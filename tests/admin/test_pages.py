@@ -1,4 +1,4 @@
-"""The admin's lists: what they show, page by page, and what they leave alone."""
+"""The admin's lists: their content, paging and limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
 pytestmark = pytest.mark.django_db
 
 
-# What a list shows
+# Content of lists
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_filter_that_no_index_serves_is_neither_offered_nor_obeyed(admin_client:
 
 
 def test_all_queues_and_a_search_drop_the_filters(admin_client: Client):
-    """Or a forgotten filter would say that a key is not there."""
+    """A forgotten filter would hide the key."""
     MessageFactory.create()
     html = page(admin_client, f"{MESSAGES}?kind=orders|json&state=due")
 
@@ -146,7 +146,7 @@ PAGES = sorted(
 
 @pytest.mark.parametrize("url", PAGES)
 def test_ids_longer_than_python_reads_are_of_nothing(admin_client: Client, url: str):
-    """An int() of 4,301 digits is refused; each page of each model says that nothing is there."""
+    """Python refuses int() of 4,301 digits; each page of each model reports a missing row."""
     long = "9" * 4301
     for page_of in ("change", "history", "delete"):
         assert admin_client.get(f"{url}{long}/{page_of}/").status_code in {302, 403, 404}
@@ -165,7 +165,7 @@ def test_neither_are_those_that_are_posted(admin_client: Client, url: str):
     "lookup", ["payload__contains=x", "key__icontains=x", "id__gt=1", "kind__startswith=o"]
 )
 def test_lookups_of_ones_own_are_refused(admin_client: Client, lookup: str):
-    """They would scan the table, or spell out a payload letter by letter."""
+    """They would scan the table, or reveal a payload letter by letter."""
     MessageFactory.create()
 
     assert admin_client.get(f"{MESSAGES}?{lookup}").status_code == 400
@@ -181,7 +181,7 @@ def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def walk(client: Client, url: str) -> list[list[str]]:
-    """The keys of every page, following the links."""
+    """Return the keys of every page, following the links."""
     pages = []
     path = url.partition("?")[0]
     while True:
@@ -205,7 +205,7 @@ def test_pages_hold_every_message_once(admin_client: Client, query: str):
             key=f"held-{number}", leased=True, lease_id="one" if number < 4 else "two"
         )
         MessageFactory.create(key="same", kind=f"kind-{number}|json", scheduled=True)
-    # An instant that no datetime holds, as a service of another language may store.
+    # An instant beyond datetime's range, as a service in another language may store.
     with connection.cursor() as cursor:
         cursor.execute("""UPDATE delayed_queue SET "scheduledAt" = -9e18 WHERE "pKey" < 'due-5'""")
 
@@ -235,7 +235,7 @@ def test_pages_hold_every_letter_once(admin_client: Client, query: str):
 
 @pytest.mark.usefixtures("short_pages")
 def test_a_page_goes_on_where_it_ended_though_rows_went(admin_client: Client):
-    """An offset would pass over as many messages as were handled meanwhile."""
+    """An offset would skip as many messages as were handled between the pages."""
     for number in range(7):
         MessageFactory.create(key=f"k{number}", scheduled_at=from_now(minutes=number - 10))
     html = page(admin_client, f"{MESSAGES}?kind=orders|json")
@@ -245,7 +245,7 @@ def test_a_page_goes_on_where_it_ended_though_rows_went(admin_client: Client):
     assert keys_of(page(admin_client, f"{MESSAGES}?after={link}")) == ["k3", "k4", "k5"]
 
 
-# What is not done to the hot table
+# Limits on statements against the hot table
 
 
 @pytest.mark.parametrize(

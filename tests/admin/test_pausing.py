@@ -1,4 +1,4 @@
-"""Pausing and resuming from the queues page: asked first, fenced, permitted, recorded (W12)."""
+"""Pausing and resuming from the queues page: confirmed, fenced, permitted, recorded (W12)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def queue() -> DelayedQueue:
 
 
 def buttons(client: Client) -> dict[str, str]:
-    """What the buttons of the page would post, by their values."""
+    """Return the name of each button of the page, by its value."""
     return {unescape(value): name for name, value in BUTTON.findall(page(client, QUEUES))}
 
 

@@ -1,7 +1,7 @@
-"""What the admin's pages cost at 200,000 rows: every statement they run, explained.
+"""Plans of every statement of the admin's pages, at 200,000 rows.
 
-``ADMIN_ROWS=10000000 pytest -s tests/admin/test_plans.py`` does it at ten million
-messages, shows how long each page takes, and holds that to 200 ms.
+``ADMIN_ROWS=10000000 pytest -s tests/admin/test_plans.py`` does it at ten million messages, prints
+the time of each page, and limits that to 200 ms.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ TABLES: Final = (
 )
 
 ROWS: Final = int(os.environ.get("ADMIN_ROWS", "200000"))
-# Seconds for a page. Without the variable, machines that are busy with other tests must pass too.
+# Seconds for a page. Without the variable, busy machines must pass too.
 LIMIT: Final = 0.2 if "ADMIN_ROWS" in os.environ else 10.0
 
 # Half of them due in one millisecond, a quarter each scheduled and of four small queues; the last
-# 10,000 leased, 2,000 of these expired. In a scrambled order, as a table that has lived.
+# 10,000 leased, 2,000 of these expired. The order is scrambled, as in a table of some age.
 FILL: Final = f"""
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid"
@@ -70,7 +70,7 @@ SELECT
 FROM (SELECT i * 7919::bigint % 200000 AS n FROM generate_series(1, 200000) AS i) AS scrambled,
     (SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now) AS clock
 """
-# A hundred workers alive, each with twenty leases; nine hundred silent; a hundred paused queues.
+# A hundred live workers with twenty leases each; nine hundred silent; a hundred paused queues.
 FILL_WORKERS: Final = f"""
 INSERT INTO delayed_queue_worker (
     name, host, pid, queues, version, "startedAt", "heartbeatAt", rates, "leaseIds"
@@ -105,7 +105,7 @@ LETTERS: Final = "/admin/delayed_queue/deadletter/"
 QUEUES: Final = "/admin/delayed_queue/queueoverview/"
 WORKERS: Final = "/admin/delayed_queue/worker/"
 
-# Each list, the index that serves it, and how many rows it may look at.
+# Each list, the index that serves it, and its maximum of rows read.
 LISTS: Final = [
     (MESSAGES, PRIMARY, PAGE),
     (f"{MESSAGES}?after=100000", PRIMARY, PAGE),
@@ -115,12 +115,12 @@ LISTS: Final = [
     (f"{MESSAGES}?kind=later|json&state=scheduled", DUE, PAGE),
     (f"{MESSAGES}?kind=small-1|json&state=scheduled", DUE, PAGE),
     (f"{MESSAGES}?state=leased", LEASES, PAGE),
-    # What is in flight, in all queues: workers hold no more than they can handle. Of what is left
-    # of it the planner may prefer a bitmap, which counts twice, by the luck of ANALYZE's sample.
+    # All leased messages of all queues; workers hold no more than they can handle. For the rest of
+    # them, depending on ANALYZE's sample, the planner may choose a bitmap, which counts rows twice.
     (f"{MESSAGES}?state=leased&after=1.lease-1950", LEASES, 2 * IN_FLIGHT),
     (f"{MESSAGES}?state=expired", LEASES, IN_FLIGHT),
     (f"{MESSAGES}?state=leased&kind=small-1|json", LEASES, 3 * IN_FLIGHT),
-    # A lease's messages may be few enough for a bitmap, which counts twice.
+    # A lease may have few enough messages for a bitmap, which counts twice.
     (f"{MESSAGES}?lease=lease-1950", LEASES, 2 * PAGE),
     (f"{MESSAGES}?q=key-4711", KEYS, 1),
     (f"{MESSAGES}?q=nothing", KEYS, 0),
@@ -185,7 +185,7 @@ def test_list_reads_its_index_and_little_of_it(
     assert all(explained(each).buffers <= 10 for each in holders)
     plan = explained(page)
     assert plan.scanned_whole() == [], plan
-    # Few deaths in a span of time may as well be found in each group: PostgreSQL 18 skips so.
+    # PostgreSQL 18 may find few deaths in a span of time by skipping through the groups.
     also = {DEAD_GROUPS} if index == DEAD_DIED else set()
     assert {index, *also} & plan.indexes, plan
     assert plan.rows_read() <= rows, plan
@@ -202,7 +202,7 @@ def test_the_command_lists_a_queue_by_its_index(operator: Client):
 
 
 def test_a_page_deep_in_one_millisecond_costs_no_more(operator: Client):
-    """The row comparison is a place in the index; as two conditions it would read 50,000."""
+    """The row comparison is a position in the index; two conditions would read 50,000 rows."""
     middle = Message.objects.filter(kind="bulk|json").order_by("id")[ROWS // 4]
     cursor = f"{middle.id}.{to_milliseconds(middle.scheduled_at)}"
 
@@ -226,7 +226,7 @@ def test_queues_page_reads_no_further_than_its_caps(operator: Client):  # Q32
     plan = explained(overview)
     assert plan.scanned_whole() == [], plan
     assert {DUE, LEASES, DEAD_DIED} <= plan.indexes, plan
-    # Rows are on pages all over the table, so that each of them would be a page.
+    # The rows lie on pages all over the table, so that each of them costs a page.
     counting = (each for each in plan.nodes() if each.get("Index Name") in {DUE, DEAD_DIED})
     assert {each["Node Type"] for each in counting} == {"Index Only Scan"}, plan
     # Six with messages, fifty that are only paused, and those with a handler.

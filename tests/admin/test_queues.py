@@ -1,4 +1,4 @@
-"""The page of all queues: what is in each, counted up to a limit (O2, O3)."""
+"""The page of all queues: their messages, counted up to a limit (O2, O3)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_counts_stop_at_the_cap_and_say_so(admin_client: Client, monkeypatch: py
     monkeypatch.setattr("delayed_queue.observe.overview.EXACT", 3)
     monkeypatch.setattr("delayed_queue.observe.overview.LEASE_CAP", 3)
     with connection.cursor() as cursor:
-        # Pages that other tests have filled would be sampled.
+        # The sample would include pages that other tests have filled.
         cursor.execute("TRUNCATE delayed_queue, delayed_queue_dead_letter")
     MessageFactory.create_batch(4, due=True)
     MessageFactory.create_batch(4, scheduled=True)
@@ -67,7 +67,7 @@ def test_counts_stop_at_the_cap_and_say_so(admin_client: Client, monkeypatch: py
 
     depths = {each.depth.name.queue: each.depth for each in lines}
     orders, held = depths["orders"], depths["held"]
-    # Of these some may be leased: not all leases were looked at.
+    # Some of the due messages may be leased: the page has not read all leases.
     assert [str(each) for each in (orders.due, orders.scheduled, orders.dead)] == [
         "3+",
         "≈ 3",
@@ -88,7 +88,7 @@ def test_only_so_many_queues_are_shown_and_it_says_so(admin_client: Client):
 
     assert f"Only {MAX_KINDS} queues are shown" in html
     assert page(admin_client, MESSAGES).count("(json)</a>") == MAX_KINDS
-    # A queue that is not among them can still be asked for.
+    # A queue beyond the limit still has a page.
     assert len(keys_of(page(admin_client, f"{MESSAGES}?kind=kind-99|json"))) == 1
 
 
@@ -112,7 +112,7 @@ def test_queues_are_reached_from_the_apps_index_and_the_lists(admin_client: Clie
 
 
 def test_the_queues_come_first_where_the_admin_lists_its_pages(admin_client: Client):
-    """At home, in the sidebar and in the app's index; only for those who may see messages."""
+    """On the home page, in the sidebar and in the app's index, if the user may see messages."""
     for url in ("/admin/", QUEUES, "/admin/delayed_queue/"):
         links = re.findall(r'<a href="(/admin/delayed_queue/\w+/)"', page(admin_client, url))
         assert links[0] == QUEUES
@@ -138,14 +138,14 @@ def test_the_title_says_what_is_wrong(admin_client: Client):
     wrong = "1 queue late, 1 without a worker, 2 dead, 1 worker silent, 1 paused"
     assert f"<h1>{wrong}</h1>" in html
     assert f"<title>{wrong} |" in html
-    # Dead letters are nobody's business who may not see them.
+    # Operators without the permission to see dead letters see no count of them.
     assert "2 dead" not in page(operator("view_message"), QUEUES)
 
 
 def test_beyond_ten_thousand_counts_are_estimated(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of a table of so many pages that a sample of them tells; the small queue is exact."""
+    """For a table large enough to be sampled; the small queue is exact."""
     monkeypatch.setattr("delayed_queue.observe.store._SMALL_PAGES", 1)
     monkeypatch.setattr("delayed_queue.observe.overview.EXACT", 100)
     monkeypatch.setattr("delayed_queue.observe.overview._CLEARLY_MORE", 150)
@@ -154,7 +154,7 @@ def test_beyond_ten_thousand_counts_are_estimated(
     found = admin_client.get(QUEUES).context["lines"]
     lines = {each.depth.name.queue: each for each in found}
     assert str(lines["big"].depth.due) == "≈ 600"
-    # Of what is not counted the oldest is known all the same.
+    # The lateness of an estimated queue is exact.
     assert lines["big"].lateness
     assert str(lines["small"].depth.due) == "90"
 
@@ -198,7 +198,7 @@ def test_each_queue_has_its_trends(admin_client: Client):
 def test_without_workers_the_page_says_so_instead_of_drawing_zero(admin_client: Client):
     MessageFactory.create(kind="orders|json", due=True)
     sampled(ago=30)
-    # 31 where a minute ends meanwhile.
+    # 31 if a minute ends between the two.
     assert re.search("No worker has taken samples for 3[01] min.", page(admin_client, QUEUES))
     html = page(admin_client, f"{QUEUES}history/?kind=orders|json")
     assert "No worker has taken samples since" in html
@@ -215,7 +215,7 @@ def test_the_history_of_a_queue_is_drawn_and_written(admin_client: Client, span:
     assert "<title>Due and leased: due 30 at most, " in html
     assert "<style" not in html.partition("dq-charts")[2]
     assert " style=" not in html.partition("dq-charts")[2]
-    # Nothing is drawn by code, which a policy of script-src 'self' forbids in the page.
+    # No inline script: a policy of script-src 'self' forbids it.
     assert re.findall(r"<script(?![^>]* src=)(?![^>]*json)[^>]*>", html) == []
     assert re.findall(r"\son\w+=", html) == []
 
@@ -257,7 +257,7 @@ def test_ticks_of_frequent_schedules_are_not_worked_out_by_croniter(
     )
     html = page(admin_client, f"{QUEUES}history/?kind=orders|json&range=7d")
     assert "often" not in html
-    # Of each expression that is new one, of each schedule its days: not its 61 ticks.
+    # One call per distinct expression, and one per day of each schedule: not its 61 ticks.
     assert next(calls) <= 3 * 10
 
 
@@ -268,7 +268,7 @@ def test_g9_the_page_of_a_queue_lists_its_groups_that_are_held_back(admin_client
     )
     assert "held back" not in page(admin_client, url)
     queue.groups.set(Groups(concurrency=1))
-    assert "held back" not in page(admin_client, url)  # no table of nothing but its heads
+    assert "held back" not in page(admin_client, url)  # no table with nothing but headings
     queue.groups.limit("c", rate="1/d")
     queue.groups.pause("b", "moving <house>", by="ana")
     queue.groups.pause("nobody-yet")
@@ -293,13 +293,13 @@ def test_letters_are_not_counted_for_those_who_may_not_see_them():
     assert LETTERS not in page(operator("view_message"), QUEUES)
 
 
-# What keeps deleted messages
+# Holders of old snapshots
 
 
 def test_an_old_snapshot_is_named_with_what_would_end_it(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ):
-    """O5: on the page that everybody looks at first; a young one is nobody's business.
+    """O5: the queues page warns of an old snapshot, and ignores a young one.
 
     Sessions of other tests, which write in databases of their own, may be older than the holder.
     """
@@ -314,7 +314,7 @@ def test_an_old_snapshot_is_named_with_what_would_end_it(
     assert "dq-notice" not in young
 
 
-# In one transaction statistics are read once.
+# Within one transaction PostgreSQL reads statistics once.
 @pytest.mark.django_db(transaction=True)
 def test_what_a_claim_pays_for_it_is_said_when_it_is_something(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch
@@ -327,7 +327,7 @@ def test_what_a_claim_pays_for_it_is_said_when_it_is_something(
 
     worker_row(queues=["orders"], scanned="orders", scan_seconds=1.5436)
     with raw_connection() as holder, raw_connection() as other:
-        # Not VACUUM: sessions of other tests may keep what died in the tests before.
+        # Without VACUUM: sessions of other tests may keep dead rows of earlier tests.
         other.execute("TRUNCATE delayed_queue")
         other.execute("SELECT pg_stat_force_next_flush()")
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -384,7 +384,7 @@ def test_in_english_these_are_the_words_of_the_log(snapshot: Snapshot):
 
 
 def names_the_oldest(shown: str) -> bool:
-    """Return whether the page names who holds the oldest snapshot now, and what would end it."""
+    """True if the page names the holder of the oldest snapshot and the statement that ends it."""
     oldest = oldest_snapshot()
     assert oldest is not None
     who = escape(str(oldest).rpartition(", for ")[0])

@@ -1,4 +1,4 @@
-"""The form of the schedules: adding, editing, and what it refuses."""
+"""The form of the schedules: adding, editing and refusing."""
 
 from __future__ import annotations
 

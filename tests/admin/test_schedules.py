@@ -1,4 +1,4 @@
-"""The admin of schedules: what it shows, and what its operations do."""
+"""The admin of schedules: its pages and operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.cron.schedules import (
 pytestmark = pytest.mark.django_db
 
 
-# What is shown
+# Content of pages
 
 
 def test_list_shows_what_runs_when_and_where_it_comes_from(admin_client: Client):

@@ -17,15 +17,15 @@ from tests.admin.support import page
 from tests.support import gallery
 
 STYLES = ("delayed_queue/admin.css", "notifications/pages.css")
-# The boxes that scroll, and that rows are turned into cards in.
+# The boxes that scroll, and the boxes whose rows become cards.
 BOXES = {"results", "dq-overview"}
-# Not those of Django with its tables of few columns, which fit: lists of models, and the log.
+# Without Django's tables of few columns, which fit: lists of models, and the log.
 OWN_TABLES = ("-list", "-change", "queues", "at-a-glance")
 VOID = {"br", "img", "input", "link", "meta", "wbr", "hr"}
 
 
 class Tables(HTMLParser):
-    """Notes tables outside of a box, and cells that do not say which column they are of."""
+    """Records tables outside of a box, and cells without the name of their column."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def rules(name: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", STYLES)
 def test_what_scrolls_is_positioned(name: str):
-    """Or what only the eye is not to see, which is positioned, makes the page as wide."""
+    """Otherwise visually hidden text, which is positioned, widens the page."""
     positioned = {
         part.strip()
         for selector, body in rules(name)

@@ -45,7 +45,7 @@ def enlist(name: str, **fields: Any) -> Worker:
 
 
 def text(html: str) -> str:
-    """The page without its tags, blanks made one."""
+    """Return the text of the page, with single blanks."""
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
@@ -120,7 +120,7 @@ def test_w12_a_worker_that_stopped_leads_back_to_the_list(admin_client: Client):
 
 @pytest.fixture
 def holding() -> Worker:
-    """A worker with one lease on two messages; a third is another's."""
+    """A worker with one lease on two messages; another worker leases a third."""
     for key in ("a", "b"):
         MessageFactory.create(key=key, leased=True, lease_id="0a1b2c3d-of-worker-1")
     MessageFactory.create(key="other", leased=True, lease_id="0a1b2c3e")
@@ -216,7 +216,7 @@ def test_w12_pages_are_kept_live_by_a_file_of_their_own(admin_client: Client, ur
 
     assert re.search(r'delayed_queue/live.js"[^>]* defer>', html)
     assert html.count("data-dq-live=") >= 1
-    # A policy of script-src 'self' forbids code in the page.
+    # A policy of script-src 'self' forbids inline scripts in the page.
     assert re.findall(r"<script(?![^>]* src=)(?![^>]*json)[^>]*>", html) == []
     assert re.findall(r"\son\w+=", html) == []
 
@@ -226,7 +226,7 @@ def test_w12_a_live_page_is_one_that_works_without_the_script(admin_client: Clie
     html = page(admin_client, QUEUES)
     region = html.partition('data-dq-live="queues"')[2]
     assert "Refresh</a>" in region
-    # The form is outside: to replace it would change its token under the operator's hand.
+    # The form is outside: replacing it would change its token while the operator clicks.
     assert "csrfmiddlewaretoken" not in region
     assert 'id="dq-switch"' in html.partition('data-dq-live="queues"')[0]
 
@@ -242,7 +242,7 @@ def test_w12_the_script_speaks_the_language_of_the_page(admin_client: Client, se
     assert said == set(re.findall(r"data-[a-z-]+", str(LIVE)))
 
 
-# Who holds a message
+# Holder of a message
 
 
 def lease_of(worker: Worker) -> str:

@@ -1,4 +1,4 @@
-"""Handlers that ask for a module which is not there."""
+"""Handlers that import a missing module."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A soak: workers, consumers and a producer under random faults, and a referee over all."""
+"""A soak: workers, consumers and a producer under random faults, and a referee."""

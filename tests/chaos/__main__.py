@@ -73,7 +73,7 @@ def quiet_unless_broken() -> Iterator[Logs]:
 
 
 def soaked(server: EmbeddedPostgres, options: argparse.Namespace) -> Findings:
-    """Run the soak; return what the referee found."""
+    """Run the soak; return the referee's findings."""
     from tests.chaos import audit, groups
     from tests.chaos.director import Director
     from tests.chaos.producer import GROUPED, Producer

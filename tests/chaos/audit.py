@@ -1,4 +1,4 @@
-"""The audit: what happened to each row of the queue, as the database itself saw it."""
+"""The audit: every change of each row, recorded by the database."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 from django.db import connection
 
-# The application_name of the producer's connection: what it deletes was dropped, and what others
-# delete was settled.
+# The application_name of the producer's connection: the producer drops messages, others settle
+# them.
 PRODUCER: Final = "chaos-producer"
 
 _AUDIT: Final = """
@@ -64,7 +64,7 @@ class Event:
     new: str | None
     old_lease: str | None
     new_lease: str | None
-    # False for the mark of a suspect, which is in the column of the lease.
+    # False for the mark of a suspect, which is in the lease column.
     is_delivery: bool | None
     available_at: int | None
     at: int

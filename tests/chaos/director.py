@@ -1,4 +1,4 @@
-"""The director: keeps the programs running and has the scheduled faults happen to them."""
+"""The director: keeps the programs running and injects the scheduled faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICK: Final = 0.02
 
 
 class Director:
-    """Runs in the main thread; what it has begun and must undo is in ``_later``."""
+    """Runs faults in the main thread; ``_later`` holds the faults to undo."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Director:
         }
 
     def run(self, faults: Iterable[Fault], seconds: float) -> None:
-        """Have the faults happen, and put right at the end what is still wrong."""
+        """Run the faults, and undo the remaining ones at the end."""
         for fault in faults:
             self._wait_until(fault.at)
             self.happened[fault.name] += 1
@@ -64,7 +64,7 @@ class Director:
 
     def tend(self) -> None:
         for program in (*self._workers, *self._consumers):
-            program.tree()  # so that it knows its children when their parent dies
+            program.tree()  # so that it finds its children when their parent dies
             program.tend()
 
     def _wait_until(self, at: float) -> None:
@@ -85,7 +85,7 @@ class Director:
             process.kill()
 
     def _working(self, fault: Fault) -> psutil.Process | None:
-        """Return one of the processes below a worker's, or its only one."""
+        """Return a child of a worker, or the worker's only process."""
         tree = self._workers[fault.choice % len(self._workers)].tree()
         below = [each for each in tree if not _children(each)]
         return below[fault.choice // 7 % len(below)] if below else None

@@ -1,4 +1,4 @@
-"""The referee of groups: what the database saw of their leases, held against their limits."""
+"""The referee of groups: compares the leases in the database with their limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Final
 
 from django.db import connection
 
-# Behind the row locks, and in the order of their statements: claims of a queue are made one at a
-# time, and what ends a lease counts from then on, before it has committed: never too much.
+# These events follow the row locks, in the order of their statements. A queue's claims run one at a
+# time. The end of a lease counts from its statement on, before the commit, so the count is never
+# too high.
 _AUDIT: Final = """
 CREATE TABLE group_audit (
     id bigserial PRIMARY KEY, kind text NOT NULL, message bigint NOT NULL, name text,
@@ -45,7 +46,7 @@ SELECT message, name, lease, until, first_at, at FROM group_audit WHERE kind = %
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A message as it stands: leased or waiting until then."""
+    """A message's state: leased or waiting until then."""
 
     lease: str | None
     until: int
@@ -58,7 +59,7 @@ class Held:
         return self.lease is None and self.until > max(at, self.initially)
 
     def is_in_the_way(self, at: float) -> bool:
-        """Return whether nothing else of its group may be leased while they are in order."""
+        """True if the message blocks its group while the group is ordered."""
         return self.is_leased(at) or self.waits(at)
 
 
@@ -82,7 +83,7 @@ def remove() -> None:
 
 
 def judge(kind: str, limit: int, *, is_ordered: bool = False) -> Verdict:
-    """Go through what happened; count each lease that began beside too many others."""
+    """Replay the leases; count each that started beside too many others."""
     verdict = Verdict()
     groups: defaultdict[str, dict[int, Held]] = defaultdict(dict)
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""The producer: offers, updates and drops at random, and remembers what it was promised."""
+"""The producer: offers, updates and drops at random, and records the replies."""
 
 from __future__ import annotations
 

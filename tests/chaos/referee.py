@@ -1,4 +1,4 @@
-"""The referee: compares what was promised, what the database saw, and what handlers did."""
+"""The referee: compares promises, the database and the handlers' effects."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.workerapp.models import Effect
 
 @dataclass
 class Findings:
-    """Counts to report, and the versions that broke a promise, by what was broken."""
+    """Counts to report, and the versions that broke each promise."""
 
     counts: Counter[str] = field(default_factory=Counter)
     broken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def expect(self, what: str, versions: set[str]) -> None:
-        """Note the versions for which the statement does not hold."""
+        """Record the versions for which the statement does not hold."""
         if versions:
             self.broken[what] += sorted(versions)
 
@@ -32,7 +32,7 @@ class History:
     offered: set[str] = field(default_factory=set)
     withdrawn: set[str] = field(default_factory=set)
     settled: dict[str, str | None] = field(default_factory=dict)
-    # By version and lease: how that lease ended other than by settling.
+    # By version and lease: the end of each lease that was not settled.
     ended: dict[tuple[str, str], Event] = field(default_factory=dict)
     early: set[str] = field(default_factory=set)
 
@@ -55,7 +55,7 @@ class History:
 
 
 def _is_early(event: Event) -> bool:
-    """Return whether it takes a message before it is due, or before its lease is over."""
+    """True if a claim took a message before it was due, or before its lease expired."""
     is_claim = event.is_delivery and event.new_lease not in {None, event.old_lease}
     is_consumed = event.new is None and event.old_lease is None and not event.is_producer
     return (is_claim or is_consumed) and event.at < (event.available_at or 0)
@@ -69,7 +69,7 @@ def history(queue: str) -> History:
 
 
 def judge_leased(queue: str, confirmed: set[str], killed: set[int], found: Findings) -> None:
-    """Judge a queue whose worker leases: at least once, and a second time only for cause."""
+    """Judge a queue whose worker leases: at least once, and twice only after a fault."""
     past = history(queue)
     effects: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for key, pid in Effect.objects.filter(queue=queue).values_list("key", "pid"):
@@ -96,7 +96,7 @@ def judge_exact(queue: str, confirmed: set[str], found: Findings) -> None:
 
 
 def judge_groups(queue: str, limit: int, found: Findings, *, is_ordered: bool = False) -> None:
-    """Judge a queue with limits: never more of a group leased, and in order nothing passed."""
+    """Judge a queue with limits: no group above its limit, and no message out of order."""
     verdict = groups.judge(DelayedQueue(queue).kind, limit, is_ordered=is_ordered)
     found.counts[f"{queue}: leases"] = verdict.leases
     found.counts[f"{queue}: most of a group at a time"] = verdict.most
@@ -130,7 +130,7 @@ def _judge_repetitions(
     killed: set[int],
     found: Findings,
 ) -> None:
-    """Say why each version that was handled again was not settled the time before."""
+    """Return the reason for each version that was handled again."""
     for version, deliveries in effects.items():
         leases = [lease for lease, _ in deliveries]
         if len(set(leases)) < len(leases):

@@ -1,4 +1,4 @@
-"""Which fault comes when: drawn from a seed, so that a run can be repeated."""
+"""The schedule of faults: drawn from a seed, so that a run can be repeated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-# Each with how often it comes, compared with the others.
+# Relative frequency of each fault.
 FAULTS: Final = {
     "kill a working process": 6,
     "kill a supervisor": 3,
@@ -23,7 +23,7 @@ PAUSE: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``choice`` picks among the targets there are then; ``length`` is in seconds."""
+    """``choice`` selects among the targets at that time; ``length`` is in seconds."""
 
     at: float
     name: str
@@ -32,7 +32,7 @@ class Fault:
 
 
 def drawn(seed: int, seconds: float) -> list[Fault]:
-    """Return the faults of a run of that length; a longer run begins with the same ones."""
+    """Return the faults of a run of that length; a longer run starts with the same ones."""
     source = random.Random(seed)
     faults, at = [], 0.0
     while (at := at + source.expovariate(1 / PAUSE)) < seconds:

@@ -24,6 +24,6 @@ def daily(*hours, zone="UTC", ahead=timedelta(0), **policies) -> DailySchedule:
 
 
 def local(schedule: DailySchedule | CronSchedule, after: str, count: int) -> list[str]:
-    """The next times on the zone's own wall clock, from an ISO instant with its offset."""
+    """Return the next times on the zone's wall clock, from an ISO instant with an offset."""
     times = islice(schedule.times_after(datetime.fromisoformat(after)), count)
     return [at.astimezone(schedule.zone).strftime("%d %H:%M%z") for at in times]

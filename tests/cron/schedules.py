@@ -1,4 +1,4 @@
-"""Schedules as operators make them."""
+"""Schedules that operators create."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def installed(**options: Any) -> Schedule:
 
 
 def ticks() -> list[str]:
-    # The example project has a schedule of its own.
+    # The example project has its own schedule.
     found = Message.objects.filter(kind="reports|json").order_by("key")
     return list(found.values_list("key", flat=True))
 

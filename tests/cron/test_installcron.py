@@ -42,7 +42,7 @@ def _declared(settings: Any) -> None:
 
 @pytest.fixture
 def made(db: None) -> Schedule:
-    """A schedule that an operator has made."""
+    """A schedule that an operator has created."""
     return Schedule.objects.create(
         kind="ledger|json", key_prefix="made", queue="ledger", type="daily",
         expression="02:00, 14:30", timezone="Europe/Bucharest", payload="by hand",
@@ -203,7 +203,7 @@ def test_one_that_fails_does_not_keep_the_others(settings: Any, caplog: pytest.L
     errors = [[each.error for each in keeper.check()] for _ in range(3)]
     assert errors == [["RuntimeError: no payload today", ""]] * 3
     [logged] = [each for each in caplog.records if "install_failed" in each.message]
-    # Where the generator went wrong is told too.
+    # The log holds the traceback of the generator, too.
     assert logged.exc_info is not None
     assert "in fails" in caplog.text
 
@@ -239,7 +239,7 @@ def test_a_pass_after_the_interval_installs_the_next_ticks():
     Schedule.objects.update(installed_at=ago, last_tick=ago)
     (kept,) = keeper.check()
     assert kept.report is not None
-    assert kept.report.created == 5  # the latest that was missed, and the next four
+    assert kept.report.created == 5  # the latest missed tick, and the next four
 
 
 @pytest.mark.django_db

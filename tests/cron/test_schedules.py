@@ -1,4 +1,4 @@
-"""Schedules by example: periods, days, and what all of them keep."""
+"""Schedules by example: periods, days, and their common rules."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class TestCron:
         ],
     )
     def test_c15_has_the_meaning_of_croniter_7(self, expression, times):
-        """Those that earlier versions read differently, or refused."""
+        """Expressions that earlier versions refused, or read differently."""
         found = CronSchedule(expression).times_after(utc("2026-02-07 10:37"))
         assert [each.strftime("%m-%d %H:%M") for each in islice(found, len(times))] == times
 

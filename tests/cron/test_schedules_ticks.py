@@ -1,4 +1,4 @@
-"""Ticks by example: the hashes and keys that name them, and those that were missed."""
+"""Ticks by example: their hashes and keys, and missed ones."""
 
 from __future__ import annotations
 

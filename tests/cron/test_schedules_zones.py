@@ -1,13 +1,14 @@
 """Schedules in every time zone, at every clock change of the years 2020 to 2040.
 
-The expected instants come from the offsets before and after each change alone: a wall time is
-its instant plus an offset, so it has the instant ``wall - before`` if that lies before the
-change, ``wall - after`` if that does not, both in a fold, and neither in a gap. The code under
-test reads wall times with PEP 495 instead, and knows no changes.
+The expected instants come from the offsets before and after each change alone. A wall time is its
+instant plus an offset. Its instant is ``wall - before`` if that lies before the change, and ``wall
+- after`` if that does not. In a fold it has both, in a gap neither. The code under test reads wall
+times with PEP 495 instead, and has no list of changes.
 
-Covered are all zones of the tz database, one of each set with the same offsets in those years,
-found by probing once a day. Around each change: hours at, just before, just after and between
-its edges; all four policies; now from two days before it to a day after, on and beside ticks.
+The tests cover all zones of the tz database: one of each set with equal offsets in those years,
+found by probing once a day. Around each change they use hours at, just before, just after and
+between its edges, and all four policies. They start from two days before it to a day after, on and
+beside ticks.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ POLICIES = list(product(GAPS, FOLDS))
 
 @dataclass(frozen=True)
 class Change:
-    """The clocks of a zone go from one offset to another."""
+    """A change of a zone from one offset to another."""
 
     zone: str
     at: datetime
@@ -65,7 +66,7 @@ class Change:
 
     @property
     def edges(self) -> list[datetime]:
-        """The wall times between which clocks jump forward or go back to."""
+        """The wall times between which clocks jump."""
         naive = self.at.replace(tzinfo=None)
         return sorted([naive + self.before, naive + self.after])
 
@@ -85,7 +86,7 @@ class Change:
         return sorted(found)
 
     def walls(self, hours: Iterable[time]) -> list[datetime]:
-        """These hours of every day that can matter up to five days from the change."""
+        """The relevant hours of every day, up to five days from the change."""
         midnights = [datetime.combine(self.at + day * DAY, time.min) for day in range(-6, 7)]
         return [datetime.combine(day, hour) for day, hour in product(midnights, hours)]
 
@@ -107,7 +108,7 @@ def bisect(low: datetime, high: datetime, zone: zoneinfo.ZoneInfo) -> datetime:
 
 
 def stored(name: str) -> bytes:
-    """The rules of a zone as they are stored, to look at links to one zone only once."""
+    """The stored rules of a zone, to test linked zones only once."""
     for folder in zoneinfo.TZPATH:
         if (path := Path(folder, name)).is_file():
             return path.read_bytes()
@@ -116,7 +117,7 @@ def stored(name: str) -> bytes:
 
 @lru_cache
 def changes() -> list[Change]:
-    """Every clock change of the years, of one zone of each set that shares them all."""
+    """Every clock change of the years, for one zone of each set with equal changes."""
     probes = [START + STEP * number for number in range((END - START) // STEP)]
     seen: set[tuple[timedelta, ...]] = set()
     found: list[Change] = []
@@ -137,7 +138,7 @@ def part_of_changes(part: int) -> list[Change]:
 
 
 def sampled_hours(change: Change) -> list[time]:
-    """Hours of the day around both edges of the change, and two that are far from it."""
+    """Hours of the day around both edges of the change, and two far from it."""
     low, high = change.edges
     middle = low + (high - low) / 2
     near = [
@@ -163,7 +164,7 @@ def test_the_changes_are_there_and_far_enough_apart_to_be_looked_at_one_by_one()
     assert len(zones) > 30
     for earlier, later in pairwise(changes()):
         assert earlier.zone != later.zone or later.at - earlier.at > 6 * DAY
-    # Of every shape: an hour, half an hour, two hours, forward and back, at midnight.
+    # The changes cover every shape: an hour, half an hour, two hours, forward, back, at midnight.
     jumps = {change.after - change.before for change in changes()}
     assert jumps >= {HOUR, -HOUR, HOUR / 2, -HOUR / 2, 2 * HOUR, -2 * HOUR}
     assert any(change.edges[0].time() == time(0) for change in changes())
@@ -227,7 +228,7 @@ def test_the_next_clock_change_is_found(part):
 
 
 def all_instants(schedule: DailySchedule, after: datetime, days: int) -> Iterator[datetime]:
-    """Yield every run from four days before to some days after, read by brute force."""
+    """Yield every run from four days before to some days after, by brute force."""
     for day in range(-4, days + 4):
         for hour in schedule.hours:
             wall = datetime.combine(after.date() + day * DAY, hour, tzinfo=schedule.zone)
@@ -272,7 +273,7 @@ def test_any_window_of_any_zone_holds_what_it_should(zone, hours, policies, now)
     while chained[-1] < got[-1]:
         chained.append(next(schedule.times_after(chained[-1])))
     assert chained[1:] == got
-    # A wall time that comes twice is run in only one of its hours.
+    # A repeated wall time is run in only one of its hours.
     walls = Counter(at.astimezone(schedule.zone).replace(tzinfo=None) for at in got)
     assert set(walls.values()) == {1}
 

@@ -1,4 +1,4 @@
-"""A host without a time zone database, as slim images are, is told what it lacks."""
+"""Error of a host without a time zone database, as slim images are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group commit: one call for all who asked meanwhile, and to each the answer to its own item."""
+"""Group commit: one call serves all waiting callers, and each gets the result of its own item."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = Callable[[str, list[int]], Sequence[int | BaseException]]
 
 
 class Calls:
-    """Notes each call; the first waits until it may end. Negative items fail, zero fails all."""
+    """Records calls; the first waits for its release. Negative items fail, zero fails all."""
 
     def __init__(self) -> None:
         self.made: list[list[int]] = []
@@ -42,12 +42,12 @@ def calls() -> Iterator[Calls]:
 
 
 def in_loop(calls: Calls, *items: int, name: Callable[[int], int] | None = None) -> list[object]:
-    """Ask for 1 and, while that is called for, for the items; return what came of these."""
+    """Request 1 and, during that call, the items; return their results."""
 
     async def run() -> list[object]:
         gathering: LoopGathering[str, int, int] = LoopGathering(calls.from_loop, most=4, name=name)
         first = gathering.ask("a", 1)
-        await asyncio.sleep(0)  # the first call is made now
+        await asyncio.sleep(0)  # the first call starts now
         asked = [gathering.ask("a", item) for item in items]
         assert await first == 10
         return list(await asyncio.gather(*asked, return_exceptions=True))

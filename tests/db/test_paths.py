@@ -1,4 +1,4 @@
-"""Which connections have a session, and what is left on those of the project (R1, R3, R4, W21)."""
+"""Connections with a session, and state left on the project's connections (R1, R3, R4, W21)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def orders() -> DelayedQueue:
 
 
 def use(queue: DelayedQueue) -> None:
-    """Offer, poll and consume once each, with effects that fail and that do not."""
+    """Offer, poll and consume once each, with failing and working effects."""
     for key in ("a", "b", "c"):
         queue.offer_or_update(key, 1, PAST)
     envelope = queue.try_poll()
@@ -56,7 +56,7 @@ def use(queue: DelayedQueue) -> None:
 
 @contextmanager
 def alias_with(**changes: Any) -> Iterator[None]:
-    """Give the connections of the alias other settings meanwhile."""
+    """Replace settings of the alias for the duration of the block."""
     kept = connections.settings["default"]
     connections["default"].close()
     connections.settings["default"] = {**kept, **changes}
@@ -95,7 +95,7 @@ def captured() -> Iterator[list[str]]:
 
 @contextmanager
 def patched() -> Iterator[list[str]]:
-    """Replace a method of the class, as instruments do, under its own name."""
+    """Replace a method of the class under its own name, as instruments do."""
     seen: list[str] = []
     kept = DatabaseWrapper.create_cursor
 
@@ -133,7 +133,7 @@ def test_r1_what_watches_a_connection_sees_each_statement(
         use(orders)
     assert len(seen) > 8
     session = session_of(connections["default"])
-    assert session is not None  # again, when nothing watches
+    assert session is not None  # again, without a watcher
 
 
 def test_r1_transactional_handlers_work_under_debug(
@@ -153,7 +153,7 @@ def test_r1_transactional_handlers_work_under_debug(
 
 @pytest.fixture
 def tenants() -> Iterator[None]:
-    """Two schemas, each with a queue of its own."""
+    """Two schemas, each with its own queue."""
     with connection.cursor() as cursor:
         for each in ("t1", "t2"):
             cursor.execute(f"CREATE SCHEMA {each}")
@@ -197,7 +197,7 @@ def test_r3_a_message_goes_to_the_table_of_its_tenant(orders: DelayedQueue, tena
     assert not keys_in("public")
 
 
-# W21: a server session belongs to whoever holds it
+# W21: a server session belongs to its current holder
 
 LEFT = "SELECT count(*) FROM pg_prepared_statements"
 SETTINGS = ("plan_cache_mode", "enable_seqscan", "jit", "default_transaction_isolation")
@@ -274,7 +274,7 @@ def test_w21_receivers_in_a_worker_query_on_a_connection_of_the_project(
 
 
 def test_w21_two_wrappers_may_hold_one_connection_in_turn(orders: DelayedQueue) -> None:
-    """As a pool of a third party lends it."""
+    """As a third party's pool lends it."""
     orders.offer_or_update("a", 1, PAST)
     lent = connection.connection
     other: Any = connections.create_connection("default")

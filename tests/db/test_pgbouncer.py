@@ -31,10 +31,10 @@ from tests.support.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# As docs/guides/deploying.md has them.
+# As in docs/guides/deploying.md.
 POOLED: Final = {"NOTIFY": False}
 BURST: Final = 2_000
-# What would outlive its transaction in a session that somebody else gets next.
+# Statements whose effect outlives their transaction, in a session that another client gets next.
 KEPT: Final = re.compile(
     r"(?:^|;)\s*(LISTEN|UNLISTEN|SET(?!\s+(LOCAL|CONSTRAINTS)\b)|PREPARE|DEALLOCATE|DECLARE|DISCARD"
     r"|CREATE\s+TEMP|LOAD)\b"
@@ -42,7 +42,7 @@ KEPT: Final = re.compile(
     r"|set_config\([^()]*\bfalse\s*\)",
     re.IGNORECASE,
 )
-# Django's own on each new connection: one of the few that PgBouncer restores by itself.
+# Django's own on each new connection: PgBouncer restores it by itself.
 TIME_ZONE: Final = re.compile(r"set_config\('TimeZone'", re.IGNORECASE)
 
 
@@ -55,7 +55,7 @@ def new_process() -> Iterator[None]:
 
 @contextmanager
 def through(url: str) -> Iterator[None]:
-    """Lead all further connections of Django another way, as behind a pooler."""
+    """Route all further connections of Django through a pooler."""
     found = connections["default"].settings_dict
     kept, parts = dict(found), conninfo_to_dict(url)
     connections["default"].close()
@@ -77,7 +77,7 @@ def through(url: str) -> Iterator[None]:
 
 @pytest.fixture
 def recorded(settings: Settings) -> Iterator[Proxy]:
-    """A proxy that sees what the session is told."""
+    """A proxy that records the statements of the session."""
     settings.DELAYED_QUEUE = POOLED
     with proxied() as proxy, through(proxy.url):
         yield proxy
@@ -85,7 +85,7 @@ def recorded(settings: Settings) -> Iterator[Proxy]:
 
 @pytest.fixture
 def pooled(settings: Settings) -> Iterator[None]:
-    """PgBouncer in transaction mode; where the program is missing, a way without a pool."""
+    """PgBouncer in transaction mode; a direct connection if the program is missing."""
     settings.DELAYED_QUEUE = POOLED
     with ExitStack() as stack:
         if find_program():
@@ -97,7 +97,7 @@ def pooled(settings: Settings) -> Iterator[None]:
 
 
 def test_w9_a_worker_leaves_nothing_in_a_session(recorded: Proxy, settings: Settings):
-    """Of all it does: claims, leases it renews, failures, transactions, heartbeats, schedules."""
+    """For claims, lease renewals, failures, transactions, heartbeats and schedules."""
     settings.DELAYED_QUEUE = {**POOLED, "CRON": [CronEntry("kept", "report", "0 0 1 1 *")]}
     renewed = threading.Event()
 
@@ -132,7 +132,7 @@ def test_w9_a_worker_leaves_nothing_in_a_session(recorded: Proxy, settings: Sett
 
 
 def test_w9_what_a_worker_keeps_in_a_session_by_default_is_seen(recorded: Proxy, settings: Any):
-    """The test above would see it: a direct connection is listened on, and prepares."""
+    """The test above would detect it: a direct connection listens and prepares."""
     connections["default"].settings_dict["DISABLE_SERVER_SIDE_CURSORS"] = False
     settings.DELAYED_QUEUE = {}
     DelayedQueue("kept").offer_or_update("k", 1)
@@ -174,7 +174,7 @@ def test_jobs_are_added_through_a_pooler_and_its_sessions_stay_as_they_were(
     pooled: None, settings: Settings, prepare: bool | None
 ):
     if prepare and find_program() and version_of() < (1, 22):
-        prepare = None  # what guides/deploying.md says of older ones
+        prepare = None  # the documented setting for older versions, see guides/deploying.md
     settings.DELAYED_QUEUE = {**POOLED, "PREPARE": prepare}
 
     def some(number: int) -> list[str | None]:

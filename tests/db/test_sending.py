@@ -1,4 +1,4 @@
-"""Statements that are sent, and whose answers are waited for later."""
+"""Pipelined statements, whose results are read later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RETURNING "group"
 
 @pytest.mark.parametrize("channels", [[], ["delayed_queue_tests"]])
 def test_they_have_taken_effect_before_anybody_asks_for_the_answers(channels: list[str]) -> None:
-    """psycopg has no public name for that: a release without it would work, and no faster."""
+    """psycopg has no public name for it: a release without it would work, but no faster."""
     connection = connections.create_connection("default")
     try:
         sent = Sent(connection, [(INSERT, {"name": name}) for name in "ab"], channels)

@@ -1,4 +1,4 @@
-"""Where a notification can hide from whoever sleeps (Q21, W9)."""
+"""Places where a sleeping consumer could miss a notification (Q21, W9)."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def listener() -> Iterator[Listener]:
 
 
 def arrived(descriptor: int) -> bytes:
-    """Return what lies in the socket, and leave it there."""
+    """Return the bytes in the socket, without removing them."""
     opened = socket.socket(fileno=descriptor)
     try:
         return opened.recv(65536, socket.MSG_PEEK)
     except BlockingIOError:
         return b""
     finally:
-        opened.detach()  # it is libpq's, not ours to close
+        opened.detach()  # libpq owns it, so do not close it
 
 
 def test_a_notification_behind_an_answer_in_one_packet_is_heard(
     listener: Listener, other: psycopg.Connection[Any]
 ):
-    """libpq reads both from the socket and stops at the end of the answer."""
+    """libpq reads both from the socket and stops at the end of the result."""
     raw: Any = connection.connection
     raw.pgconn.send_query(b"SELECT 1")
     wait_until(lambda: b"SELECT 1" in arrived(raw.fileno()))
@@ -70,7 +70,7 @@ def test_a_notification_with_an_answer_is_heard(listener: Listener, other: psyco
 
 
 def test_it_tells_which_kinds_were_announced(listener: Listener, other: psycopg.Connection[Any]):
-    assert listener.announced() is None, "before it listened, anything may have been"
+    assert listener.announced() is None, "unknown before the LISTEN"
     other.execute(f"NOTIFY {CHANNEL}")
 
     assert listener.wait(20)

@@ -1,4 +1,4 @@
-"""Where the processes of a demo that runs in the tests' process find the database of the tests."""
+"""Let the processes of a demo in the tests' process find the tests' database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo end to end: real worker processes, a real kill, and a report that can fail."""
+"""The demo end to end: real workers, a real kill, and a report that can fail."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_every_order_of_the_file_ends_once_though_a_worker_is_killed(tmp_path):
 
 
 def check_orders(path, report):
-    """Each order of the file has its expected end, and the report counts it."""
+    """Each order of the file has its expected outcome, and the report counts it."""
     lines = {each.order_id: each for each in read_orders(path)[0]}
     stored = {order.order_id: order for order in Order.objects.all()}
     assert stored.keys() == lines.keys()
@@ -140,7 +140,7 @@ def check_orders(path, report):
 
 
 def end_of(order, dead):
-    """Return the end of the order; fail if it has none, or two."""
+    """Return the outcome of the order; fail if it has none, or two."""
     if order.state == Order.State.PAID:
         return "paid"
     if order.state == Order.State.OPEN:
@@ -152,7 +152,7 @@ def end_of(order, dead):
 
 
 def check_deliveries(report):
-    # The unreachable order's second and third attempt, and what the killed worker had in flight.
+    # The unreachable order's second and third attempt, and the killed worker's messages.
     assert Delivery.objects.filter(attempt__gt=1).count() >= 3
     assert report["delivered"] == Delivery.objects.count()
     assert 0 < report["late_p50_ms"] <= report["late_p99_ms"]
@@ -169,7 +169,7 @@ def check_kill(report):
 
 
 def check_account(said):
-    # Printed at the start and at the end.
+    # The demo prints it at the start and at the end.
     [(user, password)] = set(re.findall(r"user (\S+), password (\S+)\)", said))
     account = authenticate(username=user, password=password)
     assert account is not None
@@ -250,7 +250,7 @@ class RunningDemo:
         self.said_until("offered")
 
     def said_until(self, word):
-        """Return its output up to the line that begins with the word."""
+        """Return its output up to the line that starts with the word."""
         assert self.process.stdout is not None
         said = []
         for line in self.process.stdout:

@@ -1,4 +1,4 @@
-"""The act of the jobs: real server, workers and receiver, and checks that can fail (J15)."""
+"""The act of the jobs: real servers and workers, and checks that can fail (J15)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_three_scenarios_end_as_they_should():
     call_command("demo", "jobs", "--format", "json", stdout=out, stderr=io.StringIO())
     report = json.loads(out.getvalue())["acts"]["jobs"]
     assert report["passed"] is True
-    # More where a payment met the call in flight: delivered before its DELETE was answered.
+    # More if a payment met the call in flight: delivered before its DELETE was answered.
     assert report["paid"] + report["closed"] >= ORDERS
     assert report["refunds"] == 40
     assert report["reported"] == PAYMENTS
@@ -88,7 +88,7 @@ def call(body: Any, at: float, answer: str = "204", webhook_id: str = "m") -> Ca
 
 @pytest.fixture
 def some_orders(receiver: FakeWeb) -> Orders:
-    """Two orders: one paid at 5, one closed at 10, its time."""
+    """Two orders: one paid at 5, one closed at its time, 10."""
     found = Orders(NOBODY, receiver, random.Random(1))
     found.run_at = {"paid": 10.0, "closed": 10.0}
     found.paid_at = {"paid": 5.0}

@@ -94,7 +94,7 @@ def traffic() -> Traffic:
 
 @pytest.fixture
 def found() -> Evidence:
-    """Return what a good run leaves."""
+    """Return the rows that a good run leaves."""
     rows = [
         row("code", expires_at=datetime.fromtimestamp(100, UTC)),
         row("bulk"),

@@ -52,7 +52,7 @@ class Terminal(io.StringIO):
 
 
 def said(out: io.StringIO) -> str:
-    """Return what is written of two lines, with something that is waited for in between."""
+    """Return the output of two lines, with progress between them."""
     found = console(out)
     found.say("ORDERS\n")
     for left in ("2", "1"):

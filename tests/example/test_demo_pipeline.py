@@ -35,7 +35,7 @@ VOUCHERS = [f"voucher-{number}" for number in range(46)]
 
 
 def counts(**changes: int) -> Counter[tuple[str, str]]:
-    """Return the notifications of a good run, with other numbers of texts."""
+    """Return the notifications of a good run, with the given numbers of texts."""
     return Counter(
         {
             ("email", "SUCCESSFULLY_PROCESSED"): 60,
@@ -113,7 +113,7 @@ def test_so_are_the_vouchers(tmp_path: Path):
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> ArchiveManifest:
-    """Return that of an archive of 20 rows in two files."""
+    """Return the archive report of 20 rows in two files."""
     directory = tmp_path / "letters" / "archive=1"
     directory.mkdir(parents=True)
     found = ArchiveManifest.objects.create(
@@ -200,7 +200,7 @@ def test_without_spark_there_must_be_another_act():
 def test_the_campaign_comes_in_and_the_archive_and_the_report_go_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    # Directories that stay after the demo are made there.
+    # The demo keeps these directories after its end.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     out, err = io.StringIO(), io.StringIO()
     call_command("demo", "pipeline", "--format", "json", stdout=out, stderr=err)

@@ -1,4 +1,4 @@
-"""The checks of the act of the orders: each passes on a good run, and fails on its fault."""
+"""The checks of the orders' act: each passes on a good run, and fails on its fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example project's settings: closed by default, and nothing to set to try it out."""
+"""The example project's settings: closed by default, usable without configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOW = "from django.conf import settings as s; print(s.DEBUG, s.SECRET_KEY)"
 
 
 def run(*command: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python on the settings, with no more of them in the environment than is given."""
+    """Run Python on the settings, with only the given environment variables."""
     inherited = {name: value for name, value in os.environ.items() if name not in KNOWN}
     environment |= {
         "DJANGO_SETTINGS_MODULE": "example_project.settings",
@@ -43,7 +43,7 @@ def test_debug_is_off_and_the_key_is_one_of_this_machine_in_a_file_of_its_owner(
 
 
 def test_the_account_of_the_server_comes_through_the_directory_of_the_key(tmp_path):
-    """The key is made before the server, whose account must enter the directory."""
+    """The key is created before the server, whose account must enter the directory."""
     home = tmp_path / "not yet" / "there"
     assert run("-c", SHOW, directory=home).returncode == 0
     expected = 0o755 if os.geteuid() == 0 else 0o700

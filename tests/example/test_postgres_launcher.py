@@ -63,7 +63,7 @@ def test_a_wheel_comes_before_the_system(bare_machine, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(binaries, "WHEELS", (("missing", "x"), ("some_wheel", "pginstall")))
     assert find_binaries() == wheel
-    assert "some_wheel" not in sys.modules  # importing such a wheel has effects of its own
+    assert "some_wheel" not in sys.modules  # importing such a wheel has its own side effects
 
 
 def test_the_newest_of_the_system_is_compared_as_a_number(bare_machine):
@@ -199,7 +199,7 @@ def test_the_settings_take_a_server_from_the_environment(tmp_path):
 
 
 def run_with_settings(script: str, **environment: str) -> str:
-    """Run Python on the example project's settings and return what it printed."""
+    """Run Python on the example project's settings and return its output."""
     read_by_settings = {"DATABASE_URL", "DEBUG", "SECRET_KEY", "TEST_DATABASE_NAME"}
     inherited = {name: value for name, value in os.environ.items() if name not in read_by_settings}
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Jobs with a url are accepted, and each test finds the topics unknown, as a new process does."""
+"""Jobs with a url are accepted, and each test starts with empty topic caches."""
 
 from __future__ import annotations
 

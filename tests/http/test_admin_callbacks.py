@@ -1,4 +1,4 @@
-"""The pages of callbacks: endpoints and their switches, hosts, and what became of each job."""
+"""The pages of callbacks: endpoints, their switches, hosts, and outcomes of jobs."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_the_page_of_a_job_has_its_callbacks():
 
 
 def test_o4_a_host_says_how_many_jobs_wait_for_it(admin_client: Client):
-    """In shards of its own, of any topic; what waits for others is not counted."""
+    """In the host's own shards, of any topic; jobs of other hosts are not counted."""
     urls = ["https://one.example.com/a"] * 3 + ["https://two.example.com/b"]
     for topic in ("orders", "refunds"):
         for number, url in enumerate(urls):

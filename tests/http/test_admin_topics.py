@@ -1,4 +1,4 @@
-"""The pages of topics and tokens: what they show, and what they let an operator do."""
+"""The pages of topics and tokens: their content and operations."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_pausing_asks_why_and_resuming_hands_out_again():
     answer = post(client, TOPICS, "pause", shown, confirmed="1")
     assert told(answer) == ["Skipped 1 topic, paused already: orders."]
 
-    page(client, TOPICS)  # what was told is told once
+    page(client, TOPICS)  # each message is shown once
     assert told(post(client, TOPICS, "resume", shown)) == ["Resumed 1 topic: orders."]
     assert len(pop_jobs("orders", 1)) == 1
 

@@ -33,14 +33,14 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The process's own clock, by which it ages what it took ahead."""
+    """The process's own clock, which expires permits taken ahead."""
     now = [1000.0]
     monkeypatch.setattr("delayed_queue.http.rates.time.monotonic", lambda: now[0])
     return now
 
 
 def took(name: str, least: int, most: int, *, at: int, rate: float = 10, burst: int = 5):
-    """Take by the statement itself, at so many microseconds."""
+    """Run the statement itself, ``at`` microseconds after NOW."""
     interval = 1e6 / rate
     return Rate.objects.take(
         name, least, most, interval=interval, burst=round(burst * interval), now=NOW + at
@@ -85,7 +85,7 @@ def test_a_raised_rate_of_a_process_holds_at_once():
 @pytest.mark.parametrize("rate", [0.5, 3, 7, 333.3, 5_000, 100_000])
 @pytest.mark.parametrize("burst", [1, 7, 500])
 def test_never_more_than_the_rate_in_any_window(rate: float, burst: int):
-    """Against a model: takers in haste, at random moments, of random sizes."""
+    """Against a model: takers without waits, at random moments, of random sizes."""
     dice = random.Random(f"{rate} {burst}")
     at, log = 0, []
     for _ in range(200):
@@ -101,7 +101,7 @@ def test_never_more_than_the_rate_in_any_window(rate: float, burst: int):
             # The statement's burst is a whole number of microseconds.
             assert total <= burst + ((ended - began) + 1) * rate / 1e6 + 1e-6
     used = sum(granted for _, granted in log)
-    # And what nobody asks for less of is not kept back.
+    # A taker with a smaller minimum gets the permits that are left.
     assert used >= min(burst, 1)
 
 
@@ -162,7 +162,7 @@ def test_permits_taken_ahead_are_lost_after_a_second(clock: list[float], django_
 def test_after_a_short_answer_it_is_asked_again_only_when_a_chunk_can_have_come(
     clock: list[float], django_assert_num_queries
 ):
-    """Otherwise each permit that comes would cost everybody a write."""
+    """Otherwise each new permit would cost every process a write."""
     interval = 1e6 / 100
     Rate.objects.take("a", 97, 97, interval=interval, burst=1_000_000)
     rate = SharedRate("a", 100, 100)
@@ -215,7 +215,7 @@ def test_what_is_given_back_is_used_next(clock: list[float], django_assert_num_q
 
 
 def test_what_is_given_back_lasts_no_longer_than_it_would_have(clock: list[float]):
-    """However often it is given back; nor does a refusal bring any."""
+    """After any number of returns; a refusal adds none either."""
     rate = SharedRate("a", 0.001, 1)
     hold = rate.hold()
     for _ in range(9):
@@ -264,7 +264,7 @@ def test_who_asks_again_and_again_gets_there_at_the_rate():
 
     started_at = time.monotonic()
     wait_until(fifty)
-    # Of 50 the burst are free, and the others come 5 ms apart.
+    # The burst is free for the first of the 50; the others come 5 ms apart.
     assert time.monotonic() - started_at >= 30 / 200
 
 

@@ -1,4 +1,4 @@
-"""The page about an incident, followed step by step: by its commands, and in the admin."""
+"""The page about an incident, followed step by step: by commands, and in the admin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def served() -> Iterator[None]:
-    """Have the queue known, as where its handler is installed."""
+    """Register the queue, as on a host with its handler."""
     handler("letters")(lambda envelope: None)
     yield
     registry.remove("letters")
@@ -57,13 +57,13 @@ def outage(letters: int) -> None:
 
 
 class Provider:
-    """Handles what workers would, and carries out the bulk runs; it is down, then back."""
+    """Handles messages as workers would, and runs the bulk runs; it is down, then back."""
 
     def __init__(self) -> None:
         self.is_down = True
 
     def work(self, *, in_time: bool) -> None:
-        """Go on until each run has ended; without ``in_time`` no turn is waited for."""
+        """Run until each run has ended; without ``in_time``, do not wait for its next step."""
 
         def ended() -> bool:
             if not in_time:
@@ -103,7 +103,7 @@ def run(line: str, names: dict[str, str]) -> str:
 
 
 def groups() -> dict[str, str]:
-    """Return what the page calls the three groups, and a letter of the first."""
+    """Return the page's names of the three groups, and a letter of the first."""
     out = StringIO()
     call_command("queuedead", "groups", "--queue", "letters", "--format", "json", stdout=out)
     by_count = sorted(json.loads(out.getvalue()), key=lambda row: row["dead"], reverse=True)

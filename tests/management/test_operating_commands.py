@@ -1,4 +1,4 @@
-"""The commands that look at what is dead and mend it, and what they say to a slip (O11)."""
+"""Commands that list and repair dead letters, and their errors (O11)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_no_use_when_it_is_cut_is_whole_and_ids_are_as_they_are_typed():
     groups, letters = (run("queuedead", verb, out=Terminal()) for verb in ("groups", "list"))
     assert "a" * 16 in groups
     assert "2026-05-01 03:00:07" in groups
-    # The class of the error, of which the module would leave nothing to be seen.
+    # The class of the error without its module, which would fill the column.
     assert "  GatewayTim" in groups
     assert "2026-05-01 03:00:07" in letters
     assert "1234567" in letters
@@ -84,7 +84,7 @@ def test_letters_are_listed_and_shown():
 
 
 def test_what_is_shown_holds_nothing_that_a_terminal_would_obey():
-    """Keys and errors are often somebody else's words; their lines stay."""
+    """Keys and errors often come from third parties; their lines stay."""
     key, error = "a\x1b[2Jb", "ValueError: first\n\tsecond\x1b]0;owned\x07\r\x9bm"
     letter = DeadLetterFactory.create(key=key, reason=error, last_error=error)
     MessageFactory.create(key=key, due=True, last_error=error)
@@ -116,7 +116,7 @@ def test_what_died_long_ago_is_pruned(settings: Settings):
     assert json.loads(run("queuedead", "prune", "--queue", "orders", "--format", "json")) == {
         "deleted": 1
     }
-    with time_machine.travel(from_now(days=365)):  # a host whose clock is wrong
+    with time_machine.travel(from_now(days=365)):  # a host with a wrong clock
         assert run("queuedead", "prune", "--dry-run").startswith("1 dead letter would be taken")
     assert run("queuedead", "prune") == "Deleted: 1 dead letter.\n"
     settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "DEAD_LETTER_RETENTION": None}

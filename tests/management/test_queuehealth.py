@@ -1,4 +1,4 @@
-"""``manage.py queuehealth``: the exit code is the answer, and the reasons are said."""
+"""``manage.py queuehealth``: its exit code is the answer, and it prints the reasons."""
 
 from __future__ import annotations
 

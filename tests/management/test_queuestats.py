@@ -1,4 +1,4 @@
-"""``manage.py queuestats``: figures for people, dashboards and autoscalers."""
+"""``manage.py queuestats``: metrics for people, dashboards and autoscalers."""
 
 from __future__ import annotations
 

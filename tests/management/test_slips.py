@@ -1,4 +1,4 @@
-"""Slips at the command line: one sentence with the remedy, an exit code, no traceback (O14)."""
+"""Mistakes at the command line: one sentence with the remedy, no traceback (O14)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.factories import DeadLetterFactory, MessageFactory
 from tests.support.missing import not_installed
 from tests.support.processes import manage
 
-# What each command is given so that it gets as far as the slip.
+# Minimal arguments of each command, so that it gets as far as the mistake.
 LEAST: dict[str, list[str]] = {
     "installcron": ["--once"],
     "queuedead": ["groups"],
@@ -38,7 +38,7 @@ LEAST: dict[str, list[str]] = {
 }
 
 
-# Commands with an answer of their own to missing tables.
+# Commands with a specific answer to missing tables.
 _OTHERWISE = {"queuehealth", "queuepipeline", "runqueueworker"}
 
 
@@ -50,13 +50,13 @@ def slip(name: str, *arguments: str) -> CommandError:
 
 
 def placed(name: str, *options: str) -> list[str]:
-    """Return the arguments with options in front: what follows a verb is the verb's."""
+    """Return the arguments with options in front: options after a verb belong to the verb."""
     return [name, *options, *LEAST[name]]
 
 
 class TestDatabase:
     def test_every_command_is_looked_at(self) -> None:
-        # Those of the notifications are the service's own.
+        # The notifications' commands have their own test.
         wanted = ("delayed_queue", "delayed_queue.http", "delayed_queue.spark")
         ours = {name for name, app in get_commands().items() if app in wanted}
         assert ours == LEAST.keys()
@@ -82,7 +82,7 @@ class TestDatabase:
 
 @pytest.fixture
 def unmigrated(db: None) -> Iterator[None]:
-    """Have the test's transaction find no tables, as before the first ``migrate``."""
+    """Make the test's transaction find no tables, as before the first ``migrate``."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA empty_one")
         cursor.execute("SET LOCAL search_path TO empty_one")
@@ -129,7 +129,7 @@ class TestNotMigrated:
     ],
 )
 def test_bytes_of_another_encoding_are_refused(db: None, name: str, arguments: list[str]) -> None:
-    # What Python makes of the byte that is an ß on a terminal in Latin-1.
+    # Python decodes the byte of an ß from a Latin-1 terminal as a surrogate.
     error = slip(name, *arguments)
     assert str(error).endswith("is not valid Unicode text.")
     assert "Stra" in str(error)

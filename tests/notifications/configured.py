@@ -1,4 +1,4 @@
-"""The section of the notifications, as a test wants it."""
+"""The notifications' section of the settings, for one test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from pytest_django.fixtures import Settings
 
 
 def configure(settings: Settings, keys: Any) -> Any:
-    """Put these keys in force until the test ends; return them."""
+    """Apply these keys until the test ends; return them."""
     settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {"NOTIFICATIONS": keys}
     return keys

@@ -1,4 +1,4 @@
-"""Tests of the notification service."""
+"""Fixtures of the notification service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from delayed_queue.notifications.catalogue import forget_templates
 
 @pytest.fixture(autouse=True)
 def no_cached_templates(request: pytest.FixtureRequest) -> None:
-    """Forget templates of earlier tests, which the database has no more."""
+    """Clear cached templates of earlier tests, whose rows are gone."""
     if request.node.get_closest_marker("django_db"):
         request.getfixturevalue("db")
         forget_templates()

@@ -1,4 +1,4 @@
-"""Dispatchers in this process, and what they need to know of the fakes."""
+"""Dispatchers in this process, and their settings for the fakes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def sms_entry(server: FakeSms, name: str = "texts", **options: Any) -> dict[str,
 
 
 def dispatcher(**options: Any) -> Worker:
-    """Return a worker of all queues, with the retries of the setting in force."""
+    """Return a worker of all queues, with the configured retries."""
     claim = {name: options.pop(name) for name in ("claim", "batch_size") if name in options}
     handlers = [dispatcher_of(name, **claim) for name in QUEUES]
     return worker_with(*handlers, **{"poll_interval": timedelta(milliseconds=100)} | options)
 
 
 def dispatch_all(count: int, **options: Any) -> Counter[str]:
-    """Dispatch until so many have ended; return how many are in each status."""
+    """Dispatch until ``count`` notifications have ended; return the number in each status."""
     with running(dispatcher(**options)):
         wait_until(lambda: ended() >= count, 60)
     return statuses()

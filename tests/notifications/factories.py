@@ -1,4 +1,4 @@
-"""Notifications with their messages, for tests that begin after the intake."""
+"""Notifications with their messages, for tests that start after the intake."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def enqueue(**values: Any) -> Notification:
 
 
 def lease(notification: Notification) -> Envelope:
-    """Lease the one message of the notification's queue that is due."""
+    """Lease the one due message of the notification's queue."""
     envelope = queue_of(notification.priority, notification.channel).try_poll()
     assert envelope is not None
     return envelope
 
 
 def started(**values: Any) -> tuple[Notification, Envelope, Outgoing]:
-    """Store a notification, and lease and begin it."""
+    """Store a notification, and lease and start it."""
     notification = enqueue(**values)
     envelope = lease(notification)
     begun = begin(envelope)
@@ -54,12 +54,12 @@ def started(**values: Any) -> tuple[Notification, Envelope, Outgoing]:
 
 
 def lose_lease(envelope: Envelope) -> None:
-    """Give the message back as the end of its lease would."""
+    """Return the message as an expired lease would."""
     assert envelope.release()
 
 
 class Held:
-    """A message under the lease of a notification that was begun, as its envelope names it."""
+    """A message under the lease of a started notification, as its envelope names it."""
 
     def __init__(self, begun: Outgoing) -> None:
         self.key, self.lease_id = str(begun.id), str(begun.lease_id)
@@ -68,7 +68,7 @@ class Held:
 
 
 def begin(envelope: Envelope) -> Outgoing | None:
-    """Begin its notification; end at once what is not to be sent, and return None."""
+    """Start its notification; if it must not be sent, settle it at once and return None."""
     found = start_many([envelope], {}).get(envelope.key)
     if found is None or found.verdict == Status.PROCESSING:
         return found
@@ -77,7 +77,7 @@ def begin(envelope: Envelope) -> Outgoing | None:
 
 
 def settle(begun: Outgoing, settlement: Settlement) -> Status | None:
-    """Write the end of an attempt as a worker does; return its status, None for a lost lease."""
+    """Settle an attempt as a worker does; return its status, None for a lost lease."""
     held: Any = Held(begun)
     settled = [(held, settlement)]
     row = Notification.objects.filter(pk=begun.id)

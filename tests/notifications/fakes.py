@@ -1,7 +1,7 @@
-"""Third parties that misbehave as they are asked to in what they are sent.
+"""Third parties that misbehave on request; each message holds its fault.
 
-An address ``550+ada@example.org``, a text ``[500] Your code is 7``, a path ``/503,1``. After a
-comma comes how often: ``[500,1]`` fails once for each notification.
+An address ``550+ada@example.org``, a text ``[500] Your code is 7``, a path ``/503,1``. The number
+after a comma limits the faults: ``[500,1]`` fails once for each notification.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ASKED: Final = re.compile(r"\[([\w-]+)(?:,(\d+))?\]")
 
 
 def asked_of(text: str, times: int) -> str:
-    """Return the behaviour that the text asks for, at this many-th time."""
+    """Return the behaviour that the text requests, at this many-th time."""
     found = _ASKED.match(text)
     if found is None or times > int(found[2] or 2**31):
         return ""
@@ -34,7 +34,7 @@ def asked_of(text: str, times: int) -> str:
 
 
 class Server(fakes.Server):
-    """One that also tells how many calls hang, and how many were accepted in all."""
+    """A server that also counts hanging calls and all accepted ones."""
 
     hanging = total = 0
 
@@ -48,20 +48,20 @@ class Server(fakes.Server):
 
 
 class WebServer(fakes.WebServer, Server):
-    """Such a one that serves HTTP."""
+    """A server that speaks HTTP."""
 
 
 class FakeSmtp(fakes.FakeSmtp, Server):
     """An SMTP server with the faults of ``fakes.FakeSmtp``, before the ``+`` of an address.
 
-    And ``refuse-data``: 554 after the body; ``hang-after``: accepts it, and says nothing.
+    And ``refuse-data``: 554 after the body; ``hang-after``: accepts it, and does not reply.
     """
 
     connections = 0
 
     def __init__(self, *, latency: float = 0.0, per_session: int = 0, code: int = 421) -> None:
         super().__init__(_of_address, latency=latency)
-        # Messages after which a session takes no more, and the answer to MAIL from then on.
+        # Messages after which a session takes no more, and the later reply to MAIL.
         self.per_session, self.code = per_session, code
         self.taken: Counter[SMTP] = Counter()
 
@@ -109,7 +109,7 @@ class FakeSms(WebServer):
         self.delay_of_failures = 0.0
         self.on_accepted: Callable[[str], None] = lambda key: None
         self._answers: dict[str, dict[str, Any]] = {}
-        # Of providers that tell where they are: stage and notification.
+        # For providers that report their stage: stage and notification.
         self.reached: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -146,7 +146,7 @@ class FakeSms(WebServer):
         return web.json_response(answer, status=201)
 
     async def _reached(self, request: web.Request) -> web.Response:
-        """Hang a provider that tells where it is, where the text asks for it."""
+        """Hang a provider that reports its stage, if the text requests it."""
         fields = await _fields(request)
         at = (request.match_info["stage"], fields["reference"])
         self.reached[at] += 1
@@ -179,7 +179,7 @@ async def _fields(request: web.Request) -> dict[str, str]:
 
 
 class FakeHook(WebServer):
-    """A webhook. What it does stands in its path: ``/503,1``, ``/drop-after,1``, ``/hang``."""
+    """A webhook. Its path holds its behaviour: ``/503,1``, ``/drop-after,1``, ``/hang``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,5 +200,5 @@ class FakeHook(WebServer):
         if behaviour == "hang":
             await self.hang()
         self.requests.append((dict(request.headers), await request.read()))
-        self.accepted[key] = 1  # it acts once for each id, as it is told to
+        self.accepted[key] = 1  # it acts once for each id, as the guide requires
         return hang_up(request) if behaviour == "drop-after" else web.Response()

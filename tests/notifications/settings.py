@@ -1,4 +1,4 @@
-"""Settings of dispatchers that tests start: the service itself, without pages and the admin."""
+"""Settings of dispatchers that tests start: the service without pages and the admin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An SMS provider that tells where it is before and after its call, and can be held there."""
+"""An SMS provider that reports its stage before and after its call, and can be held there."""
 
 from __future__ import annotations
 

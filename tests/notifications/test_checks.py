@@ -1,4 +1,4 @@
-"""What the system checks and the consumer say of settings."""
+"""Errors of settings, from the system checks and the consumer."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_channel_without_providers_is_warned_of(settings):
 @pytest.mark.django_db(transaction=True)
 def test_a_consumer_with_an_empty_broker_url_says_so_and_stops_when_told():
     with managed("consumenotifications", AMQP_URL="") as process:
-        # The handlers of signals are there before it connects.
+        # The signal handlers are installed before it connects.
         wait_until(lambda: process.has_said("event=consumer_connected"))
         assert process.has_said("Set AMQP_URL")
         process.send_signal(signal.SIGTERM)

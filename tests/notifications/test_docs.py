@@ -1,4 +1,4 @@
-"""The guides say what the code has: fields, permissions, calls, filters, providers, verdicts."""
+"""The guides match the code: fields, permissions, calls, filters, providers, verdicts."""
 
 from __future__ import annotations
 

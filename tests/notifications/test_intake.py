@@ -1,4 +1,4 @@
-"""Intake (N1, N9): a row and its message together or not at all, once for each dedupe key."""
+"""Intake (N1, N9): a row and its message together, once for each dedupe key."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_n9_duplicates_within_one_call_are_one():
 def test_n9_the_key_is_free_again_after_the_window(settings):
     configure(settings, {"DEDUPE_WINDOW": timedelta(0)})
     first = accepted(email(dedupeKey="order-1"))
-    # A transaction has one time for all its statements, so the window has ended by the next.
+    # All statements of a transaction share one time, so the window has ended by the next.
     assert accepted(email(dedupeKey="order-1")).id != first.id
 
 

@@ -1,4 +1,4 @@
-"""The pages of operators (N12): what they show, to whom, and what can be done there."""
+"""The operators' pages (N12): their content, permissions and operations."""
 
 from __future__ import annotations
 

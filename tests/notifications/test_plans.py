@@ -1,8 +1,8 @@
-"""Every statement of the service at 200,000 rows: its indexes, and how many rows it looks at.
+"""Plans of every statement of the service at 200,000 rows.
 
-``NOTIFICATION_ROWS=1000000 pytest tests/notifications/test_plans.py`` does it at a million. They
-run through Django's cursors, which send the parameters within the text: each is planned for its
-own, and a plan that was made without them is never met.
+``NOTIFICATION_ROWS=1000000 pytest tests/notifications/test_plans.py`` does it at a million. The
+statements run through Django's cursors, which send the parameters within the text. PostgreSQL
+therefore plans each for its own parameters, and never uses a generic plan.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ DELETE FROM pg_statistic WHERE starelid = 'delayed_queue'::regclass;
 UPDATE pg_class SET reltuples = 1, relpages = 100 WHERE oid = 'delayed_queue'::regclass
 """
 
-# 97 % sent, 1 % each enqueued, processing and failed; nothing is cancelled or expired: looking for
-# what is not there must cost nothing. Ids ascend over a day. Two tenants, one of them rare.
+# 97 % sent, 1 % each enqueued, processing and failed; none cancelled or expired: a search for
+# missing states must cost nothing. Ids ascend over a day. Two tenants, one of them rare.
 FILL: Final = f"""
 INSERT INTO delayed_queue_notification (
     id, tenant, channel, priority, category, recipient, recipient_hash, template, subject,
@@ -124,7 +124,7 @@ WHERE hashtext(recipient) %% 10 = 1;
 
 @dataclass(frozen=True)
 class Case:
-    """The parameters of a statement, the indexes that it may read, and the rows that may be."""
+    """The parameters of a statement, its allowed indexes, and its maximum of rows."""
 
     params: dict[str, Any]
     rows: int
@@ -132,7 +132,7 @@ class Case:
 
 
 PRIMARY: Final = "delayed_queue_notification_pkey"
-# To a state and an id it leads to one row, as well as the primary key.
+# For a state and an id it finds one row, as the primary key does.
 BY_STATE: Final = "notification_status_id"
 STATES: Final = [each.value for each in Status]
 SOME: Final = 50
@@ -158,7 +158,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
 
 @pytest.fixture
 def some(filled: psycopg.Connection[Any]) -> list[uuid.UUID]:
-    """Fifty that wait, here and there in the table."""
+    """Fifty waiting notifications, spread over the table."""
     rows = filled.execute(
         "SELECT id FROM delayed_queue_notification WHERE status = 'ENQUEUED' "
         "ORDER BY recipient LIMIT %s",
@@ -273,7 +273,7 @@ def test_n12_each_statement_has_a_case(some):
 def test_n12_a_statement_reads_its_index_and_a_bounded_number_of_rows(
     filled, some, name, machine, state
 ):
-    """Drained is a queue that was empty when autovacuum came by, and has filled since."""
+    """A drained queue was empty at its last autovacuum, and has filled since."""
     case = cases(some)[name]
     with filled.transaction(force_rollback=True):
         if state == "drained":

@@ -1,4 +1,4 @@
-"""What ended long ago is forgotten, with all that belongs to it; nothing else is."""
+"""Pruning deletes old notifications with all rows that belong to them, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates and contexts that do not mean well (N9): what they cost, and what they may not say."""
+"""Hostile templates and contexts (N9): their limits and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_n9_a_context_cannot_make_a_loop_fill_the_memory():
 
 
 def test_n9_loops_that_write_nothing_come_to_an_end():
-    """Nine million turns otherwise, of what a request of 18 KB asks for."""
+    """Without the limit, a request of 18 KB would cause nine million iterations."""
     inner = "{% for b in lines %}{% if a == 2 %}x{% endif %}{% endfor %}"
     body = f"{{% for a in lines %}}{inner}{{% endfor %}}"
     with pytest.raises(NotRenderable, match="characters"):
@@ -66,7 +66,7 @@ def test_n9_what_is_no_date_is_refused_and_not_left_out(given: Any, letters: str
 @pytest.mark.django_db
 @pytest.mark.parametrize("body", ["{% load static %}", "{{ name|safe }}", "{% if %}"])
 def test_n1_a_stored_template_that_does_not_compile_is_an_error_of_the_request(body: str):
-    """Written past the form, or before an upgrade."""
+    """Written without the form, or before an upgrade."""
     Template.objects.create(name="broken", channel="sms", version=1, body=body)
     raw = {"channel": "sms", "to": "+40721234567", "template": "broken"}
     (answer,) = intake.accept([raw], tenant="shop")

@@ -1,4 +1,4 @@
-"""The shipped file of requests, and what sets up for it."""
+"""The shipped sample requests, and their setup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a notification (N3), and the fence around each way out of PROCESSING."""
+"""The states of a notification (N3), and the fence of each transition from PROCESSING."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_n3_a_stale_dispatcher_changes_no_state_but_its_calls_are_kept():
 
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_n3_one_whose_lease_is_over_does_not_take_over_from_who_holds_it(has_begun):
-    """It was stopped, or cut off from the database, before it could begin."""
+    """It was stopped, or cut off from the database, before it could start."""
     notification = enqueue()
     old = lease(notification)
     lose_lease(old)
@@ -241,6 +241,6 @@ def test_n12_neither_repr_tells_the_recipient():
     notification = enqueue()
     begun = begin(lease(notification))
     told = repr(notification) + str(notification) + repr(begun)
-    # Not "ada", which an id may have in its hexadecimal digits.
+    # Not "ada", which an id may contain in its hexadecimal digits.
     assert "example" not in told
     assert "Hello" not in told

@@ -1,4 +1,4 @@
-"""The gate of N1, N2 and N9: what is refused, where, and that nothing is raised."""
+"""Validation of N1, N2 and N9: refused fields and their paths, without an exception."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
 
 
 class Shelf:
-    """Templates in memory, as the catalogue has them."""
+    """Templates in memory, as in the catalogue."""
 
     def __init__(self, *templates: Any) -> None:
         self._found = {(each.channel, each.name): compiled(each) for each in templates}
@@ -114,7 +114,7 @@ def test_n1_what_is_no_object_is_refused(raw):
         (email(to="\u212aim@example.org"), "to"),  # the sign of the kelvin
         (email(to="root@localhost"), "to"),
         (email(to="ada@[127.0.0.1]"), "to"),
-        (email(to="ada@" + "\u00e4" * 60 + ".org"), "to"),  # too long as it is sent
+        (email(to="ada@" + "\u00e4" * 60 + ".org"), "to"),  # too long in its encoded form
         (sms(to="0721234567"), "to"),
         (sms(to="+0721234567"), "to"),
         (sms(to="+40 721 234 567"), "to"),
@@ -244,7 +244,7 @@ def test_n9_no_context_changes_the_structure_of_a_webhook():
     ("values", "path"),
     [
         ({"template": "unknown"}, "template"),
-        ({"template": "code"}, "template"),  # there is one, for another channel
+        ({"template": "code"}, "template"),  # it exists for another channel
         ({"template": 7}, "template"),
         ({"template": "welcome", "templateVersion": 2}, "template"),
         ({"template": "welcome", "templateVersion": "1"}, "templateVersion"),

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for metrics that there are, by labels that these have (O7)."""
+"""The dashboard and the alerts use existing metrics and labels (O7)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOLDER: Final = ROOT / "docs" / "operations" / "monitoring"
 METRIC: Final = re.compile(r"(delayed_queue_\w+)(?:\{([^}]*)\})?")
 MATCHER: Final = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 GROUPING: Final = re.compile(r"\b(?:by|on) \(([^)]*)\)")
-# Of every histogram, beside what is asked.
+# Further series of every histogram.
 PARTS: Final = ("_created", "_sum", "_count", "_bucket")
 
 
@@ -48,7 +48,7 @@ def expressions() -> Iterator[str]:
 
 
 def asked() -> Iterator[tuple[str, set[str]]]:
-    """Yield each metric that an expression names, and the labels that it is chosen by."""
+    """Yield each metric of an expression, and the labels of its selector."""
     for expression in expressions():
         for name, matchers in METRIC.findall(expression):
             yield name, set(MATCHER.findall(matchers))
@@ -82,7 +82,7 @@ def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
 
 def test_each_metric_exists_and_has_the_labels(served: dict[str, set[str]]) -> None:
     for name, labels in asked():
-        # A counter that never counted is not there yet; "dead" counts as "failed" does.
+        # A counter without a value has no series yet; "dead" counts as "failed" does.
         of = name.replace("_dead_total", "_failed_total")
         assert of in served, name
         assert labels <= served[of], name
@@ -116,7 +116,7 @@ def test_panels_and_alerts_can_be_told_apart_and_say_what_they_are() -> None:
 
 @pytest.mark.usefixtures("transactional_db")
 def test_w18_the_autoscaling_recipe_counts_due_and_leased() -> None:
-    """By what is due alone, workers would be removed while they are busy."""
+    """With due messages as the only measure, busy workers would be removed."""
     guide = documents.DOCS / "guides" / "monitoring.md"
     [recipe] = [block for block in documents.blocks(guide, "yaml") if "triggers" in block.text]
     [trigger] = yaml.safe_load(recipe.text)["triggers"]
@@ -125,7 +125,7 @@ def test_w18_the_autoscaling_recipe_counts_due_and_leased() -> None:
     query = trigger["metadata"]["query"]
     [(name, matchers)] = METRIC.findall(query)
     assert 'state=~"due|leased"' in matchers
-    # Several workers or views serve the same counts, and the two states are added up.
+    # max, since several workers or views serve the same counts; sum adds up both states.
     assert query.startswith("sum(max by (state) (")
     DelayedQueue("orders").offer_or_update("k", 1)
     states = {

@@ -1,4 +1,4 @@
-"""Samples: what workers count and measure once a minute, and how it is read (O1)."""
+"""Samples: a worker's counts once a minute, and their queries (O1)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 MINUTE_MS: Final = 60_000
 NOW: Final = 1_700_000_040_000
-# What is told at NOW is of the minute before.
+# A sample at NOW covers the minute before.
 MINUTE: Final = (NOW - 30_000) // MINUTE_MS
 DAYS_MADE: Final = """
 SELECT inhrelid::regclass::text FROM pg_inherits
@@ -53,7 +53,7 @@ def sample(kind: str = "orders|json") -> Sample:
 
 
 def at_once(*calls: Callable[[], Any]) -> None:
-    """Begin all calls at one moment, each in a thread of its own."""
+    """Start all calls at one moment, each in its own thread."""
     barrier = threading.Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> None:
@@ -135,7 +135,7 @@ class TestWriting:
         assert not Sample.objects.exists()
 
     def test_a_sample_takes_two_hundred_bytes_at_most(self) -> None:
-        """Of a busy queue: lateness and run times that spread over three orders of magnitude."""
+        """For a busy queue: lateness and run times that spread over three orders of magnitude."""
         chance, counted = random.Random(1), Tally("notifications-by-email|json")
         counted.done, counted.failed, counted.died = 600_000, 5000, 10
         spread = [chance.lognormvariate(0, 1) for _ in range(100_000)]
@@ -156,7 +156,7 @@ class TestWriting:
 
 class TestRaces:
     def test_counts_of_workers_that_write_at_once_are_all_there(self) -> None:
-        """In any order of their queues: what one has locked the other waits for."""
+        """In each order of the queues: they wait for each other's locks."""
         names = [f"queue-{each}|json" for each in range(50)]
         rows = [CountsRow(each, 1, 1, 1, "{67108865}") for each in names]
         calls = [rows, rows[::-1]] * 3
@@ -226,7 +226,7 @@ class TestDays:
             drop_days()
 
     def test_who_reads_while_days_come_and_go_is_waited_for_and_meets_no_deadlock(self) -> None:
-        """A reader locks the table, then its partitions; so must who makes and drops these."""
+        """A reader locks the table, then its partitions; creating and dropping them must, too."""
         now = datetime(2026, 3, 10, 12, tzinfo=UTC)
         later = now + timedelta(days=9)
         try:
@@ -235,7 +235,7 @@ class TestDays:
                 reader.execute("LOCK TABLE ONLY delayed_queue_sample IN ACCESS SHARE MODE")
                 with calling(lambda: SAMPLES_BY_DAY.keep(timedelta(days=1), now=later)) as call:
                     wait_until(lambda: waits_for_a_lock(call.pid))
-                    # Of all partitions, the rest among them.
+                    # Counts all partitions, including the default one.
                     reader.execute("SELECT count(*) FROM delayed_queue_sample")
                     reader.execute("COMMIT")
                     assert call.answer()
@@ -280,7 +280,7 @@ class TestReading:
     WINDOW = Window(MINUTE - 4, MINUTE, 1)
 
     def fill(self, *stored: int | None) -> None:
-        """Sample as many minutes; None is one without a worker."""
+        """Sample that many minutes; None is one without a worker."""
         for each, due in enumerate(stored, MINUTE - len(stored)):
             if due is None:
                 continue

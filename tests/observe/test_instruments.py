@@ -1,4 +1,4 @@
-"""Instruments around offers and handlers: they see everything and can change no end (W13)."""
+"""Instruments around offers and handlers: they observe all calls and change no outcome (W13)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOON = timedelta(milliseconds=50)
 
 
 class Broken(Recorder):
-    """An instrument that fails wherever it is called."""
+    """An instrument that fails at each call."""
 
     def offering(self, queue: str, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         raise LookupError("offering")
@@ -44,7 +44,7 @@ class BrokenAtTheEnd(Recorder):
 
 
 class Hiding(Recorder):
-    """An instrument that swallows what the handler raised."""
+    """An instrument that swallows the handler's exception."""
 
     @contextmanager
     def handling(self, envelope: Envelope) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Every line that is logged: one line of ``key=value``, whatever the values are (W13, O6)."""
+"""Every log record is one line of ``key=value``, for all values (W13, O6)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from delayed_queue.logs import described, log
 from tests.support.processes import ROOT
 
 HOSTILE: Final = 'a b="c"\nevent=forged key=\\'
-# As the guide has it: plain, or quoted as in JSON.
+# As documented: plain, or quoted as in JSON.
 FIELD: Final = re.compile(r'([a-z_]+)=("(?:[^"\\\n]|\\.)*"|[^\s"=]+)(?: |$)')
 HELPER: Final = "delayed_queue/logs.py"
-# What is the callers' own, or may hold it.
+# Fields that belong to the callers, or may hold their data.
 PRIVATE: Final = {"payload", "body", "headers", "arguments", "url", "text", "message", "values"}
 
 

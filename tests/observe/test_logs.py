@@ -23,7 +23,7 @@ SECRET = "4111-1111-1111-1111"
 
 @contextmanager
 def at_level(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[None]:
-    """Have the log begin at that level, as a process that starts with it."""
+    """Start the log at that level, as a process that starts with it."""
     with caplog.at_level(level, logger="delayed_queue"):
         signals.connect()
         yield
@@ -32,7 +32,7 @@ def at_level(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[None]:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """The log, at every level: the one of the settings does not propagate everywhere."""
+    """The log, at every level: the configured one does not always propagate."""
     with at_level(caplog, logging.DEBUG):
         yield caplog
 
@@ -67,7 +67,7 @@ class TestOfAWorker:
         leased = lines(log, logging.DEBUG, "leased")
         acknowledged = lines(log, logging.DEBUG, "acknowledged")
         assert len(leased) == 5
-        # The same delivery, the same ids: a message can be followed through the log.
+        # The same delivery has the same ids, so the log shows a message's path.
         assert {line.partition(" ")[2] for line in leased} == {
             line.partition(" ")[2] for line in acknowledged
         }
@@ -87,7 +87,7 @@ class TestOfAWorker:
         assert "attempt=2" in second
         [dead] = lines(log, logging.ERROR, "dead")
         assert dead == f"event=dead queue=conduct key=k attempt=3 worker={worker}"
-        # The text of an error may hold what the payload held.
+        # The text of an error may hold data of the payload.
         assert "asked to fail" not in log.text
 
     @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ class TestOfAWorker:
         debug: bool,
         is_shown: bool,
     ) -> None:
-        """O6: the traceback, of what failed and of what died; without it no text of theirs."""
+        """O6: tracebacks of failures and deaths; without them, no text of the errors."""
         settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "LOG_ERRORS": chosen}
         settings.DEBUG = debug
         queue = DelayedQueue("conduct")
@@ -119,7 +119,7 @@ class TestOfAWorker:
         assert (fields["queue"], fields["key"], fields["attempt"]) == ("conduct", "k", 1)
 
     def test_o6_signals_bring_the_exception_itself(self) -> None:
-        """Of failures, and of the death that follows them."""
+        """For failures, and for the death that follows them."""
         brought: list[tuple[str, Any]] = []
 
         def note_failure(error: BaseException, **kwargs: Any) -> None:
@@ -201,7 +201,7 @@ def test_a_key_cannot_forge_an_event(log: pytest.LogCaptureFixture) -> None:
 def test_a_poll_is_one_line_with_count_and_keys_also_when_it_finds_nothing(
     log: pytest.LogCaptureFixture, django_assert_num_queries: Any
 ):
-    """N4: an empty poll is one statement and one line; now and then it asks for limits, too."""
+    """N4: an empty poll is one statement and one line; once a second it also reads the limits."""
     queue = DelayedQueue("polled")
     with django_assert_num_queries(2):
         queue.try_poll_many(2)

@@ -49,7 +49,7 @@ class Samples(dict[tuple[str, frozenset[tuple[str, str]]], float]):
     @classmethod
     def read(cls, text: str) -> Samples:
         return cls(
-            # As Prometheus does, to which an empty label is none.
+            # As Prometheus does, which treats an empty label as missing.
             (
                 (sample.name, frozenset(each for each in sample.labels.items() if each[1])),
                 sample.value,
@@ -68,7 +68,7 @@ def samples(registry: CollectorRegistry) -> Samples:
 
 @pytest.fixture
 def registry(settings: LazySettings) -> CollectorRegistry:
-    """A registry of its own, that the instrument of the settings writes to."""
+    """A registry for the instrument of the settings."""
     made = CollectorRegistry()
     settings.DELAYED_QUEUE = {"INSTRUMENTS": [PrometheusInstrument(made)]}
     return made
@@ -302,7 +302,7 @@ def backends() -> set[int]:
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Have new connections refused, and the one there is lost."""
+    """Refuse new connections, and break the existing one."""
     port = connection.settings_dict["PORT"]
     connection.close()
     connection.settings_dict["PORT"] = "1"
@@ -386,13 +386,13 @@ def test_without_the_library_the_extra_is_named(
 
 
 class TestDocumentation:
-    """The page names the metrics there are, and its rules use no others."""
+    """The page names the existing metrics, and its rules use no others."""
 
     page = documents.DOCS / "guides/metrics.md"
 
     @pytest.fixture
     def families(self, db: None) -> dict[str, tuple[str, str]]:
-        """Return the type and the text of each metric."""
+        """Return the type and the help text of each metric."""
         made = CollectorRegistry()
         PrometheusInstrument(made)
         made.register(QueueCollector(["orders"]))

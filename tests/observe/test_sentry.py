@@ -1,4 +1,4 @@
-"""Failed handlers in Sentry, by its real SDK and a transport that keeps what it is given (O6)."""
+"""Failed handlers in Sentry, by its real SDK and a recording transport (O6)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Recording(Transport):
-    """Keeps the events it is to send."""
+    """Keeps the events that it should send."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who holds an old snapshot is in the log of one worker: once when found, once when gone."""
+"""One worker logs the holder of an old snapshot: once when found, once when gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_it_is_told_once_when_it_is_there_and_once_when_it_is_gone(
             return [each.getMessage() for each in caplog.records]
 
         held, gone = (f'event=snapshot_{what} holder="session {pid}' for what in ("held", "gone"))
-        # Tests in other databases of this server hold snapshots for moments, which may be older.
+        # Tests in other databases of this server hold older snapshots for moments.
         wait_until(lambda: any(each.startswith(held) for each in told()))
         told()
         other.execute("COMMIT")
@@ -41,7 +41,7 @@ def test_it_is_told_once_when_it_is_there_and_once_when_it_is_gone(
     lines = told()
     remedy = f'ends="SELECT pg_terminate_backend({pid});"'
     assert all(remedy in each for each in lines if each.startswith(held))
-    # It is told again only where somebody else was told between.
+    # A holder is logged again only if another one was logged between.
     for before, after in pairwise(lines):
         assert not (after.startswith(held) and f'holder="session {pid}' in before)
 

@@ -1,4 +1,4 @@
-"""O5: whoever keeps deleted messages from being cleaned away is named, with what would end it."""
+"""O5: holders of old snapshots are named, with the statement that would end them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.servers import environment_on, private_server, standby_of
 
 Connection = psycopg.Connection[Any]
 FEEDBACK: Final = {"hot_standby_feedback": "on", "wal_receiver_status_interval": "1s"}
-# The one of "gone" is silent.
+# The worker that scanned "gone" is silent.
 WORKERS: Final = """
 INSERT INTO delayed_queue_worker (
     name, host, pid, queues, version, "startedAt", "heartbeatAt", scanned, "scanSeconds"
@@ -38,7 +38,7 @@ INSERT INTO delayed_queue (
 )
 SELECT n, 'dead', '', 0, 0, 0 FROM generate_series(1, %(rows)s) AS n
 """
-# Each round is a transaction of its own that writes.
+# Each round is its own transaction, with a write.
 BURN: Final = """
 CREATE TABLE burnt (i int);
 DO $$ BEGIN
@@ -101,7 +101,7 @@ def test_a_transaction_that_stays_open(server: EmbeddedPostgres, statement: str)
         _, text = health(server)
         [remedy] = [line for line in text.splitlines() if line.strip().startswith("to end it")]
         assert remedy.endswith(f"SELECT pg_terminate_backend({pid});")
-        # Old is as old as the operator says.
+        # The operator chooses the age that counts as old.
         assert health(server, 3600) == (0, "healthy\n")
         with connected(server, autocommit=True) as operator:
             operator.execute(remedy.partition(": ")[2].encode())
@@ -134,7 +134,7 @@ def test_a_transaction_of_another_database_is_none_of_ours(server: EmbeddedPostg
 
 
 def test_one_that_writes_in_another_database_keeps_our_rows(server: EmbeddedPostgres) -> None:
-    """No snapshot is taken beyond it, so what was deleted after its start stays for any of ours."""
+    """No snapshot is taken beyond it, so rows deleted after its start stay for any of ours."""
     with (
         connected(server, dbname="postgres", application_name="batch") as other,
         connected(server) as reader,
@@ -257,7 +257,7 @@ def test_a_vacuum_holds_up_nobody(server: EmbeddedPostgres) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("slot", ["", "replica_1"])
 def test_a_standby_with_feedback_and_its_slot(slot: str) -> None:
-    """The server knows no age of theirs: the number of transactions decides."""
+    """The server has no age of theirs: the number of transactions decides."""
     with private_server() as primary:
         parameters = dict(FEEDBACK)
         if slot:

@@ -37,7 +37,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Traces:
-    """A provider of tracers that keeps what they trace."""
+    """A provider of tracers that records spans."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -102,7 +102,7 @@ class TestThroughAWorker:
         for parent, child in pairwise(path):
             assert parent_of(child) == ids(parent)
         assert [each.kind for each in path[1:3]] == [SpanKind.PRODUCER, SpanKind.CONSUMER]
-        # The conventions want the link in any case.
+        # The conventions require the link in any case.
         assert linked(path[2]) == [ids(path[1])]
 
     def test_spans_have_the_conventions_attributes_and_no_payload(self, traces: Traces) -> None:

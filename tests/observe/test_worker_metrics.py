@@ -1,4 +1,4 @@
-"""What a worker at its defaults serves at ``/metrics``: the metrics of all its processes."""
+"""``/metrics`` of a worker at its defaults: the metrics of all its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A case of a plan test: a statement, its parameters, the index it reads, what it may cost."""
+"""A case of a plan test: a statement, its parameters, its index and its maximum cost."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DEAD_KEYS: Final = "dead_letter_key"
 DEAD_GROUPS: Final = "dead_letter_group"
 TOPICS: Final = "topic_name"
 
-# So far ahead that the dead versions rolled-back claims leave are in no other case's way.
+# Far ahead, so that dead versions of rolled-back claims affect no other case.
 LEASE: Final = 10**11
 
-# The parameters of a case that does not give its own.
+# Default parameters of a case.
 COMMON: Final[dict[str, Any]] = {
     "now": NOW, "kind": "bulk|json", "key": "key-5", "group": None, "limit": 100,
     "lease": LEASE, "lease_id": "lease-1700", "retaken_id": "again", "payload": b"y",
@@ -40,7 +40,7 @@ COMMON: Final[dict[str, Any]] = {
 
 
 class Each(tuple[Any, ...]):
-    """Values of a parameter: each makes a case of its own."""
+    """Values of a parameter: each makes its own case."""
 
     __slots__ = ()
 
@@ -50,10 +50,10 @@ class Each(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class Case:
-    """A statement for ``n`` rows, and what it may cost.
+    """A statement for ``n`` rows, and its maximum cost.
 
-    ``max_rows`` limits the rows read for each of the ``n`` over all scans (a bitmap counts twice),
-    ``max_buffers`` the pages, on top of ``fixed`` pages.
+    ``max_rows`` limits the rows read for each of the ``n`` over all scans (a bitmap counts twice).
+    ``max_buffers`` limits the pages, on top of ``fixed`` pages.
     """
 
     id: str
@@ -117,7 +117,7 @@ def lease_ids(number: int) -> list[str]:
 
 def leased(statement: str, **params: Any) -> list[Case]:
     """Return cases over ids of one lease, and of ten."""
-    # Drained, PostgreSQL 15 reads a whole lease of a hundred messages to find one id.
+    # On drained tables PostgreSQL 15 reads a whole lease of a hundred messages to find one id.
     sizes = ((1, 1, 110), (100, 1, 8), (1000, 10, 8))
     return [
         each

@@ -1,4 +1,4 @@
-"""Full tables in a transaction that is never committed, in three states of their statistics."""
+"""Full tables in an uncommitted transaction, in three states of their statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
     connection = alias.connection
     try:
         with connection.transaction(force_rollback=True):
-            # A new file: its statistics are unknown, and vanish with the transaction.
+            # A new file: its statistics are missing, and vanish with the transaction.
             connection.execute(f"TRUNCATE {', '.join(TABLES)}")
             connection.execute(
                 "DELETE FROM pg_statistic WHERE starelid = ANY (%s::regclass[])", [list(TABLES)]
@@ -39,8 +39,8 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
         connection.close()
 
 
-# Tables that were empty when autovacuum came by. PostgreSQL has then counted no messages on many
-# pages, and estimates one row for however many come.
+# Tables that were empty at their last autovacuum. PostgreSQL has then counted no messages on many
+# pages, and estimates one row for any number of messages.
 _DRAIN: Final = """
 UPDATE pg_class
 SET reltuples = CASE WHEN oid = 'delayed_queue'::regclass THEN 0 ELSE 1 END, relpages = 100

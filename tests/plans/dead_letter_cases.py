@@ -30,7 +30,7 @@ LETTERS: Final = [
     *cases("LOCK_JOBS_OF_LETTERS", ids=Each(1000), kind=DUE, most=200, max_rows=0),
     *cases("PRUNE_DEAD_LETTERS", DEAD_DIED, DEAD_PRIMARY, kind=Each("bulk|json", DUE), age=0,
            limit=1000),
-    # 150 groups of a thousand or two, of which ten are counted.
+    # 150 groups of a thousand or two; the statement counts ten of them.
     *(
         case
         for cap in (1, 1000)

@@ -26,27 +26,27 @@ class Plan:
 
     @property
     def buffers(self) -> int:
-        """Pages touched, hits included: the cost when nothing is cached."""
+        """Pages touched, hits included: the cost without a cache."""
         return sum(self.root.get(f"Shared {what} Blocks", 0) for what in ("Hit", "Read"))
 
     @property
     def indexes(self) -> set[str]:
-        """The indexes that were read, arbiters of an ON CONFLICT included."""
+        """The indexes of the plan, arbiters of an ON CONFLICT included."""
         arbiters = {
             name for node in self.nodes() for name in node.get("Conflict Arbiter Indexes", ())
         }
         return arbiters | {node["Index Name"] for node in self.nodes() if "Index Name" in node}
 
     def nodes(self) -> Iterator[Node]:
-        """Yield every node that ran."""
+        """Yield every executed node."""
         yield from (node for node in _walk(self.root) if node["Actual Loops"])
 
     def scanned_whole(self) -> list[str]:
-        """Return the tables that were read from end to end."""
+        """Return the tables with a sequential scan."""
         return [node["Relation Name"] for node in self.nodes() if node["Node Type"] == "Seq Scan"]
 
     def rows_read(self) -> float:
-        """Return the table rows that all scans read, kept or not, repetitions included."""
+        """Return the rows of all scans, kept or not, repetitions included."""
         return sum(_rows_examined(node) for node in self.nodes() if "Scan" in node["Node Type"])
 
     def rows_sorted(self) -> list[float]:
@@ -92,7 +92,7 @@ def _explain_generic(
 
 
 def numbered(statement: str, params: Mapping[str, Any]) -> tuple[str, composed.Composable]:
-    """Return the statement as PREPARE takes it, and the arguments as EXECUTE does."""
+    """Return the statement for PREPARE, and the arguments for EXECUTE."""
     names = list(dict.fromkeys(_PLACEHOLDER.findall(statement)))
     text = _PLACEHOLDER.sub(lambda match: f"${names.index(match[1]) + 1}", statement)
     values = composed.SQL(", ").join(composed.Literal(params[name]) for name in names)
@@ -100,7 +100,7 @@ def numbered(statement: str, params: Mapping[str, Any]) -> tuple[str, composed.C
 
 
 def planned_by(connection: psycopg.Connection[Any], execute: composed.Composable) -> Plan:
-    """Run the EXECUTE, and return the plan that was used."""
+    """Run the EXECUTE, and return its plan."""
     return Plan(connection.execute(composed.SQL(_EXPLAIN) + execute).fetchall()[0][0][0]["Plan"])
 
 

@@ -24,7 +24,7 @@ from tests.plans.rows import NOW
 
 
 def adding(n: int) -> dict[str, Any]:
-    """Return parameters of jobs; every other id is stored, in neither input nor key order."""
+    """Return parameters of jobs; every other id is stored, in scrambled order."""
     ids = [f"key-{each * 7919 % 100_000}" if each % 2 else f"new-{each}" for each in range(n)]
     return {
         "topic": "bulk", "shards": 4, "hosts": "", "places": kinds_of_topic("bulk", 4),
@@ -51,7 +51,7 @@ TOPIC_CASES: Final = [
     *cases("SAVE_ANSWER", "idempotency_scope_key", scope="token-5", key=Each("key-5", "new"),
            request_hash=b"x", status=202, answer="{}"),
     *cases("PRUNE_ANSWERS", "idempotency_created", age=10**6, limit=1000),
-    # Granted, refused, and a bucket that is new.
+    # Granted, refused, and a new bucket.
     *cases("TAKE_PERMITS", "rate_name", name=Each("rate-10", "rate-10010", "new"), least=1,
            most=100, interval=1000.0, burst=100_000, now=NOW * 1000),
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from tests.plans.case import (
 )
 from tests.plans.rows import NOW, ROWS
 
-# Half of them are stored, in neither input nor key order.
+# Half of them are stored, in scrambled order.
 _KEYS: Final = [
     f"{prefix}-{each * 7919 % 100_000}" for prefix in ("key", "new") for each in range(500)
 ]
@@ -47,7 +47,7 @@ OFFERS: Final = [
     *cases("LOST_SESSIONS", pids=[1], seconds=1.0, max_rows=200),
 ]  # fmt: skip
 
-# The last floor lies within the bulk, which is due at that one instant.
+# The last floor lies within the bulk, which is due at one instant.
 _FLOORS: Final = ((NO_FLOOR, 0), (NOW - 150_000, 0), (NOW - 60_000, 100_000))
 _MINE: Final[dict[str, Any]] = {"lease_id": "mine"}
 CLAIMS: Final = [
@@ -101,7 +101,7 @@ SETTLEMENTS: Final = [
     *cases("RELEASE", PRIMARY, ids=Each(2, 99), delay=None, refund=1),
     *cases("DEAD_LETTER", PRIMARY, ids=Each(1, 100), reason="rejected", fingerprint=""),
     *cases("RESTORE", **_RESTORED, lease_id="mine", max_rows=0),
-    # Leases of their own: each run leaves dead versions under its lease.
+    # Separate leases: each run leaves dead versions under its lease.
     *cases("RELEASE_LEASES", LEASES, ids=8, lease_ids=Each(["lease-1770"]), now=NOW + LEASE,
            n=100, max_rows=10),
     *cases("RELEASE_LEASES", LEASES, ids=8, lease_ids=Each(lease_ids(10)), now=NOW + LEASE,
@@ -136,7 +136,7 @@ LIMITS_OF_GROUPS: Final = [
            max_rows=1, max_buffers=3),
     *cases("UNGROUPED_AHEAD", DUE, kind="one|json", at=Each(NOW - 3000), id=0, rows=500,
            n=500, max_rows=1),
-    # The messages that are leased and a few more; no others are read or sorted.
+    # The leased messages and a few more; it reads and sorts no others.
     *(
         case
         for n in (1, 100)
@@ -165,7 +165,7 @@ INSPECTIONS: Final = [
     *cases("READ", KEYS),
     *cases("CONTAINS", KEYS),
     *cases("DROP", KEYS),
-    # A generic plan assumes an average kind: for that it is right to read the table.
+    # A generic plan assumes an average kind, for which a table scan is right.
     *cases("DROP_ALL", DUE, kind="leased|json", n=10_000, max_rows=ROWS // 10_000 + 1, or_reads=DUE,
            may_scan_generically=True),
     *cases("IS_READ_ONLY"),
@@ -212,7 +212,7 @@ SAMPLED: Final = [
            **_DEPTHS),
     *cases("ADD_COUNTS", _TABLE_OF_SAMPLES, kinds=_COUNTED, times=[f"{{{(5 << 25) + 1}}}"] * 100,
            done=[1] * 100, failed=[1] * 100, died=[1] * 100, n=100, max_rows=8),
-    # A bitmap and a sort: each row is read twice, and both ends of the day count.
+    # A bitmap and a sort: each row counts twice, and so do both ends of the day.
     *cases("HISTORY", SAMPLES, kinds=Each(["kind-7"]), **_DAY, n=1441, max_rows=2, max_buffers=1,
            fixed=300),
     *cases("HISTORY", SAMPLES, kinds=Each(["kind-1", "kind-7"]), since=_MINUTE - 60, until=_MINUTE,

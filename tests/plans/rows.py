@@ -50,8 +50,8 @@ _LETTERS: Final = scrambled(
     fingerprint="lpad((n % 50)::text, 16, '0')",
 )  # fmt: skip
 
-# A full queue: 200 groups of a hundred messages each, 90 due, one leased, one that waits for a
-# retry, and the others later. Every tenth group has limits of its own.
+# A full queue: 200 groups of a hundred messages each: 90 due, one leased, one waiting for a retry,
+# the others later. Every tenth group has its own limits.
 _FULL: Final = scrambled(
     "delayed_queue", 20_000, pKey="'grouped-' || n", pKind="'grouped|json'",
     payload="repeat('x', 100)::bytea",
@@ -104,13 +104,13 @@ _WORKERS: Final = scrambled(
     startedAt="0", rates="""'{"bulk": 2.5}'""",
     heartbeatAt=f"{NOW} - CASE WHEN n < 100 THEN n * 100 ELSE n * 1000 END",
 )  # fmt: skip
-# Most have ended; a tenth of those in progress is paused.
+# Most have ended; a tenth of the running ones is paused.
 _RUNS: Final = scrambled(
     "delayed_queue_bulk_run", 10_000, action="'redrive'", pKind="'kind-' || n", fingerprint="'a'",
     diedUntil="0", newestId="0", total="1", isTotalCut="false", createdAt="0", nextAt=f"{NOW} + n",
     state="CASE WHEN n > 1000 THEN 'done' WHEN n % 10 = 0 THEN 'paused' ELSE 'running' END",
 )  # fmt: skip
-# Eight days of a hundred queues would be a million rows: ten queues, and the marks of the minutes.
+# A hundred queues would need a million rows for eight days: ten queues, and the minutes' marks.
 _SAMPLES: Final = f"""
 INSERT INTO delayed_queue_sample ("pKind", minute, due, scheduled, leased, dead, late, times)
 SELECT
@@ -130,7 +130,7 @@ _ANSWERS: Final = scrambled(
     "delayed_queue_idempotency_key", 20_000, scope="'token-' || n % 10", key="'key-' || n",
     requestHash="sha256('x')", status="202", answer="'{}'", createdAt=f"{NOW} - n * 1000",
 )  # fmt: skip
-# Half of the buckets are full, half are booked for longer than their burst.
+# Half of the buckets are full, half are booked beyond their burst.
 _RATES: Final = scrambled(
     "delayed_queue_rate", 20_000, name="'rate-' || n",
     bookedUntil=f"{NOW} * 1000::bigint + CASE WHEN n < 10000 THEN -1000 ELSE 200000 END",
@@ -178,7 +178,7 @@ _LEDGER: Final = scrambled(
     partition="n % 10 - 1", chunk="0", digest="md5(n::text)", rows="1000", created="900",
     updated="50", recordedAt=f"{NOW} - n / 10 * 60000",
 )  # fmt: skip
-# Twenty jobs of a thousand rows, each by two attempts of which one counts. Half of the keys are in
+# Twenty jobs of a thousand rows, each by two attempts, one of them valid. Half of the keys are in
 # the queue.
 _STAGE: Final = scrambled(
     "delayed_queue_offer_stage", 20_000, job="'job-' || n / 1000", attempt="'attempt-' || n / 500",

@@ -82,7 +82,7 @@ STREAMS: Final = [
     # Other cases leave dead versions of the lease.
     *cases("RENEW_LEASE", LEASES, lease_id="lease-1760", n=100, max_rows=6, fixed=300),
     *cases("COUNT_DELIVERY", PRIMARY, id=1760, lease_id="lease-1760", or_reads=LEASES),
-    # Each run leaves dead versions under its lease: these leases are in no other case.
+    # Each run leaves dead versions under its lease: no other case uses these leases.
     *cases("TAKE_OVER_LEASE", LEASES, lease_id=Each("lease-1761"), lease_ids=["lease-1761"] * 2,
            **_TAKEN_OVER),
     *cases("TAKE_OVER_LEASE", LEASES, lease_id=Each("new"), lease_ids=["lease-1762", "new"],

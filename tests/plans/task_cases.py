@@ -25,7 +25,7 @@ def _attempts(messages: list[int]) -> str:
     ])  # fmt: skip
 
 
-# Attempts at leased messages, whose ids the test puts in.
+# Attempts at leased messages; the test inserts their ids.
 _ATTEMPTS: Final[dict[str, Any]] = {
     "ids": 100,
     "leases": lease_ids(10),

@@ -1,4 +1,4 @@
-"""Dead letters in a table that PostgreSQL takes for empty: it was emptied and vacuumed."""
+"""Dead letters in an emptied and vacuumed table, which PostgreSQL takes for empty."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SELECT 'orders|json', 'k' || number, '1', 1, 'rejected', 0, 0, number, number %%
 FROM generate_series(1, %(count)s) AS number
 """
 _ALL: Final = "SELECT id FROM delayed_queue_dead_letter ORDER BY id"
-# As VACUUM leaves a table that was emptied while another session used it: pages, and no rows.
+# VACUUM of an emptied table beside another session leaves pages without rows.
 _EMPTIED: Final = """
 UPDATE pg_class
 SET reltuples = 0, relpages = 100
@@ -35,7 +35,7 @@ def test_few_letters_do_not_read_all_for_each(generic: bool) -> None:
     with raw_connection() as own, own.transaction(force_rollback=True):
         own.execute(_FILL, {"count": LETTERS})
         own.execute(_EMPTIED)
-        # The last ones: a walk of the primary key from its start meets all others first.
+        # The last ones: a walk of the primary key from its start reads all others first.
         ids = [row[0] for row in own.execute(_ALL)][-100:]
         plan = explain(own, REDRIVE, {"ids": ids, **params}, generic=generic)
     assert plan.rows_read() <= 3 * LETTERS, plan

@@ -1,4 +1,4 @@
-"""Kept plans of job statements: made on empty tables, they must suit full ones."""
+"""Kept plans of job statements: planned on empty tables, and used on full ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ROWS: Final = 20_000
 TABLES: Final = ("delayed_queue", "delayed_queue_dead_letter", "delayed_queue_topic")
-# Every statement that runs behind KEEP_PLANS, and the indexes that it may read.
+# Every statement behind KEEP_PLANS, and its allowed indexes.
 KEPT: Final[dict[str, tuple[dict[str, Any], set[str]]]] = {
     "LOCK_JOBS": ({"topic": "bulk", "keys": ["1", "2"]}, set()),
     "ADD_JOBS": (adding(3), {TOPICS, KEYS, DEAD_KEYS}),
@@ -55,7 +55,7 @@ FILL: Final = (
 
 @pytest.fixture
 def raw(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """A new connection, on which nothing is prepared yet."""
+    """A new connection without prepared statements."""
     forget_topics()
     connection.close()
     connection.ensure_connection()
@@ -79,7 +79,7 @@ def add(job_id: str, if_exists: str = "fail", **fields: Any) -> str | None:
 def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(
     raw: psycopg.Connection[Any], name: str, state: str
 ):
-    """Without an ANALYZE in between, after which PostgreSQL would plan again."""
+    """Without an ANALYZE in between, which would make PostgreSQL plan again."""
     params, indexes = KEPT[name]
     prepare, arguments = numbered(getattr(sql, name), params)
     with raw.transaction(force_rollback=True):
@@ -88,7 +88,7 @@ def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(
             for fill in FILL:
                 raw.execute(fill, {"first": -9, "last": 0})
             raw.execute(f"ANALYZE {', '.join(TABLES)}")
-        if state == "vacuumed":  # as VACUUM leaves it, which no transaction can run
+        if state == "vacuumed":  # as VACUUM leaves it; no transaction can run that
             raw.execute(
                 "UPDATE pg_class SET reltuples = 0, relpages = 0 WHERE oid = ANY (%s::regclass[])",
                 [list(TABLES)],
@@ -109,7 +109,7 @@ def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(
 
 
 def test_all_that_is_kept_is_tried_above(raw: psycopg.Connection[Any]):
-    """PostgreSQL counts how often each prepared statement of a session ran on a kept plan."""
+    """PostgreSQL counts each prepared statement's runs on a kept plan."""
     configure_topic("orders", shards=3)
     for turn in range(OFTEN):
         add(f"{turn}")
@@ -158,7 +158,7 @@ def test_a_callers_transaction_is_left_as_it_is(raw: psycopg.Connection[Any]):
 def test_a_kept_plan_survives_a_column_of_another_type(
     raw: psycopg.Connection[Any], other: psycopg.Connection[Any], name: str
 ):
-    """PostgreSQL refuses a kept plan whose result has changed its type, with an error."""
+    """PostgreSQL raises an error for a kept plan whose result type has changed."""
     change, back = {
         "pKey": ('ALTER "pKey" TYPE varchar(220)', 'ALTER "pKey" TYPE varchar(200)'),
         "headers": ("ADD COLUMN later int DEFAULT 1", "DROP COLUMN later"),

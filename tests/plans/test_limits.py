@@ -1,4 +1,4 @@
-"""A claim never exceeds its limit, under every plan that PostgreSQL can choose (Q18)."""
+"""A claim never exceeds its limit, under every plan of PostgreSQL (Q18)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SETTINGS: Final = (
 
 @pytest.fixture(params=["in order", "in reverse"])
 def due(request: pytest.FixtureRequest, db: None) -> psycopg.Connection[Any]:
-    """Fifty messages that are due, inserted in the order of their schedule, or against it."""
+    """Fifty due messages, inserted in the order of their schedule, or in reverse."""
     connection.ensure_connection()
     raw: psycopg.Connection[Any] = connection.connection
     raw.execute("TRUNCATE delayed_queue")
-    # Settings that forbid everything make plans look so dear that each would be compiled.
+    # Disabled plans look so expensive that PostgreSQL would compile each.
     raw.execute("SET LOCAL jit = off")
     raw.execute(
         """
@@ -56,7 +56,7 @@ def hostile() -> Iterator[tuple[str, ...]]:
 
 
 def taken(raw: psycopg.Connection[Any], statement: str, *, off: tuple[str, ...]) -> list[str]:
-    """Return the keys that the statement takes with those settings off, and take it back."""
+    """Return the keys claimed with those settings off, and roll back."""
     with transaction.atomic():
         for name in off:
             raw.execute(f"SET LOCAL enable_{name} = off")

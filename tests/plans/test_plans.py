@@ -22,30 +22,30 @@ from tests.plans.spark_cases import SPARK_CASES
 from tests.plans.task_cases import TASK_CASES
 from tests.support.statements import STATEMENTS, sql
 
-# The tests use a connection of their own; the mark makes the test database.
+# The tests use their own connection; the mark creates the test database.
 pytestmark = pytest.mark.django_db
 
 CASES: Final = [*QUEUE_CASES, *DEAD_LETTER_CASES, *HTTP_CASES, *TASK_CASES, *SPARK_CASES]
 
-# Two machines, as the planner sees them. COLD is a table that dwarfs the cache, on a disk that
-# seeks: there PostgreSQL avoids indexes unless it knows that few rows are wanted.
+# Two machines, as planner settings. COLD is a table much larger than the cache, on a disk that
+# seeks: there PostgreSQL avoids indexes unless it expects few rows.
 WARM: Final = {"effective_cache_size": "4GB"}
 COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
 
-# Above this estimate PostgreSQL compiles a plan at each run, which takes seconds.
+# Above this estimate PostgreSQL compiles each plan, which takes seconds.
 COMPILED: Final = 100_000
-# Estimated above it on tables that were never analyzed.
+# Estimated above it on tables without statistics.
 DEAR: Final = {"FIND_RESULT", "REDRIVE"}
 
-# They walk an index in its order and stop at a limit.
+# They walk an index in order and stop at a limit.
 WALKS: Final = {
     "CLAIM", "CLAIM_STRICT", "CONSUME", "NEXT_DUE", "STATS", "OVERVIEW", "KINDS",
     "DEAD_LETTER_KINDS", "PRUNE_DEAD_LETTERS", "POP_JOBS", "DEAD_JOBS",
     "PEEK_JOBS", "DEFERRED_JOBS", "NEXT_DUE_OF_KINDS", "LEASE_DUE",
 }  # fmt: skip
 
-# They meet the dead versions of rolled-back claims behind all live ones; the first run marks them,
-# and the second passes them by.
+# They read the dead versions of rolled-back claims behind all live ones. The first run marks them,
+# and the second skips them.
 WALKS_BEHIND: Final = {
     "CLAIM", "NEXT_DUE", "NEXT_DUE_OF_KINDS", "STATS", "OVERVIEW", "KINDS",
     "PEEK_JOBS", "ID_RANGE",
@@ -54,7 +54,7 @@ WALKS_BEHIND: Final = {
 
 @pytest.fixture(scope="module")
 def ids(filled: psycopg.Connection[Any]) -> dict[str, list[int]]:
-    """The ids of leased messages, lease after lease, and of dead letters."""
+    """The ids of leased messages by lease, and of dead letters."""
     leased = filled.execute(
         'SELECT id FROM delayed_queue WHERE "lockUuid" = ANY (%s) ORDER BY "lockUuid", id',
         [lease_ids(10)],
@@ -66,7 +66,7 @@ def ids(filled: psycopg.Connection[Any]) -> dict[str, list[int]]:
 
 
 def with_ids(case: Case, ids: dict[str, list[int]]) -> dict[str, Any]:
-    """Return the parameters with real ids in the place of their number."""
+    """Return the parameters with real ids in place of their number."""
     found = ids["dead" if DEAD_PRIMARY in case.reads else "leased"]
     if "ids" not in case.params:
         return case.params
@@ -145,7 +145,7 @@ FLOOR: Final = 'AND ("scheduledAt", id) >= (%(floor)s::bigint, %(floor_id)s::big
 def most_sorted(
     connection: psycopg.Connection[Any], removed: str, beliefs: dict[str, str]
 ) -> float:
-    """Return how many rows a claim sorts without one of its limits."""
+    """Return the number of rows that a claim sorts without one of its limits."""
     statement = CLAIM
     for part in (removed, FLOOR):  # the floor hides the difference
         assert statement.count(part) == 1
@@ -175,7 +175,7 @@ DROP INDEX
 
 
 def outline(plan: Plan) -> list[tuple[str, str | None, float]]:
-    """Return what was read; where rows are written depends on which pages have room."""
+    """Return the scans with their rows; free space decides the pages that are written."""
     return [
         (node["Node Type"], node.get("Index Name"), node["Actual Rows"]) for node in plan.nodes()
     ]
@@ -186,7 +186,7 @@ def outline(plan: Plan) -> list[tuple[str, str | None, float]]:
 def test_g8_without_a_group_the_plan_and_the_pages_are_as_before(
     tables: psycopg.Connection[Any], statement: str
 ):
-    """Compared with the same statement without the indexes and without the column."""
+    """Compare with the statement without the indexes and the column."""
     explain(tables, statement, CLAIMING, generic=False)
     now = explain(tables, statement, CLAIMING, generic=False)
     with tables.transaction(force_rollback=True):
@@ -222,7 +222,7 @@ def of_a_group(name: str, count: int) -> str:
 def test_g7_the_messages_of_a_large_group_cost_a_small_one_nothing(
     tables: psycopg.Connection[Any], generic: bool
 ):
-    """The planner has statistics of the large group alone."""
+    """The planner has statistics of the large group only."""
     with tables.transaction(force_rollback=True):
         tables.execute("TRUNCATE delayed_queue")
         tables.execute(of_a_group("many", 100_000))

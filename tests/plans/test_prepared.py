@@ -1,4 +1,4 @@
-"""Prepared statements, and connections that opened on an empty table which has grown."""
+"""Prepared statements, and connections opened while the table was empty."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from delayed_queue.queue.store.settle import (
     return_leases_step,
 )
 
-# Above five runs PostgreSQL may keep a plan.
+# After five runs PostgreSQL may keep a plan.
 OFTEN = 10
 MANY = 20_000
 
 
 @pytest.fixture
 def raw(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
-    """A new connection, on which nothing is prepared yet."""
+    """A new connection without prepared statements."""
     connection.close()
     connection.ensure_connection()
     yield connection.connection
@@ -34,7 +34,7 @@ def raw(transactional_db: None) -> Iterator[psycopg.Connection[Any]]:
 
 
 def executions(raw: psycopg.Connection[Any], word: str) -> list[tuple[int, int]]:
-    """Return the runs of each prepared statement with the word: on a kept plan, on a new one."""
+    """Return each matching prepared statement's runs: on a kept plan, on a new one."""
     found = raw.execute(
         "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
         " WHERE strpos(statement, %s) > 0",
@@ -128,7 +128,7 @@ def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
 def test_the_statements_of_a_worker_are_never_compiled(
     raw: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ):
-    """Before PostgreSQL 18 a forbidden scan counts as dear: compiling took seconds a claim."""
+    """Before PostgreSQL 18 a disabled scan counts as expensive: compiling took seconds a claim."""
     monkeypatch.setenv("PGOPTIONS", "-c jit=on")
     connection.close()
     turn("nothing", [])

@@ -32,13 +32,13 @@ def schedule(queue: DelayedQueue, count: int, *, after: timedelta) -> None:
 
 
 def fill_with_half_of_each(queue: DelayedQueue) -> None:
-    """The first ten that are not due are five of each state, and more lie behind them."""
+    """The first ten not yet due are five of each state, with more behind them."""
     lease(queue, 5)
     schedule(queue, 100, after=timedelta(hours=1))
 
 
 def fill_behind_the_leases_of_another_queue(queue: DelayedQueue) -> None:
-    """The first ten that are not due, and the first ten leases, are of other queues."""
+    """The first ten not yet due, and the first ten leases, belong to other queues."""
     for each in range(20):
         lease(DelayedQueue(f"other {each}"), 1)
     schedule(queue, 20, after=timedelta(minutes=1))

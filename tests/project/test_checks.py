@@ -1,4 +1,4 @@
-"""Each system check can be provoked by the command, and unused features provoke none."""
+"""The check command provokes each system check; unused features provoke none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SERVED: Final[dict[str, Any]] = {
 
 
 class Elsewhere:
-    """Routes the package to one alias, and lets its tables nowhere else."""
+    """Routes the package to one alias, and its tables to no other."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -75,7 +75,7 @@ def ids(said: str) -> set[str]:
 
 @pytest.fixture
 def broken(settings: Settings) -> Iterator[None]:
-    """Have an app installed whose handlers cannot be imported."""
+    """Install an app whose handlers cannot be imported."""
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "tests.brokenapp"]
     yield
     settings.INSTALLED_APPS = settings.INSTALLED_APPS[:-1]
@@ -94,7 +94,7 @@ urlpatterns = [
 
 @pytest.fixture
 def without_msgspec(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Mount the API where its extra is not installed, beside a page of the site's own."""
+    """Mount the API without its extra, beside a page of the site."""
     site = ModuleType("site_without_msgspec")
     monkeypatch.setitem(sys.modules, site.__name__, site)
     with not_installed("msgspec", "delayed_queue.http.api", "delayed_queue.http.urls"):
@@ -354,7 +354,7 @@ execute_from_command_line(sys.argv)
 
 @pytest.mark.slow
 class TestEmptyProject:
-    """A real ``check`` in a project that has the app and nothing else."""
+    """A real ``check`` in a project with only this app."""
 
     def said(self, directory: Path, engine: str, before: str = "") -> tuple[int, str]:
         (directory / "alone.py").write_text(SETTINGS.format(engine=engine), encoding="utf-8")

@@ -89,7 +89,7 @@ class TestCompose:
             for name, wait in each["depends_on"].items():
                 needed = {"service_healthy": "healthcheck"}.get(wait["condition"], "command")
                 assert needed in SERVICES[name]
-        assert SERVICES["migrate"]["restart"] == "no"  # else it would never have ended
+        assert SERVICES["migrate"]["restart"] == "no"  # otherwise it would never have ended
         assert all("migrate" in OURS[name]["depends_on"] for name in OURS.keys() - {"migrate"})
 
     def test_every_variable_is_one_that_the_settings_read(self) -> None:

@@ -74,7 +74,7 @@ CRON = DOCS / "guides/cron.md"
 SCHEMAS = (DOCS / "internals/schema.md", DOCS / "internals/schema-apps.md")
 CONCURRENCY = DOCS / "internals/concurrency.md"
 
-# Where the API reference has what is defined elsewhere.
+# Modules of the API reference, for names defined elsewhere.
 HOMES = {
     "delayed_queue.cron.ticking": "delayed_queue.cron.service",
 }
@@ -91,7 +91,7 @@ def evaluated(text: str, **more: Any) -> Any:
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:
-    """Return the defaults of a dataclass, those made by factories too."""
+    """Return the defaults of a dataclass, including those of factories."""
     made = cls()
     return {each.name: getattr(made, each.name) for each in fields(cls)}
 
@@ -183,7 +183,7 @@ def api_entries() -> list[tuple[str, str]]:
 
 
 def parsed(entry: str) -> tuple[str, str | None]:
-    """Split ``Class.method(arguments)``; the arguments are None where there is no call."""
+    """Split ``Class.method(arguments)``; the arguments are None without a call."""
     match = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", entry)
     assert match is not None, entry
     return match[1], match[2]
@@ -231,7 +231,7 @@ class TestApi:
         ],
     )
     def test_every_public_name_has_an_entry(self, module: str) -> None:
-        # Drained has its entry in the kit of the core.
+        # The core's test kit documents Drained.
         public = set(importlib.import_module(module).__all__) - {"__version__"}
         if module == "delayed_queue.tasks.testing":
             public -= {"Drained"}
@@ -255,7 +255,8 @@ class TestApi:
             if not name.startswith("_") and not (cls is Batch and hasattr(tuple, name))
         }
         documented = documented_members_of(cls)
-        # Plumbing: what an envelope needs of its queue, instants in milliseconds, a thread's parts.
+        # Internal members: an envelope's link to its queue, instants in milliseconds, parts of a
+        # thread.
         hidden = {"leases", "envelopes", "decode", "in_thread", "event"}
         hidden |= {m for m in members if m.endswith("_ms")}
         hidden |= {m for m in members - documented if hasattr(RepeatingThread, m)}

@@ -1,4 +1,4 @@
-"""The documentation's code is run, and its tables are compared with the database."""
+"""The documentation's code runs, and its tables match the database."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUICKSTART = DOCS / "quickstart.md"
 PASSWORD = "of the quickstart"
 SCHEMA = DOCS / "internals/schema.md"
 OF_APPS = DOCS / "internals/schema-apps.md"
-# The models whose tables these pages have, in their order.
+# The models of these pages' tables, in order.
 DOCUMENTED: Any = (
     models.Message, models.DeadLetter, models.BulkRun, models.Schedule, models.Worker,
     models.Sample, models.Limit,
@@ -57,7 +57,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def forget_registrations(settings: Any) -> Iterator[None]:
-    """Serve tasks, and forget the handlers, schedules and receivers that a page registers."""
+    """Serve tasks, and remove the handlers, schedules and receivers that a page registers."""
     settings.TASKS = TASKS
     queues = {each.queue for each in registry}
     schedules = {each.id for each in crontab}
@@ -74,12 +74,12 @@ def forget_registrations(settings: Any) -> Iterator[None]:
 
 
 def run(page: Path) -> dict[str, Any]:
-    """Run the page's Python blocks in order as one module, and the tests they define."""
+    """Run the page's Python blocks in order as one module, with their tests."""
     module = ModuleType(f"page_{page.stem.replace('-', '_')}")
-    sys.modules[module.__name__] = module  # where a task is found by its path
+    sys.modules[module.__name__] = module  # tasks are found by this path
     namespace = vars(module)
     for block in documents.blocks(page, "python"):
-        # Lines as in the page, so that a traceback points there.
+        # Line numbers as in the page, so that a traceback points there.
         source = "\n" * (block.line - 1) + block.text
         exec(compile(source, str(block), "exec"), namespace)  # noqa: S102 # our own pages
     run_tests(namespace)
@@ -118,7 +118,7 @@ def test_code_of_the_page_runs(page: Path) -> None:
 
 
 class TestQuickstart:
-    """The page is followed to the letter: files, commands, outputs, in a project of its own."""
+    """Follow the page to the letter: files, commands and outputs, in a new project."""
 
     @pytest.mark.slow
     def test_it_works(self, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ class TestQuickstart:
 
 
 def assert_said(output: str, block: Block) -> None:
-    """Find the block's lines in the output, in order; an ellipsis stands for anything."""
+    """Find the block's lines in the output, in order; an ellipsis matches anything."""
     said = iter(output.splitlines())
     for line in block.text.splitlines():
         pattern = ".*".join(map(re.escape, line.split("…")))
@@ -164,7 +164,7 @@ def followed(block: Block, directory: Path, database_name: str) -> str:
 
 def command(line: str, directory: Path) -> str:
     match line.split():
-        case ["pip" | "createdb", *_]:  # installed is what is tested; the database is made below
+        case ["pip" | "createdb", *_]:  # installed already; the database is created below
             return ""
         case ["django-admin", *arguments]:
             return python(directory, "-m", "django", *arguments)
@@ -245,7 +245,7 @@ def database() -> Iterator[str]:
 
 
 def settings_of(database_name: str) -> str:
-    """Return the line that points the quickstart's settings at the database."""
+    """Return the settings line with the database of the quickstart."""
     found = connection.settings_dict
     here = {name: found[name] for name in ("USER", "PASSWORD", "HOST", "PORT")}
     return f"\nDATABASES['default'] |= {here | {'NAME': database_name}!r}\n"

@@ -15,8 +15,8 @@ from tests.support.documents import DOCS, ROOT
 
 GLOSSARY = DOCS / "glossary.md"
 DESIGNS = DOCS / "design-and-seeds.md"
-# Where the HTTP side may speak of what it calls a job, and where addresses of others' pages have
-# the word; django-tasks-db is a name.
+# Pages of the HTTP side, which may use the word job, and addresses of other sites; django-tasks-db
+# is a name.
 OF_HTTP = {
     DOCS / "guides/rest-api.md", DOCS / "guides/serving-http.md", DOCS / "guides/callbacks.md",
     DOCS / "guides/admin.md", DOCS / "guides/demo.md", DOCS / "internals/callbacks.md",
@@ -28,7 +28,7 @@ OF_HTTP = {
     DOCS / "how-do-i.md", DOCS / "operations/rights.md", DOCS / "guides/rest-topics.md",
     DOCS / "guides/rest-client.md", DOCS / "internals/coverage.md",
 }  # fmt: skip
-# Where tasks may be spoken of, as Django calls them.
+# Pages that may use Django's word task.
 OF_TASKS = {
     DOCS / "internals/coverage.md",
     DOCS / "guides/tasks.md", DOCS / "coming-from.md", DOCS / "quickstart.md",
@@ -40,10 +40,10 @@ OF_TASKS = {
     DOCS / "guides/cron.md", DOCS / "guides/stopping.md", DOCS / "guides/watching-workers.md",
     DOCS / "guides/rest-topics.md", DOCS / "guides/rest-client.md", DOCS / "reference/api-apps.md",
 }  # fmt: skip
-# How the tables of the comparison begin.
+# First words of the comparison tables.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries) \|")
 WORDS_OF_OTHERS = r"(?<!django-)(?<!`)\b(?:jobs?|tasks?)\b"
-# Search terms, each with a page that answers.
+# Search terms, each with the page that answers it.
 FOUND = {
     "debounce": "how-do-i.md",
     "unique": "guides/tasks.md",
@@ -83,7 +83,7 @@ class TestPages:
 
     @pytest.mark.parametrize("page", PAGES)
     def test_the_glossarys_words_are_used(self, page: Path) -> None:
-        # There they are words of Spark's, and of schedulers.
+        # On these pages they are words of Spark and of schedulers.
         if page.name in {
             "spark.md", "pipeline.md", "archives.md", "running-pipelines.md", "clusters.md",
             "concurrency-spark.md",
@@ -122,7 +122,7 @@ class TestPages:
 
     @pytest.mark.parametrize(("term", "name"), FOUND.items())
     def test_the_search_finds_what_people_type(self, term: str, name: str) -> None:
-        """Sphinx searches for pages that have all the words."""
+        """Sphinx finds pages that contain all the words."""
         words = re.findall(r"\w+", documents.read(DOCS / name).lower())
         assert set(term.split()) <= set(words)
 
@@ -152,7 +152,7 @@ def terms() -> list[str]:
 
 
 def test_the_page_of_the_designs_names_what_exists() -> None:
-    """Its paths are below tests/ or the package, and its statements are constants of stores."""
+    """Its paths lie below tests/ or the package, and its statements are constants of stores."""
     text = documents.read(DESIGNS)
     places = (ROOT / "tests", ROOT / "delayed_queue", ROOT)
     found = re.findall(r"`([\w/]+\.py)`", text)

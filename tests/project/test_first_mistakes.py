@@ -1,4 +1,4 @@
-"""Mistakes of the first hour in a small project: `check` answers each with one sentence."""
+"""Beginners' mistakes in a small project: `check` answers each with one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUIET = "SILENCED_SYSTEM_CHECKS = ['admin.E403', 'admin.E408', 'admin.E409', 'ad
 
 
 def run(folder: Path, *command: str, lines: str, apps: str = "", engine: str = "postgresql") -> str:
-    """Return what the command writes in a project with these settings."""
+    """Return the command's output in a project with these settings."""
     listed = ", ".join(repr(each) for each in apps.split())
     text = SETTINGS.format(lines=lines, apps=listed, engine=engine)
     (folder / "mistaken.py").write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ def test_the_figures_are_those_of_the_code() -> None:
 
 
 def test_no_package_has_more_lines_than_its_limit() -> None:
-    """Nor many fewer: a limit follows its package down to the budget, and never back."""
+    """A limit also follows its package down to the budget, and never back."""
     limits = {
         re.sub("`", "", name): int(limit.replace(",", ""))
         for name, limit, _ in documents.table(PAGE, "package", "limit", "budget")
@@ -41,7 +41,7 @@ def test_every_package_is_drawn_and_described() -> None:
 
 
 def test_the_layers_are_those_of_the_contract() -> None:
-    """The lines of the picture are the layers of the import contract, in their order."""
+    """The layers of the picture are those of the import contract, in order."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = next(each for each in contracts["contracts"] if each["type"] == "layers")["layers"]
     level = {
@@ -54,7 +54,7 @@ def test_the_layers_are_those_of_the_contract() -> None:
         assert max(level[name] for name in above) < highest, (above, below)
 
 
-# The core is used without the apps; health endpoints and code of other libraries aside.
+# The core runs without the apps, except health endpoints and code of other libraries.
 APPS = re.compile(r"callback|topic|url|spark", re.IGNORECASE)
 INNOCENT = re.compile(r"hourly|add_done_callback")
 CORE = ("db", "queue", "cron", "worker", "observe", "facade.py", "handlers.py", "rates.py")

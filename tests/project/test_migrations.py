@@ -1,4 +1,4 @@
-"""The migrations in databases of their own: names, storage, other schemas, many processes (Q35)."""
+"""The migrations in new databases: names, storage, other schemas, many processes (Q35)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.concurrency import TIMEOUT, raw_connection
 from tests.support.processes import wait_until
 from tests.support.sampling import sample
 
-# Operations that older releases do not notice: new tables, and indexes built concurrently.
+# Operations invisible to older releases: new tables, and indexes built concurrently.
 ADDITIONS: Final = (
     migrations.CreateModel, migrations.AddIndex, migrations.RunSQL, migrations.AlterModelOptions,
 )  # fmt: skip
@@ -60,7 +60,7 @@ SEED_COLUMNS: Final = [
     ("lockUuid", "character varying", 36, "YES"),
     ("createdAt", "bigint", None, "NO"),
 ]
-# Its indexes by name: whether unique, and the columns they begin with.
+# Its indexes by name: uniqueness, and leading columns.
 SEED_INDEXES: Final = {
     "delayed_queue__PKeyPlusKindUniqueIndex": (True, ["pKey", "pKind"]),
     "delayed_queue__KindPlusScheduledAtIndex": (False, ["pKind", "scheduledAt"]),
@@ -77,7 +77,7 @@ STORAGE: Final = {
     "vacuum_truncate=false",
 }
 
-# All that a migration makes in the first schema of the search path, as text.
+# All objects that a migration creates in the first schema of the search path, as text.
 SCHEMA: Final = """
 SELECT format('%s.%s %s null=%s default=%s collate=%s', table_name, column_name, data_type,
         is_nullable, column_default, collation_name)
@@ -106,7 +106,7 @@ JOIN pg_class AS class ON class.oid = indexrelid
 WHERE indrelid = 'delayed_queue'::regclass
 """
 
-# Waits at the gate when it has found out which migrations are missing, as all others have.
+# Waits at the gate after it has found the missing migrations, as all others do.
 MIGRATE: Final = """
 import json, sys
 import django
@@ -142,7 +142,7 @@ def scratch(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
 
 @pytest.fixture
 def empty(transactional_db: None, scratch: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to that database, without anything in it; Django is led there too."""
+    """A connection to that empty database, which Django uses too."""
     found = connection.settings_dict
     kept = dict(found)
     connection.close()
@@ -162,7 +162,7 @@ def migrated(empty: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
 
 
 def migrate(*target: str) -> None:
-    """Migrate the package's apps; backwards the core takes along what depends on it."""
+    """Migrate the package's apps; backwards the core also reverts its dependents."""
     for app in ["delayed_queue"] if target else APPS:
         call_command("migrate", app, *target, verbosity=0)
 
@@ -211,7 +211,7 @@ def test_columns_and_indexes_are_the_seeds(migrated: psycopg.Connection[Any]):
 def test_a_service_that_names_only_the_eight_columns_can_insert(
     migrated: psycopg.Connection[Any],
 ):
-    """The lock too, which the seed's own INSERT leaves out."""
+    """The lock column too, which the seed's own INSERT omits."""
     migrated.execute(
         'INSERT INTO delayed_queue ("id", "pKey", "pKind", "payload", "scheduledAt",'
         ' "scheduledAtInitially", "lockUuid", "createdAt")'
@@ -235,7 +235,7 @@ def test_storage_parameters_are_set_and_reset(migrated: psycopg.Connection[Any])
 
 @pytest.fixture
 def tenant(empty: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
-    """A schema before the public one in the search path; there are foreign tables in the latter."""
+    """A schema before the public one in the search path, which holds foreign tables."""
     for table in TABLES:
         empty.execute(f"CREATE TABLE public.{table} (other text)")
     empty.execute("CREATE SCHEMA tenant")
@@ -272,7 +272,7 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
 
 
 def start_one(settings: dict[str, Any]) -> subprocess.Popen[str]:
-    """Start a process that is about to migrate; return when it is at the gate."""
+    """Start a process that migrates; return when it is at the gate."""
     process = subprocess.Popen(
         [sys.executable, "-c", MIGRATE],
         stdin=subprocess.PIPE,
@@ -286,7 +286,7 @@ def start_one(settings: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def waiting() -> int:
-    """Return how many processes of this database wait for another one."""
+    """Return the number of processes of this database that wait for another."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity"
@@ -297,7 +297,7 @@ def waiting() -> int:
 
 @pytest.mark.parametrize("count", sample([3, 8], 3))
 def test_processes_at_once_all_succeed(empty: psycopg.Connection[Any], count: int):
-    """Each has seen that all migrations are missing, and is at work, before one can finish."""
+    """Each has found all migrations missing, and works, before one can finish."""
     call_command("migrate", "auth", verbosity=0)
     settings = {name: connection.settings_dict[name] for name in ("NAME", "HOST", "PORT")}
 
@@ -323,11 +323,11 @@ def test_processes_at_once_all_succeed(empty: psycopg.Connection[Any], count: in
 
 
 def test_a_migration_does_not_wait_long_for_a_table_in_use(migrated: psycopg.Connection[Any]):
-    """It fails as a whole, because statements behind it would wait, too."""
-    for app in APPS[1:]:  # each is a migration, and a transaction, of its own
+    """It fails as a whole, because later statements would wait, too."""
+    for app in APPS[1:]:  # each app has its own migration and transaction
         call_command("migrate", app, "zero", verbosity=0)
     before = schema(migrated)
-    with connection.cursor() as cursor:  # in place of none, which would be for ever
+    with connection.cursor() as cursor:  # replaces the default, which never times out
         cursor.execute("SET lock_timeout = '60s'")
     started = time.monotonic()
 
@@ -342,7 +342,7 @@ def test_a_migration_does_not_wait_long_for_a_table_in_use(migrated: psycopg.Con
 
 
 def test_a_migration_waits_for_its_turn(empty: psycopg.Connection[Any]):
-    """That wait is not the one that is cut short: the other migration may take its time."""
+    """This wait has no short limit: the other migration may take its time."""
     turn = "SELECT pg_advisory_xact_lock(hashtextextended('delayed_queue.migrations', 0))"
 
     def migrate_and_close() -> None:
@@ -369,7 +369,7 @@ def migrations_of(label: str) -> list[Migration]:
 
 
 def only_adds(operation: Operation) -> bool:
-    """Return True if an older release can still write; raw SQL is the author's responsibility."""
+    """True if an older release can still write; raw SQL is the author's responsibility."""
     if isinstance(operation, migrations.AddField):
         field = operation.field
         return bool(field.null or field.has_db_default() or field.many_to_many)
@@ -377,7 +377,7 @@ def only_adds(operation: Operation) -> bool:
 
 
 def misnamed(found: list[Migration]) -> list[str]:
-    """Return the names that promise more than the operations keep, or nothing at all."""
+    """Return the names that promise more than their operations keep."""
     wrong, number = [], 1
     for each in found[1:]:
         said = compatibility(each.name)

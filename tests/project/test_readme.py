@@ -21,7 +21,7 @@ from tests.support import documents
 __all__ = ["forget_registrations"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Print the status in front of each body, and name where the tests serve what the README calls.
+# Print the status before each body, and replace the README's URLs by those of the tests.
 PRELUDE: Final = r"""
 set -euo pipefail
 curl() { command curl --silent --show-error --write-out '\n%{http_code}\n' "$@"; }

@@ -1,4 +1,4 @@
-"""R5: the statements of docs/operations/rights.md are enough for each role, on PostgreSQL."""
+"""R5: the statements of docs/operations/rights.md suffice for each role."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ pytestmark = [
 
 
 class Site:
-    """A database of its own, migrated by the owner, with the rights of the page."""
+    """A database migrated by the owner, with the documented rights."""
 
     def __init__(self) -> None:
         self.name = f"rights_{uuid4().hex[:12]}"
@@ -73,7 +73,7 @@ class Site:
 
     @contextmanager
     def connected(self, role: str = "") -> Iterator[None]:
-        """Send the connections of this process to the database, in a role."""
+        """Connect this process to the database in a role."""
         database = connection.settings_dict
         kept = {name: database[name] for name in ("NAME", "OPTIONS")}
         options = {"options": f"-c role={self.role(role)}"} if role else {}
@@ -276,7 +276,7 @@ class TestWhatIsMissing:
             assert "rights of a worker" not in health()
 
     def test_the_page_has_every_table(self, site: Site) -> None:
-        """All that is missing is the right to make days."""
+        """Only the right to create days is missing."""
         for role in ("queue_worker", "queue_operator"):
             with site.connected(role):
                 assert {each.privilege for each in missing_rights("default")} <= {"OWNER"}

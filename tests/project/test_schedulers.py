@@ -1,4 +1,4 @@
-"""The examples for Airflow and Dagster: Python, and commands that the pipeline has."""
+"""The examples for Airflow and Dagster: valid Python, and commands of the pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delayed_queue.spark.pipeline.cli import (
 from tests.support.documents import DOCS, blocks
 
 PAGE = DOCS / "operations" / "clusters.md"
-# Neither is installed here; how they were run is on the page.
+# Neither is installed here; the page describes how they were run.
 EXAMPLES = {"airflow": "airflow.sdk", "dagster": "dagster"}
 
 
@@ -38,5 +38,5 @@ def test_its_commands_are_those_of_the_pipeline(module: str) -> None:
         assert name == arguments[0]
         options: Any = build_parser([name]).parse_args([*arguments, "--format", "json"])
         assert options.command == name
-        # The command runs in a directory that is deleted afterwards.
+        # The command runs in a temporary directory.
         assert getattr(options, "quarantine", "/").startswith("/")

@@ -25,7 +25,7 @@ from tests.support.factories import MessageFactory
 
 ROOM = Path(delayed_queue.__file__).parent
 APPS = ("http", "notifications", "spark", "tasks")
-# By the folder whose texts they have: of an app those that the core has not.
+# Catalogues by the folder of their texts; an app's has only texts that the core lacks.
 CATALOGUES = ("", *APPS)
 PLURALS = {"ngettext", "ngettext_lazy"}
 MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", *PLURALS}
@@ -37,7 +37,7 @@ _PLACE = re.compile(r"%(?:\(\w+\))?[srd]")
 
 
 def wanted(room: str) -> set[str]:
-    """Return what the modules and templates of the core, or of an app, have translated."""
+    """Return the translated texts in the modules and templates of the core, or of an app."""
     found = set(_wanted(ROOM / room, () if room else APPS))
     return found - wanted("") if room else found
 
@@ -66,7 +66,7 @@ def _messages(room: str) -> Path:
 
 
 def written(room: str) -> dict[str, str]:
-    """Return the translations as people edit them; of a plural each form by its original."""
+    """Return the translations of the .po file; a plural has each form by its original."""
     found: dict[str, str] = {}
     originals: list[str] = []
     for name, text in _ENTRY.findall((_messages(room) / "django.po").read_text(encoding="utf-8")):
@@ -81,9 +81,9 @@ def written(room: str) -> dict[str, str]:
 
 
 def compiled(room: str) -> tuple[dict[str, str], set[str]]:
-    """Return what is compiled, and the originals that have a plural."""
+    """Return the compiled texts, and the originals that have a plural."""
     with (_messages(room) / "django.mo").open("rb") as file:
-        # There is no other way to list what is compiled.
+        # gettext has no other way to list the compiled texts.
         catalogue = GNUTranslations(file)._catalog  # type: ignore[attr-defined] # noqa: SLF001
     plurals = {key[0] for key in catalogue if isinstance(key, tuple)}
     singles = {key: text for key, text in catalogue.items() if isinstance(key, str)}
@@ -162,7 +162,7 @@ _SHOWN = {
     "noun",
     "left",
 }
-# Functions that take a text for operators, with the position of the argument.
+# Functions that take an operator's text, with the position of the argument.
 _TELLING: Final = {
     "message_user": 1, "leave": 0, "_note": -1, "notes.append": 0, "Report": 0, "add_error": 1,
     "ValidationError": 0,
@@ -176,7 +176,7 @@ _MARKUP = re.compile(
 
 
 def unmarked(module: ast.Module) -> Iterator[str]:
-    """Yield texts that stand where pages and help take theirs, and that nothing translates."""
+    """Yield untranslated texts in positions for pages and help."""
     for node in ast.walk(module):
         named: list[tuple[str | None, ast.expr | None]] = []
         if isinstance(node, ast.ClassDef):
@@ -189,7 +189,7 @@ def unmarked(module: ast.Module) -> Iterator[str]:
 
 
 def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
-    """Yield each name with its value, also of ``name, label = "close", _("Send again")``."""
+    """Yield each name with its value, even in ``name, label = "close", _("Send again")``."""
     if not isinstance(node, ast.Assign):
         return
     target, value = node.targets[0], node.value
@@ -200,14 +200,14 @@ def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _told(call: ast.Call) -> list[tuple[str | None, ast.expr | None]]:
-    """Return the text for operators among the arguments of a call."""
+    """Return the operator's text among the arguments of a call."""
     called = ast.unparse(call.func)
     found = [(name, at) for name, at in _TELLING.items() if f".{called}".endswith(f".{name}")]
     return [(name, call.args[at]) for name, at in found if len(call.args) > max(at, 0)]
 
 
 def _is_bare(value: ast.expr) -> bool:
-    """Return whether it is a text, or one with places, that has words."""
+    """True if it is a text, or one with placeholders, that has words."""
     parts = value.values if isinstance(value, ast.JoinedStr) else [value]
     texts = (each.value for each in parts if isinstance(each, ast.Constant))
     return any(isinstance(each, str) and _SPOKEN.search(each) for each in texts)

@@ -13,7 +13,7 @@ import pytest
 from tests.support import documents
 from tests.support.processes import ROOT
 
-# The word that replaced each; where it is the name of something else, that file.
+# The replacement of each word, and the files in which it names something else.
 RETIRED: Final = {
     r"bury|buried|burying": "dead-letter",
     r"bites?|BITE": "batch",
@@ -30,7 +30,7 @@ RETIRED: Final = {
     r"lives? again|living": "is in use again, active",
     r"(for|of|by|to|from|with) who (is|are|was|has|[a-z]+s)": "whoever, those who",
 }
-# A verb of the HTTP API, as its contract has it, and what else names it.
+# A verb of the HTTP API, as its contract has it, and other names of it.
 BURY: Final = (
     "http/",
     "rest-api.md",
@@ -56,7 +56,7 @@ def test_a_retired_word_stays_out(retired: str) -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if pattern.search(line) and not is_meant(path, retired)
     ]
-    assert found == [], f"say instead: {RETIRED[retired]}"
+    assert found == [], f"use instead: {RETIRED[retired]}"
 
 
 def is_meant(path: Path, retired: str) -> bool:
@@ -64,7 +64,7 @@ def is_meant(path: Path, retired: str) -> bool:
     return retired.startswith("bury") and any(each in name for each in BURY)
 
 
-# In what users read: texts of code, pages of the admin. The test of the guides is below.
+# In users' texts: strings of code, pages of the admin. The test of the guides is below.
 PLAIN: Final = {
     "start": r"(?:^|[.:;!] |\n\s*)(?:Of|Who|What|How many|So many) [^.?!:]*(?:[.!:]|$)",
     "actor": r"(?i)\b(?:told of|asked of|is told|are told|nobody|somebody|whoever)\b",
@@ -78,7 +78,7 @@ NO_PROSE: Final = re.compile(
 
 
 def shown(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a module that are no docstrings, or the lines of a template."""
+    """Yield the texts of a module without docstrings, or the lines of a template."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".html":
         yield from enumerate(source.splitlines(), 1)

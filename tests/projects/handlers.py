@@ -1,4 +1,4 @@
-"""Handlers that answer by a message, as ``steps`` offers to them."""
+"""Handlers that reply with a message, for the offers of ``steps``."""
 
 from __future__ import annotations
 

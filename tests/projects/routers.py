@@ -1,4 +1,4 @@
-"""Where the tables of the package are, in projects of several databases."""
+"""Routers of projects with several databases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class QueueElsewhere:
-    """Has the package on ``queue``, and nothing else there."""
+    """Routes the package, and nothing else, to ``queue``."""
 
     def db_for_write(self, model: Any, **hints: Any) -> str | None:
         return "queue" if model._meta.app_label.startswith("delayed_queue") else None

@@ -1,4 +1,4 @@
-"""Run the steps under each configuration, in databases of its own; ``main`` writes the table."""
+"""Run the steps under each configuration, in new databases; ``main`` writes the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARK: Final = "<!-- written by make projects -->\n"
 
 
 class Project(NamedTuple):
-    """A configuration, and the id of the check that refuses it, if one does."""
+    """A configuration, and the id of the check that refuses it, if any."""
 
     module: str
     title: str
@@ -43,7 +43,7 @@ PROJECTS: Final = (
     Project("no_tz", "`USE_TZ = False` with notifications", "E015"),
     Project("no_tz_core", "`USE_TZ = False`, without notifications"),
 )
-# Their packages are installed by `make projects` alone.
+# Only `make projects` installs their packages.
 THEMES: Final = (
     Project("unfold", "the admin under Unfold"),
     Project("jazzmin", "the admin under Jazzmin"),
@@ -52,7 +52,7 @@ THEMES: Final = (
 
 
 class Outcome(NamedTuple):
-    """The versions, the steps that worked, the exit code, and all that was printed."""
+    """The versions, the successful steps, the exit code, and the output."""
 
     versions: str
     steps: list[str]
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def databases(server: str, name: str) -> Iterator[dict[str, str]]:
-    """Make two empty databases on a server; yield their URLs by variable."""
+    """Create two empty databases on a server; yield their URLs by variable."""
     names = {"DATABASE_URL": f"{name}_first", "SECOND_DATABASE_URL": f"{name}_second"}
     with psycopg.connect(server, autocommit=True) as connection:
         try:
@@ -114,7 +114,7 @@ def table(outcomes: Mapping[Project, Outcome]) -> str:
 
 
 def main() -> int:
-    """Run all of them, one per processor at a time; write the table if all are right."""
+    """Run all of them, one per processor at a time; write the table if all pass."""
     if settings.EMBEDDED_POSTGRES is not None:
         settings.EMBEDDED_POSTGRES.start()
     server, projects = conninfo_of(settings.DATABASES["default"]), (*PROJECTS, *THEMES)

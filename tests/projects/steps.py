@@ -23,7 +23,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-# Each project has some of its own.
+# Each project adds some of its own.
 settings: Any = django_settings
 STEPS: Final[list[Callable[[], None]]] = []
 
@@ -46,13 +46,13 @@ def queue(name: str) -> Any:
 
 @step
 def check() -> None:
-    """The checks find nothing, before the tables are there and after."""
+    """The checks find nothing, before the migrations and after."""
     call_command("check", fail_level="WARNING", stdout=StringIO())
 
 
 @step
 def migrate() -> None:
-    """Each database is migrated, twice; our tables are on the one that the router names."""
+    """Each database is migrated twice; our tables are on the router's database."""
     for each in [*settings.DATABASES, *settings.DATABASES]:
         call_command("migrate", database=each, verbosity=0)
         call_command("check", databases=[each], fail_level="WARNING", stdout=StringIO())
@@ -64,7 +64,7 @@ def migrate() -> None:
 
 @step
 def enter_a_tenant() -> None:
-    """A tenant is created; all that follows is done in its schema, which lacks our tables."""
+    """Create a tenant; all later steps run in its schema, which lacks our tables."""
     if not apps.is_installed("django_tenants"):
         return
     from tests.projects.tenants.models import Domain, Tenant
@@ -101,7 +101,7 @@ def _message(number: int) -> Any:
 
 @step
 def watch() -> None:
-    """Under a log of queries and a wrapper all works as well, and statements are seen."""
+    """A log of queries and a wrapper change no results, and show statements."""
     connection = connections[alias()]
     seen: list[str] = []
 
@@ -119,7 +119,7 @@ def watch() -> None:
 
 @step
 def work() -> None:
-    """A real worker handles messages, in transactions too, and tasks and notifications."""
+    """A real worker handles messages, also in transactions, and tasks and notifications."""
     from tests.projects.tasks import add
 
     for name in ("plain", "transacted"):
@@ -213,7 +213,7 @@ def operate() -> None:
 
 
 def versions() -> str:
-    """Return the versions of what this configuration consists of."""
+    """Return the versions of this configuration's parts."""
     found = [f"{each} {version(each)}" for each in settings.DISTRIBUTIONS]
     for each in connections.all():
         number = ".".join(map(str, each.get_database_version()))

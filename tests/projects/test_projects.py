@@ -1,4 +1,4 @@
-"""The package in projects as they are configured (R1 to R4, R9), in databases of their own."""
+"""The package in real project configurations (R1 to R4, R9), in new databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service of the JVM that shares the table, played by the statements it runs (Q36)."""
+"""The JVM service that shares the table, simulated by its statements (Q36)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class JvmService:
         return to_milliseconds(self.clock())
 
     def offer(self, key: str, payload: str, at: datetime | None = None) -> str:
-        """Insert, or else lock, compare and update, as it does."""
+        """Insert, or else lock, compare and update, as the JVM does."""
         due_at = self.now if at is None else to_milliseconds(at)
         values = [key, KIND, payload.encode(), due_at, due_at, self.now]
         with self.session.transaction():

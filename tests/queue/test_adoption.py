@@ -1,4 +1,4 @@
-"""Q36: a table that a service of another language created first is adopted, or refused."""
+"""Q36: a table created by a service in another language is adopted, or refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CREATE INDEX "delayed_queue__LockUuidPlusIdIndex" ON "delayed_queue"("lockUuid",
 
 @pytest.fixture(autouse=True)
 def _without_our_tables() -> Iterator[None]:
-    """Take the app's tables away, and put them back as the migrations make them."""
+    """Drop the app's tables, and restore them by the migrations."""
     call_command("migrate", "delayed_queue", "zero", verbosity=0)
     yield
     with connection.cursor() as cursor:
@@ -62,7 +62,7 @@ def test_its_rows_and_indexes_stay_and_our_columns_are_added() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT indexname FROM pg_indexes WHERE tablename = 'delayed_queue'")
         indexes = {name for (name,) in cursor.fetchall()}
-    # Theirs stay as they are, and those over columns of ours are made.
+    # Their indexes stay, and those over our columns are created.
     assert {each.name for each in Message._meta.indexes} <= indexes
 
 
@@ -79,7 +79,7 @@ def test_a_table_that_is_not_a_queue_is_refused_untouched() -> None:
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_a_migration_back_leaves_the_other_service_s_table_and_its_rows(rows: int) -> None:
-    """Only the columns that the migration added go; forwards again, they come again."""
+    """Migrating back removes only the added columns; forwards restores them."""
     with connection.cursor() as cursor:
         cursor.execute(SEED)
         cursor.execute("ALTER TABLE delayed_queue ADD COLUMN headers JSONB")  # theirs, too

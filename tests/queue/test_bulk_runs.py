@@ -1,4 +1,4 @@
-"""Bulk runs, batch by batch: which letters, how fast, what stops them (O9, O10)."""
+"""Bulk runs, batch by batch: their letters, speed and stops (O9, O10)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def begin(action: str = "redrive", **options: Any) -> int:
 
 
 def carry_out() -> None:
-    """Take every turn there is now."""
+    """Run every due step."""
     while step():
         pass
 
 
 def hurry() -> None:
-    """Have each run's turn come, with nothing to catch up."""
+    """Make each run due, with nothing to catch up."""
     BulkRun.objects.update(next_at=from_now(seconds=0))
 
 
@@ -89,7 +89,7 @@ def test_a_pace_is_kept():
 
 
 def handle(*rejected: bool) -> None:
-    """Handle a message each: acknowledge it, or have it die of "no"."""
+    """Handle one message each: acknowledge it, or reject it with "no"."""
     for is_rejected in rejected:
         envelope = DelayedQueue("orders").try_poll()
         assert envelope is not None
@@ -135,7 +135,7 @@ def test_a_canary_that_lives_lets_the_rest_go():
     carry_out()
     hurry()
     carry_out()
-    assert run_of(run_id).done == 2, "it went on while the canary was in the queue"
+    assert run_of(run_id).done == 2, "it continued while the canary was in the queue"
     assert DelayedQueue("orders").try_poll_many(2).acknowledge() == 2
     hurry()
     carry_out()

@@ -1,4 +1,4 @@
-"""Failures of one cause have one fingerprint, whatever differs from message to message (O8)."""
+"""Failures of one cause have one fingerprint, for all messages (O8)."""
 
 from __future__ import annotations
 

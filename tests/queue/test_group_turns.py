@@ -1,4 +1,4 @@
-"""The turns of groups, and that both stores find and lease alike."""
+"""The turns of groups: both stores find and lease alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from delayed_queue.testing import InMemoryQueue, ManualClock
 pytestmark = pytest.mark.django_db
 NAMES: Final = [*"abcdefgh", None]
 LEASE: Final = timedelta(minutes=5)
-# Of rates whose permits are whole milliseconds apart: the stores round fractions in another order.
+# Their rates space permits by whole milliseconds: the stores round fractions in another order.
 RULES: Final = [
     Groups(), Groups(concurrency=1), Groups(concurrency=4), Groups(fair=False),
     Groups(concurrency=3, fair=False), Groups(order="fifo"), Groups(order="fifo", fair=False),
@@ -28,7 +28,7 @@ RULES: Final = [
     Groups(concurrency=2, queue_rate="1/s", queue_burst=9), Groups(queue_rate="8/s", queue_burst=3),
 ]  # fmt: skip
 
-# So many of each group, each due so many seconds after the one before.
+# Messages per group, and the seconds between their due times.
 backlogs = st.dictionaries(
     st.sampled_from(NAMES), st.tuples(st.integers(1, 20), st.sampled_from([0, 0, 1])), min_size=1
 )
@@ -36,7 +36,7 @@ weights = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 9), max_si
 
 
 class Step(NamedTuple):
-    """A poll of so many messages, of which every second one or all are handled, and what follows.
+    """A poll of ``limit`` messages, its handled slice, and the changes after it.
 
     Time passes, messages are offered, weights are changed.
     """
@@ -146,9 +146,10 @@ def test_turns_are_dealt_out_one_after_the_other(
 
 
 class Spell(NamedTuple):
-    """A rule that replaces the one before, and the polls under it, each after so many milliseconds.
+    """A rule that replaces the one before, and the polls under it.
 
-    Before them the clock is set back or forward by some seconds, as a server's is.
+    A pause in milliseconds precedes each poll. First the clock is set back or forward by some
+    seconds, as a server's is.
     """
 
     rate: int
@@ -203,7 +204,7 @@ def test_g6_whatever_was_spent_before_a_rule_gives_its_rate_from_now_on(spells: 
 
 
 def started_now(queues: tuple[DelayedQueue, DelayedQueue]) -> int:
-    """Poll and acknowledge all that is let through, on both; return how many."""
+    """Poll and acknowledge all allowed messages on both; return their number."""
     real, memory = (queue.try_poll_many(20) for queue in queues)
     assert [each.key for each in real] == [each.key for each in memory]
     for batch in (real, memory):
@@ -212,7 +213,7 @@ def started_now(queues: tuple[DelayedQueue, DelayedQueue]) -> int:
 
 
 def test_g5_permits_are_counted_at_the_instant_that_the_leases_bear():
-    """The look at the groups reads the clock later: a permit that is free by then is not taken."""
+    """The read of the groups sees a later time; a permit that is free only then is not taken."""
     rules = RulesRow(1_000, False, False, True, None, 1, None)
     group = GroupRow(
         "a", 0, True, False, None, 1, 50.0, 1, 1_001.0, False, False, 0, 0, True, 1, None, None,

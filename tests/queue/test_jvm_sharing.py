@@ -1,4 +1,4 @@
-"""Q36: the table shared with a service of the JVM, played here by the statements it runs."""
+"""Q36: the table shared with a JVM service, simulated by its statements."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class TestOurMessages:
         clock.advance(queue.lease_duration)
         polled = jvm.poll(MINUTE)
         assert polled is not None
-        # How they tell a redelivery: scheduledAt after scheduledAtInitially.
+        # They detect a redelivery by scheduledAt after scheduledAtInitially.
         assert polled.scheduled_at_initially < jvm.now
         assert not envelope.acknowledge()
         assert jvm.acknowledge(polled.lock) == 1

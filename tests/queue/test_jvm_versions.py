@@ -1,6 +1,6 @@
-"""Q4 and Q36: a new version written by the other service is a message of its own.
+"""Q4 and Q36: a new version from the other service counts as a new message.
 
-Its UPDATE names the eight shared columns only; what we keep beside them is of the version before.
+Its UPDATE names the eight shared columns only; our other columns keep values of the version before.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HEADERS: Final = {"retry": 1}
 
 @pytest.fixture
 def clock() -> ManualClock:
-    # Behind the database's clock: what falls due by it is due for a worker too.
+    # Behind the database's clock: a message due by it is due for a worker too.
     return ManualClock(datetime.now(UTC) - HOUR)
 
 
@@ -70,7 +70,7 @@ def queue(clock: ManualClock) -> DelayedQueue:
 
 @pytest.fixture
 def old(queue: DelayedQueue, clock: ManualClock) -> None:
-    """A message of ours with headers, that has failed three times."""
+    """A message of ours with headers, after three failures."""
     queue.offer_or_update("key-1", "old", headers=HEADERS)
     for number in range(1, 4):
         envelope = leased(queue)
@@ -210,7 +210,7 @@ class TestTheirNewVersion:
 
 
 class TestOurWrites:
-    """Each says which version our columns belong to."""
+    """Each writes the version that our columns belong to."""
 
     def test_q4_name_their_version(self, queue: DelayedQueue, clock: ManualClock):
         for way in ways_to_write(queue):
@@ -230,7 +230,7 @@ class TestOurWrites:
             "runAt": clock().isoformat(),
         }
         add_job(job_from(job))
-        # As the other service changes it to what is offered next, but for the headers.
+        # As the other service updates it for the next offer, without the headers.
         Message.objects.update(payload=b'"c"', created_at=clock())
         changed = add_job(job_from({**job, "body": "c"}), if_exists=IfExists.UPDATE)
         assert changed.outcome is OfferOutcome.UPDATED
@@ -244,7 +244,7 @@ def assert_named(way: str, headers: dict[str, Any] = HEADERS) -> None:
 
 
 def ways_to_write(queue: DelayedQueue) -> Iterator[str]:
-    """Write the message with headers in one way after the other."""
+    """Write the message with headers in each way in turn."""
     offered = partial(ScheduledMessage, "key-1", "y", headers=HEADERS)
     yield str(queue.offer_if_not_exists("key-1", "x", headers=HEADERS))
     yield str(queue.offer_or_update("key-1", "y", headers=HEADERS))
@@ -273,7 +273,7 @@ def ways_to_write_a_job() -> Iterator[str]:
 def test_g1_their_new_version_stays_in_its_group_and_their_lease_takes_a_slot(
     queue: DelayedQueue, jvm: JvmService, clock: ManualClock
 ):
-    """The column is of no version: they neither know nor reset it."""
+    """The column belongs to no version: they neither read nor reset it."""
     queue.offer_or_update("key-1", "old", group="customer")
     clock.advance(MILLISECOND)
     assert jvm.offer("key-1", "new") == "Updated"

@@ -1,4 +1,4 @@
-"""What the contract says of PostgreSQL alone: transactions, row locks, notifications, errors."""
+"""The PostgreSQL part of the contract: transactions, row locks, notifications, errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def await_locked(other: psycopg.Connection[Any]) -> None:
     )
     while not other.execute(waiting).fetchone()[0]:  # type: ignore[index]
         other.execute("SELECT pg_stat_clear_snapshot()")
-        assert time.monotonic() < deadline, "nobody waits for a lock"
+        assert time.monotonic() < deadline, "no session waits for a lock"
 
 
 @commits
@@ -135,7 +135,7 @@ class TestConsume:
 
     def test_q30_effects_that_are_rolled_back_in_silence_are_a_failure(self, queue: DelayedQueue):
         queue.offer_or_update("a", 1)
-        # As after a handler that caught the error of a save(), which dooms the block around it.
+        # As after a handler that caught the error of a save(), which breaks the atomic block.
         with pytest.raises(TransactionManagementError):
             self.consume_and_doom(queue)
         assert assert_offered(queue, "a").attempts == 1
@@ -307,7 +307,7 @@ def _dead_letter_many(queue: DelayedQueue, count: int, payload: bytes = b"1") ->
 
 
 def _insert(other: psycopg.Connection[Any], kind: str, key: str) -> None:
-    """Insert as a program would that knows only the eight shared columns."""
+    """Insert as a program that uses only the eight shared columns."""
     other.execute(
         """
         INSERT INTO delayed_queue (

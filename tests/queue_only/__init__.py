@@ -1,1 +1,1 @@
-"""A project that installs the queue and none of the apps on top of it."""
+"""A project that installs the queue without the apps on top of it."""

@@ -1,4 +1,4 @@
-"""Settings of a project with the queue and the admin, and no app that is built on the queue."""
+"""Settings of a project with the queue and the admin, and no app above the queue."""
 
 from __future__ import annotations
 

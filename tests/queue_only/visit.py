@@ -1,4 +1,4 @@
-"""Use the queue from end to end, and look at each page of its admin; prints what it found."""
+"""Use the queue from end to end, and fetch each page of its admin; print the findings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The release after this one, as far as migrations go: MIGRATION_MODULES names them."""
+"""The migrations of the release after this one: MIGRATION_MODULES names them."""

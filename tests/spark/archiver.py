@@ -1,7 +1,7 @@
-"""An archive that is disturbed at a given step: here, in a process of its own that kills itself.
+"""An archive that is disturbed at a given step: a process that kills itself.
 
-It borrows the JVM of the test run, as starting one for each step would take minutes: what dies is
-the process that decides and writes manifests, with its connections. Its tasks continue.
+It borrows the JVM of the test run, since starting one for each step would take minutes. The dying
+process decides and writes manifests, with its connections. Its tasks continue.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from delayed_queue.spark.pipeline import archives, manifests
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.tables import KNOWN
 
-# Each is a method, and of repeated calls the n-th, after which it happens.
+# Each is a method; for repeated calls it names the n-th, after which the fault happens.
 STEPS = {
     "planned": (manifests.Manifests, "plan", 1),
     "in files": (archives.Archive, "_write_files", 1),
     "read back": (archives.Archive, "read_back", 1),
     "written": (archives.Archive, "write", 1),
-    # The manifest does not say so yet.
+    # The manifest does not have it yet.
     "deleted": (archives.Archive, "_delete_rows", 1),
 }
 
@@ -37,7 +37,7 @@ def arm(
     happen: Callable[[], object],
     replace: Callable[[Any, str, Any], None] = setattr,
 ) -> None:
-    """Have it happen at that step, once."""
+    """Run the fault at that step, once."""
     owner, name, number = STEPS[step]
     original = getattr(owner, name)
     calls = []
@@ -53,13 +53,13 @@ def arm(
 
 
 def borrowed_session() -> Any:
-    """Return a session on the JVM that the environment names, which has a context already."""
+    """Return a session on the running JVM of the environment, which has a context already."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     gateway = launch_gateway()
-    # PySpark has no other way to a JVM that runs.
+    # PySpark has no other access to a running JVM.
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
     jvm: Any = gateway.jvm
     context = jvm.org.apache.spark.SparkContext.getOrCreate()

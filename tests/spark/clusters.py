@@ -1,4 +1,4 @@
-"""A standalone cluster of real processes, whose machines have nothing but what is submitted."""
+"""A standalone cluster of real processes, whose machines have only the submitted files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.spark.support import BRISK
 from tests.support.processes import ROOT, kill_family, wait_until
 
 TIMEOUT: Final = 300
-# A program that is submitted with the module fleet uses its handlers.
+# A program submitted with the module fleet uses its handlers.
 HANDLERS: Final = ROOT / "tests" / "spark" / "programs" / "fleet.py"
 GATING: Final = HANDLERS.with_name("pyspark_gating.py")
 _DEPLOY: Final = "org.apache.spark.deploy"
-# So that a dead worker is noticed, and a slow task tried twice, while a test waits for it.
+# Shortens the detection of dead workers and slow tasks, for which tests wait.
 _CONF: Final = {
     "spark.ui.enabled": "false",
     "spark.executor.memory": "512m",
@@ -52,7 +52,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def without_package() -> dict[str, str]:
-    """Return an environment in which the package is not on the path, as on a cluster's machines."""
+    """Return an environment without the package on its path, as on a cluster's machines."""
     found = environment(
         JAVA_HOME=str(find_java_home()), SPARK_LOCAL_IP="127.0.0.1", SPARK_SUBMIT_OPTS=BRISK,
         SPARK_DAEMON_JAVA_OPTS=BRISK, SPARK_LAUNCHER_OPTS=BRISK,
@@ -66,7 +66,7 @@ def without_package() -> dict[str, str]:
 def spawned(
     command: Sequence[str], directory: Path, variables: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a program, and kill at the end what is left of it."""
+    """Run a program, and kill its remaining processes at the end."""
     process = subprocess.Popen(
         command, cwd=directory, env=variables, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -81,7 +81,7 @@ def spawned(
 
 
 def executors_of(pid: int) -> list[psutil.Process]:
-    """Return the executors that this process, a worker or a driver, has started."""
+    """Return the executors of this process, a worker or a driver."""
     found = []
     with suppress(psutil.NoSuchProcess):
         for each in psutil.Process(pid).children(recursive=True):
@@ -97,7 +97,7 @@ def spark_tool(name: str) -> list[str]:
 
 @dataclass
 class Cluster:
-    """A master, and workers of one core each on addresses of their own."""
+    """A master, and workers of one core each, each on its own address."""
 
     directory: Path
     hosts: tuple[str, ...] = ("127.0.0.1", "127.0.0.1")
@@ -118,7 +118,7 @@ class Cluster:
         self.fill_up()
 
     def fill_up(self) -> None:
-        """Start the workers that are missing, each at its address, and wait for them."""
+        """Start the missing workers, each at its address, and wait for them."""
         wanted = self._said().count("Registering worker")
         for place, host in enumerate(self.hosts):
             there = self.workers[place : place + 1]
@@ -139,7 +139,7 @@ class Cluster:
         self._stack.close()
 
     def executors(self) -> list[psutil.Process]:
-        """Return the executors that run; they are children of the workers."""
+        """Return the running executors; they are children of the workers."""
         return [each for worker in self.workers for each in executors_of(worker.pid)]
 
     @contextmanager
@@ -149,7 +149,7 @@ class Cluster:
         program: Path | None = None,
         conf: Mapping[str, str] = MappingProxyType({}),
     ) -> Iterator[subprocess.Popen[str]]:
-        """Submit a command of the pipeline, or a program; kill at the end what is left of it."""
+        """Submit a command of the pipeline, or a program; kill what remains at the end."""
         main = program or self._main()
         files = f"{bundle()},{HANDLERS},{GATING}"
         said = [f"{name}={value}" for name, value in {**_CONF, **conf}.items()]
@@ -161,12 +161,12 @@ class Cluster:
             yield process
 
     def answer(self, *arguments: str) -> dict[str, Any]:
-        """Run a command to its end; return what it answers."""
+        """Run a command to its end; return its output."""
         with self.submitted(*arguments, "--format", "json") as process:
             return answer_of(process)
 
     def _main(self) -> Path:
-        """Return the program, elsewhere than in the package, whose modules it would hide."""
+        """Return a copy of the program outside the package, whose modules it would hide."""
         path = self.directory / "program.py"
         source = ROOT / "delayed_queue" / "spark" / "__main__.py"
         path.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
@@ -195,7 +195,7 @@ def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @contextmanager
 def cluster(directory: Path, *hosts: str) -> Iterator[Cluster]:
-    """Run a master and two workers, each a process of its own."""
+    """Run a master and two workers, each as a process."""
     found = Cluster(directory, hosts or Cluster.hosts)
     try:
         found.start()
@@ -205,6 +205,6 @@ def cluster(directory: Path, *hosts: str) -> Iterator[Cluster]:
 
 
 def kill(pid: int) -> None:
-    """Kill as an operating system does that is out of memory."""
+    """Kill as an operating system without memory does."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

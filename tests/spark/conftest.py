@@ -1,4 +1,4 @@
-"""A session of Spark for the whole run, and the test database as Spark's executors see it."""
+"""One Spark session for the run, and the test database for its executors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def spark(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     os.environ[VARIABLE] = dsn
     os.environ[TASKS] = "4"
-    os.environ["PYTHONPATH"] = str(ROOT)  # tasks that a test defines are found there
+    os.environ["PYTHONPATH"] = str(ROOT)  # tasks defined by tests lie there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tables = {"spark__sql__warehouse__dir": str(tmp_path_factory.mktemp("warehouse"))}

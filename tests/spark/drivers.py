@@ -1,4 +1,4 @@
-"""Drivers of Spark in processes of their own, and what they drain."""
+"""Spark drivers as separate processes, and the queues they drain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @contextmanager
 def program(name: str, *arguments: str, **variables: str) -> Iterator[Process]:
-    """Run one of the drivers; kill it and all it has started at the end."""
+    """Run one of the drivers; kill it and its children at the end."""
     module = f"tests.spark.programs.{name}"
     with started(sys.executable, "-m", module, *arguments, **variables) as process:
         yield process
@@ -51,9 +51,9 @@ def fill(count: int, *names: str) -> list[str]:
 
 
 def in_lake(directory: Path) -> Counter[str]:
-    """Return how often each key is in the Parquet files that the sink has committed.
+    """Return the count of each key in the Parquet files that the sink has committed.
 
-    By another engine than the one that has written them.
+    Another engine than the writer reads them.
     """
     log = directory / "_spark_metadata"
     files = {each.name: each for each in directory.rglob("*.parquet")}

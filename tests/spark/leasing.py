@@ -1,4 +1,4 @@
-"""A stream's leases driven as Spark drives them, and what they have done to the table."""
+"""A stream's leases driven as Spark drives them, and their effects on the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reader(**options: str) -> LeasingReader:
 
 
 def read(source: LeasingReader, start: Any, end: Any) -> list[str]:
-    """Do what the tasks of a batch do."""
+    """Do the work of a batch's tasks."""
     found: list[str] = []
     for partition in source.partitions(start, end):
         for batch in source.read(partition):
@@ -38,7 +38,7 @@ def fill(queue: DelayedQueue, count: int) -> list[str]:
 
 
 def settled(source: LeasingReader) -> None:
-    """Wait until what is leased ahead is leased."""
+    """Wait until the messages ahead are leased."""
     ahead = source.held().ahead
     assert ahead is not None
     ahead.result(60)
@@ -53,7 +53,7 @@ def leased_until() -> Any:
 
 
 def expire(*keys: str) -> None:
-    """Let leases have run out, the first key's first."""
+    """Expire leases, the first key's first."""
     for number, key in enumerate(keys):
         Message.objects.filter(key=key).update(
             scheduled_at=Message.objects.get(key=key).created_at + timedelta(milliseconds=number)

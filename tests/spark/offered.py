@@ -1,4 +1,4 @@
-"""Jobs that are closed, and what was counted of them, without Spark."""
+"""Closed jobs and their counts, without Spark."""
 
 from __future__ import annotations
 

@@ -21,23 +21,23 @@ from tests.spark.support import wait_in_task
 
 
 def counting(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Take every row and do nothing with it."""
+    """Accept every row without an effect."""
     return Counts(created=sum(1 for _ in rows))
 
 
 def losing(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Forget to count one row of each partition."""
+    """Leave one row of each partition uncounted."""
     return Counts(created=sum(1 for _ in rows) - 1)
 
 
 def spread(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Take rows by whether they come with a delay."""
+    """Accept rows according to their delay."""
     delays = [row["delay"] for row in rows]
     return Counts(created=sum(each is not None for each in delays), ignored=delays.count(None))
 
 
 def picky(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Take rows that its own check has let through."""
+    """Accept rows that its own check has passed."""
     return Counts(updated=sum(1 for row in rows if row["payload"]["amount"] > 0))
 
 
@@ -67,7 +67,7 @@ _MEETING = threading.Barrier(3)
 
 
 def meeting(envelope: Envelope) -> None:
-    """Return when two others were called too."""
+    """Return once two others run, too."""
     _MEETING.wait(30)
 
 
@@ -92,20 +92,20 @@ LEFT: list[int] = []
 
 
 def noting_what_is_left(envelope: Envelope) -> None:
-    """Note how many messages there are when it is not as many as at the call before."""
+    """Record the number of messages if it differs from the call before."""
     left = Message.objects.count()
     if LEFT[-1:] != [left]:
         LEFT.append(left)
 
 
 def asking(envelope: Envelope) -> None:
-    """Ask the database through Django, in a session that its name identifies."""
+    """Query the database through Django, in a session identified by its name."""
     with connections["default"].cursor() as cursor:
         cursor.execute("SET application_name = 'of a handler'")
 
 
 def perishing(envelope: Envelope) -> None:
-    """Note the call and answer; the first message with "kill" kills its executor."""
+    """Record the call and reply; the first message with "kill" kills its executor."""
     word, directory = envelope.payload
     with (Path(directory) / "calls").open("a", encoding="utf-8") as calls:
         calls.write(f"{envelope.key} {envelope.attempt}\n")
@@ -131,7 +131,7 @@ def strict(envelope: Envelope) -> None:
 
 
 def settling(envelope: Envelope) -> None:
-    """Settle the message itself: nothing is left to acknowledge."""
+    """Settle the message itself: none is left to acknowledge."""
     before = envelope.leased_until
     assert envelope.extend()
     assert envelope.leased_until >= before

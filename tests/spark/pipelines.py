@@ -25,7 +25,7 @@ CONSOLE = Console(out=io.StringIO(), err=io.StringIO())
 
 
 def lines(path: Path, records: list[Any]) -> str:
-    """Write JSON lines; what is text already is written as it is."""
+    """Write JSON lines; write text as it is."""
     texts = [each if isinstance(each, str) else json.dumps(each) for each in records]
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     return str(path)
@@ -71,7 +71,7 @@ def archive(spark: Any, lake: str, **changes: Any) -> archives.Archived:
 
 @contextmanager
 def holding(url: str, key: str) -> Iterator[psycopg.Connection[Any]]:
-    """Hold a letter, for whose deletion tasks then wait."""
+    """Lock a letter, for whose deletion tasks then wait."""
     with psycopg.connect(url) as holder:
         holder.execute(
             """SELECT FROM delayed_queue_dead_letter WHERE "pKey" = %s FOR UPDATE""", [key]

@@ -1,4 +1,4 @@
-"""One record of an import as the message that it becomes."""
+"""Records of an import, and the messages made of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from delayed_queue.spark.pipeline.records import Checker
 
 @dataclass(frozen=True)
 class One:
-    """The message of a record, or the reasons against it."""
+    """The message of a record, or its errors."""
 
     kind: str | None
     key: str | None
@@ -24,12 +24,12 @@ class One:
 
 
 def check_one(checker: Checker, record: dict[str, Any]) -> One:
-    """Return the message of a record as JSON lines and CSV have it."""
+    """Return the message of a record as in JSON lines and CSV."""
     return checked_rows(checker, [record], 1)[0]
 
 
 def checked_rows(checker: Checker, records: Any, rows: int) -> list[One]:
-    """Return each record as a message, or without values where there are reasons against it."""
+    """Return each record as a message, or without values if it has errors."""
     found = checker.check(records)
     values = list(zip(*(each.to_pylist() for each in found.columns.values()), strict=True))
     nothing = (None,) * len(found.columns)

@@ -1,4 +1,4 @@
-"""Rows, readers, writers and the contents of tables for the tests of Spark."""
+"""Rows, readers, writers and table contents for the Spark tests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from delayed_queue.spark.source.ledger import JobKey
 from delayed_queue.spark.source.offering import Job, PartitionOffers
 from delayed_queue.spark.source.options import parse_options
 
-# Programs that end within minutes are compiled once, and not again to run faster: half the time.
+# Programs that end within minutes skip the optimising compiler: half the time.
 BRISK: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# A small JVM that keeps no files and opens no ports of its own.
+# A small JVM that keeps no files and opens no ports.
 QUIET: Final = {
     "spark__driver__extraJavaOptions": BRISK,
     "spark__driver__memory": "1g",
@@ -24,7 +24,7 @@ QUIET: Final = {
     "spark__sql__shuffle__partitions": "2",
     "spark__driver__bindAddress": "127.0.0.1",
     "spark__driver__host": "127.0.0.1",
-    # On a machine that does much else a worker needs its time to start.
+    # On a busy machine a worker needs its time to start.
     "spark__python__authenticate__socketTimeout": "60s",
 }
 NOW: Final = 1_700_000_000_000
@@ -37,7 +37,7 @@ with_jvm = [
 
 
 def rows(keys: Iterable[str], payload: str = "1") -> pa.RecordBatch:
-    """Offers as Spark hands them to a writer."""
+    """Offers in the form that Spark passes to a writer."""
     keys = list(keys)
     return pa.RecordBatch.from_pydict({"key": keys, "payload": [payload] * len(keys)})
 
@@ -47,12 +47,12 @@ def job(name: str = "job", now: int = NOW, batch: int = 0, **options: str) -> Jo
 
 
 def of_many(**options: str) -> Job:
-    """A job whose rows say which queue they are for."""
+    """A job whose rows name their queue."""
     return Job(JobKey("job"), NOW, parse_options(options))
 
 
 def rows_of_many(*queues: str, payload: str = "1") -> pa.RecordBatch:
-    """One key in several queues, of a group of its own in each."""
+    """One key in several queues, with its own group in each."""
     return pa.RecordBatch.from_pydict(
         {
             "key": ["k"] * len(queues),
@@ -64,14 +64,14 @@ def rows_of_many(*queues: str, payload: str = "1") -> pa.RecordBatch:
 
 
 def owned() -> set[tuple[str, str, str | None]]:
-    """Key, kind and group of all messages."""
+    """Return key, kind and group of all messages."""
     from delayed_queue.models import Message
 
     return set(Message.objects.values_list("key", "kind", "group"))
 
 
 def offer(given: Job, batches: Iterable[pa.RecordBatch], partition: int = 0) -> int:
-    """Do what a task does, without Spark."""
+    """Do the work of a task, without Spark."""
     return PartitionOffers(given, partition).offer_all(iter(batches))
 
 
@@ -87,7 +87,7 @@ def keys_of(connection: psycopg.Connection[Any]) -> list[str]:
 
 
 def is_waiting_for(connection: psycopg.Connection[Any]) -> bool:
-    """Return whether a session waits for a lock that this connection holds."""
+    """True if a session waits for a lock of this connection."""
     found = connection.execute(
         """SELECT count(*) FROM pg_locks
         WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"""
@@ -96,7 +96,7 @@ def is_waiting_for(connection: psycopg.Connection[Any]) -> bool:
 
 
 def wait_in_task(condition: Callable[[], bool]) -> None:
-    """Wait inside a task, which has no more than this package."""
+    """Wait inside a task, which has only this package."""
     pause = threading.Event()
     for _ in range(3000):
         if condition():
@@ -106,6 +106,6 @@ def wait_in_task(condition: Callable[[], bool]) -> None:
 
 
 def failing_after(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The input of a task that dies when it has got so far."""
+    """The input of a task that dies after that many rows."""
     yield from batches
     raise OSError("the task was killed")

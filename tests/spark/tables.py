@@ -1,7 +1,7 @@
-"""A table that takes each batch of a query once, by the rule that Delta has for streams.
+"""A table that takes each batch of a query once, as Delta does for streams.
 
-A commit names the application, which is the query's id, and a version, which is the batch's number;
-one whose version the table has of that application already adds nothing.
+A commit names the application, which is the query's id, and a version, which is the batch's number.
+A version that the table already has from that application adds nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Table(DataSource):
 
 @dataclass
 class Added(WriterCommitMessage):
-    """The file of a task, and of which query it is."""
+    """The file of a task, and the id of its query."""
 
     query: str
     file: str
@@ -71,9 +71,9 @@ class TableWriter(DataSourceStreamArrowWriter):
             raise OSError("the answer to the commit is lost")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Leave the files: they are in no entry."""
+        """Leave the files: no entry lists them."""
 
 
 def entries_of(path: Path) -> list[dict[str, Any]]:
-    """Return all that was committed, in order; what was there already has no files."""
+    """Return all commits in order; a repeated batch has no files."""
     return [json.loads(each.read_text()) for each in sorted((path / "log").glob("*.json"))]

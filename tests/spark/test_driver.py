@@ -1,4 +1,4 @@
-"""Errors where psycopg finds no libpq, in processes that really find none."""
+"""Errors of a psycopg without libpq, in processes that really lack it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.support.processes import ROOT
 
 ADVICE = "pip install 'psycopg[binary]'"
-# Python runs it before anything else of the process.
+# Python runs it before all other code of the process.
 HIDING = """
 import ctypes.util, sys
 
@@ -28,7 +28,7 @@ ctypes.util.find_library = lambda name: LIBPQ if name in {"pq", "libpq"} else fo
 
 
 def run(directory: Path, *command: str, libpq: str | None = None) -> tuple[int, str, str]:
-    """Run Python where there is no psycopg but the pure one, with that libpq or none."""
+    """Run Python with only the pure psycopg, with that libpq or none."""
     text = HIDING.replace("LIBPQ", repr(libpq))
     (directory / "sitecustomize.py").write_text(text, encoding="utf-8")
     path = f"{directory}{os.pathsep}{ROOT}"

@@ -1,4 +1,4 @@
-"""A driver that is killed, and two at a time, beside the session of the run."""
+"""A killed driver, and two at once, beside the session of the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_driver_is_killed_and_another_goes_on(tmp_path: Path, spark: Any):
     for each in ("file", "batch"):
         draining.run(spark, each, str(tmp_path), "none")
     assert Message.objects.count() == 0
-    # The file sink knows the batch it was killed in. A foreachBatch had written it already.
+    # The file sink knows its interrupted batch. A foreachBatch had written it already.
     assert in_lake(tmp_path / "file" / "rows") == Counter(keys)
     found = in_lake(tmp_path / "batch" / "rows")
     assert sorted(found) == keys
@@ -42,7 +42,7 @@ def test_a_driver_is_killed_and_another_goes_on(tmp_path: Path, spark: Any):
 
 @pytest.mark.long
 def test_two_drivers_on_one_queue(tmp_path: Path, spark: Any):
-    """Each has a reader of its own, which is a process, and shares nothing but the database."""
+    """Each has its own reader process, and shares only the database."""
     keys = fill(400, "file")
     lakes = [tmp_path / "one", tmp_path / "two"]
     for at in lakes:

@@ -1,4 +1,4 @@
-"""The examples of the guide, followed from top to bottom in an empty directory."""
+"""The guide's examples, followed from top to bottom in an empty directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_guide_does_what_it_says(spark: Any, tmp_path: Path, monkeypatch: py
     incoming.mkdir()
     (incoming / "a.json").write_text('{"key": "order-3", "payload": "1"}\n')
     text = "\n".join(block.text for block in documents.blocks(GUIDE, "pycon"))
-    # The JVM was started elsewhere, and knows no other directory of work.
+    # The JVM was started elsewhere, and keeps its working directory.
     for name in ("lake/orders", "lake/checkpoint", "incoming", "fill"):
         text = text.replace(f'"{name}"', f'"{here}/{name}"')
     told: list[str] = []

@@ -1,7 +1,7 @@
 """Each command while an executor, a machine or its driver is killed (P6 to P8).
 
-On a standalone cluster. The command is stopped in the middle of its tasks (``pyspark_gating``), so
-that what is killed is at work.
+It runs on a standalone cluster. The command stops in the middle of its tasks (``pyspark_gating``),
+so that the killed process is at work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [*with_jvm, pytest.mark.slow, pytest.mark.long, pytest.mark.usefixt
 COUNT: Final = 4_000
 LETTERS: Final = 50
 KEYS: Final = [f"k{n}" for n in range(1, COUNT + 1)]
-# Every hundredth of these is to be rejected.
+# The sink rejects every hundredth of these.
 MESSAGES: Final = """
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
@@ -100,7 +100,7 @@ def lived_and_died(directory: Path) -> None:
 
 
 def all_are_there(directory: Path, answer: dict[str, Any]) -> None:
-    """Created once, as is counted over all runs together."""
+    """Created once, counted over all runs together."""
     assert (answer["created"], answer["updated"], answer["ignored"]) == (COUNT, 0, 0)
     assert Message.objects.count() == COUNT
 
@@ -112,7 +112,7 @@ def in_files(directory: Path, answer: dict[str, Any]) -> None:
 
 
 def handled(directory: Path, answer: dict[str, Any]) -> None:
-    """Each is counted once, also what was settled by a task that died, or under another driver."""
+    """Each is counted once, even if a dead task, or another driver, settled it."""
     ends = {name: answer[name] for name in ("done", "retried", "snoozed", "dead", "messages")}
     dead = COUNT // 100
     assert ends == {
@@ -148,7 +148,7 @@ def measured(directory: Path, answer: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A command, what it finds, and by what numbers its tasks go that are disturbed."""
+    """A command, its input, and the numbers of its disturbed tasks."""
 
     fill: Callable[[Path], None]
     check: Callable[[Path, dict[str, Any]], None]
@@ -162,7 +162,7 @@ _ARCHIVE: Final = (
     "--rows-per-file", "10", "--batch-size", "5", *FOUR,
 )  # fmt: skip
 _DRAIN: Final = ("drain", "--queue", "orders", *FOUR)
-# Four tasks check the lines of an import. Python is called three times by each task that handles.
+# Four tasks check an import's lines. Each handling task calls Python three times.
 CASES: Final = {
     "import": Case(files, all_are_there, 5, 8, ("import", "{}/in", "--queue", "orders", *FOUR)),
     "drain": Case(offered, in_files, 1, 4, (*_DRAIN, "--to", "{}/lake")),
@@ -180,7 +180,7 @@ CASES: Final = {
 
 
 class Gate:
-    """Where the tasks of a command wait."""
+    """The gate at which the tasks of a command wait."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "gate"
@@ -212,7 +212,7 @@ def arguments_of(case: Case, directory: Path) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("victim", ["executor", "machine", "driver"])
 def test_killed(name: str, victim: str, machines: Cluster, gate: Gate, tmp_path: Path) -> None:
-    """With two tasks at work; without its driver the command is given once more."""
+    """With two tasks running; without its driver the command runs again."""
     case = CASES[name]
     case.fill(tmp_path)
     arguments = arguments_of(case, tmp_path)
@@ -236,12 +236,12 @@ def test_killed(name: str, victim: str, machines: Cluster, gate: Gate, tmp_path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_tried_twice(name: str, machines: Cluster, gate: Gate, tmp_path: Path) -> None:
-    """A task stands still until its twin begins: then both are at work."""
+    """A task waits until its twin starts: then both are at work."""
     case = CASES[name]
     case.fill(tmp_path)
     conf = {**TWINS, **gate.conf(case.first + 1, case.first + 1)}
     with machines.submitted(*arguments_of(case, tmp_path), conf=conf) as process:
-        # It has ended where the twin was quick: who stands still cannot have done its part.
+        # If the twin was fast, it has ended: a waiting task cannot have done its part.
         wait_until(lambda: gate.has(case.last + 1) or process.poll() is not None, TIMEOUT)
         assert gate.has(case.first + 1)
         gate.open()

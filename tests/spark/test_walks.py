@@ -1,4 +1,4 @@
-"""All commands, one after the other: on Spark Connect, executors of their own, and a cluster."""
+"""All commands in order: on Spark Connect, separate executors, and a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prepare(directory: Path) -> None:
 
 
 def counted(path: str, what: str = "count(*)") -> Any:
-    """Query the files by another engine than the one that has written them."""
+    """Query the files by another engine than their writer."""
     return duckdb.execute(f"SELECT {what} FROM read_parquet(?)", [path]).fetchone()  # noqa: S608
 
 
@@ -61,7 +61,7 @@ def test_every_command_ends_as_on_a_session_of_its_own(tmp_path: Path, master: s
 
 
 def test_every_command_ends_on_a_standalone_cluster(tmp_path: Path) -> None:
-    """Master, two workers, the driver by spark-submit: none has more than it is sent."""
+    """Master, two workers, the driver by spark-submit: each has only its submitted files."""
     prepare(tmp_path)
     walking = ROOT / "tests" / "spark" / "programs" / "walking.py"
     with cluster(tmp_path) as found, found.submitted(

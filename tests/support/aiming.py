@@ -1,4 +1,4 @@
-"""Aiming at a statement on its way through the proxy, to hold it at a chosen stage."""
+"""Aims at a statement in the proxy, to hold it at a chosen stage."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FLUSH: Final = b"H" + _LENGTH.pack(4)
 
 
 class Stage(Enum):
-    """The progress of a statement when it is held."""
+    """The stage of a statement at which it is held."""
 
     UNSENT = "before it reaches the server"
     EXECUTED = "executed, not committed"
     COMMITTED = "committed, before its answer arrives"
 
 
-# Where a claim by group may be cut: the statement that is held, and how far it has come.
+# Statements of a claim by group that can be cut, and their stages.
 GROUP_CUTS: Final = [
     (LOOK_AT_GROUPS, Stage.EXECUTED),
     (LEASE_GROUPS, Stage.UNSENT),
@@ -58,7 +58,7 @@ class Aim:
         self.after = re.compile(after) if after else None
 
     def matches(self, text: str) -> bool:
-        """Count the statement; return whether it is the one."""
+        """Count the statement; return True if it is the nth."""
         if self._pattern.search(text):
             self._left -= 1
             return self._left == 0
@@ -69,7 +69,7 @@ class Aim:
 
 
 class Stream:
-    """The bytes of one direction, as frames; a client's first has no kind, as in `b""`."""
+    """The bytes of one direction as frames; a client's first has no kind, as in `b""`."""
 
     def __init__(self, *, starts_up: bool = False) -> None:
         self._unread = b""
@@ -87,7 +87,7 @@ class Stream:
 
 
 def statement_in(kind: bytes, frame: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of the statement that a client's frame brings, if any."""
+    """Yield the name and the text of the statement in a client's frame, if any."""
     if kind == _QUERY:
         yield "", frame[5:-1].decode()
     elif kind == _PARSE:
@@ -96,7 +96,7 @@ def statement_in(kind: bytes, frame: bytes) -> Iterator[tuple[str, str]]:
 
 
 class Sight:
-    """The statements of one connection, and the one that is held.
+    """The statements of one connection, and the held one.
 
     After its first use a prepared statement is sent as a name, so names are recorded.
     """
@@ -116,7 +116,7 @@ class Sight:
         return self._aim is not None
 
     def takes(self, aim: Aim, kind: bytes, frame: bytes) -> bool:
-        """Return whether this frame is what the aim is at; it will be held then."""
+        """True if the aim matches this frame; the frame is then held."""
         text = self._text(kind, frame)
         if text is None or not self._follows(aim, text) or not aim.matches(text):
             return False
@@ -153,7 +153,7 @@ class Sight:
         return b"".join(requests), b"".join(answers)
 
     def _follows(self, aim: Aim, text: str) -> bool:
-        """Return whether what the aim waits for came before this statement."""
+        """True if the aim's condition was met before this statement."""
         follows = self._is_after or aim.after is None
         self._is_after = self._is_after or (aim.after is not None and bool(aim.after.search(text)))
         return follows

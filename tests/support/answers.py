@@ -1,4 +1,4 @@
-"""Answers of which the test knows that they are there."""
+"""Results that a test requires to exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Chromium that shows pages of the admin, spoken to by the DevTools protocol over two pipes."""
+"""A Chromium for pages of the admin, controlled by the DevTools protocol over two pipes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.processes import kill_family
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SECONDS: Final = 60.0
-# Where Chromium reads commands and writes answers.
+# File descriptors for Chromium's commands and replies.
 _WITH_PIPES: Final = (
     "import os, sys; commands, answers, *browser = sys.argv[1:]; "
     "os.dup2(int(commands), 3); os.dup2(int(answers), 4); os.execv(browser[0], browser)"
@@ -36,7 +36,7 @@ class BrowserError(Exception):
 
 
 def find_chromium() -> str:
-    """Return the path of the browser; where there is none, say how to get one."""
+    """Return the path of the browser; without one, fail with its installation command."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         raise BrowserError("No Chromium: `apt-get install chromium`, as CONTRIBUTING.md says.")
@@ -45,7 +45,7 @@ def find_chromium() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Give one tab of a headless browser that is gone at the end of the block."""
+    """Open one tab of a headless browser, and close it at the end of the block."""
     read, commands = os.pipe()
     answers, written = os.pipe()
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
@@ -65,7 +65,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Browser:
-    """The tab, spoken to over two pipes."""
+    """The tab, controlled over two pipes."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
@@ -76,7 +76,7 @@ class Browser:
         self.call("Page.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Have a command of the protocol done and return its answer."""
+        """Run a command of the protocol and return its reply."""
         self._last += 1
         command = {"id": self._last, "method": method, "params": params}
         if self._session:
@@ -102,7 +102,7 @@ class Browser:
     def look(
         self, *, width: int, height: int = 844, theme: str = "light", media: str = "screen"
     ) -> None:
-        """Have pages shown at this size, in this colour scheme and medium from now on."""
+        """Show later pages at this size, in this colour scheme and medium."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
@@ -115,16 +115,16 @@ class Browser:
         self.call("Network.setCookie", name="sessionid", value=session_key, url=url)
 
     def open(self, url: str) -> None:
-        """Go to a page and return when all of it is there."""
+        """Open a page and return once it has loaded."""
         self._load(lambda: self.call("Page.navigate", url=url))
 
     def press(self, url: str, button: str) -> None:
-        """Go to a page and press a button; return when the next page is there."""
+        """Open a page and press a button; return once the next page has loaded."""
         self.open(url)
         self._load(lambda: self.evaluate(f"document.querySelector({json.dumps(button)}).click()"))
 
     def _load(self, cause: Callable[[], Any]) -> None:
-        """Do what makes the tab load a page, and return when that is there."""
+        """Run an action that loads a page, and return once it has loaded."""
         self.evaluate("window.isOld = true")
         cause()
         deadline = time.monotonic() + SECONDS
@@ -148,7 +148,7 @@ class Browser:
         return answer["result"].get("value")
 
     def shoot(self, path: Path, height: int = 2500) -> None:
-        """Write a picture of the page, down to the height in pixels."""
+        """Save a picture of the page, down to the height in pixels."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], height)}
         picture = self.call(

@@ -1,4 +1,4 @@
-"""Threads with database connections of their own, and ways to hold them at a certain point."""
+"""Threads with separate database connections, and ways to hold them at a point."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def raw_connection() -> Iterator[psycopg.Connection[Any]]:
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Start the calls at the same moment, a thread each, and return their answers in order."""
+    """Start the calls at the same moment, in a thread each; return their results in order."""
     barrier = threading.Barrier(len(calls), timeout=TIMEOUT)
 
     def run(call: Callable[[], T]) -> T:
@@ -49,14 +49,14 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A call on its way in another thread, over that connection."""
+    """A running call in another thread, over that connection."""
 
     future: Future[T]
     connection: psycopg.Connection[Any]
 
     @property
     def pid(self) -> int:
-        """The server process that serves it."""
+        """The id of its server process."""
         return self.connection.info.backend_pid
 
     def answer(self) -> T:
@@ -65,7 +65,7 @@ class Call(Generic[T]):
 
 @contextmanager
 def calling(call: Callable[[], T]) -> Iterator[Call[T]]:
-    """Run the call in another thread on a Django connection of its own."""
+    """Run the call in another thread, on a separate Django connection."""
     opened: Future[psycopg.Connection[Any]] = Future()
 
     def run() -> T:
@@ -86,7 +86,7 @@ def calling(call: Callable[[], T]) -> Iterator[Call[T]]:
 def running(
     connection: psycopg.Connection[Any], statement: str, params: Any
 ) -> Iterator[Call[list[Any]]]:
-    """Run the statement in another thread on that connection; the answer is its rows."""
+    """Run the statement in another thread on that connection; its rows are the result."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(lambda: connection.execute(statement, params).fetchall())
         started = Call(future, connection)
@@ -96,7 +96,7 @@ def running(
 
 @contextmanager
 def _let_go(call: Call[Any]) -> Iterator[None]:
-    """When the test fails while the call is blocked, end it: it would be waited for."""
+    """End a blocked call of a failed test, which would otherwise wait for it."""
     try:
         yield
     except BaseException:
@@ -105,7 +105,7 @@ def _let_go(call: Call[Any]) -> Iterator[None]:
 
 
 def wait_until_blocked(admin: psycopg.Connection[Any], call: Call[Any]) -> None:
-    """Return once the call waits for a lock; fail if it answers instead."""
+    """Return once the call waits for a lock; fail if it returns instead."""
 
     def is_blocked() -> bool:
         assert not call.future.done(), f"it did not wait, and answered {call.future.result()!r}"

@@ -24,7 +24,8 @@ def main(name: str) -> None:
         try:
             consume_what_is_due(queue)
         except Error as error:
-            # The transaction is undone, message and effect together, and the next takes it.
+            # The transaction rolls back message and effect, and the next consumer takes the
+            # message.
             print(f"lost: {error}", flush=True)  # noqa: T201 - its log
         pause.wait(0.1)
 

@@ -1,8 +1,8 @@
-"""The map of the contract: which tests hold each of its lines. ``make map`` writes it.
+"""The map from each line of the contract to its tests. ``make map`` writes it.
 
 A test names a line in its name (``test_q16_…``), in a docstring or in a comment (``# Q16``, ``G2 to
-G4``). The lines and what they promise are written by hand in ``docs/internals/coverage.md``; the
-columns of tests are written here.
+G4``). Authors write the lines and their promises in ``docs/internals/coverage.md``; this module
+writes the columns of tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs/internals/coverage.md"
-# A test with such a word in its path forces an order of events, or breaks something on purpose.
+# Tests with such a word in their path force an order of events, or inject faults.
 HARSH: Final = {"chaos", "faults", "kills", "races"}
 
 _LETTERS: Final = "CGJNOPQRTW"
@@ -44,7 +44,7 @@ def files_by_line() -> Mapping[str, set[str]]:
 
 
 def written_page() -> str:
-    """Return the page with its columns of tests written anew."""
+    """Return the page with new columns of tests."""
     files = files_by_line()
     return "\n".join(_written(row, files) for row in PAGE.read_text().split("\n"))
 

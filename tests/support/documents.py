@@ -1,4 +1,4 @@
-"""Reading the documentation as data: its pages, fenced blocks, tables, headings and links."""
+"""The documentation as data: pages, fenced blocks, tables, headings and links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INLINE_CODE = re.compile(r"`([^`\n]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and the line of the page that it begins on."""
+    """A fenced block, and the number of its first line."""
 
     page: Path
     line: int
@@ -29,7 +29,7 @@ class Block:
 
 
 def options_of(command: BaseCommand) -> set[str]:
-    """Return the options in its help, each by its last name."""
+    """Return the options of its help, each by its last name."""
     help_ = command.create_parser("manage.py", "command").format_help()
     heads = re.findall(r"^ {2}(-.+?)(?: {2,}|$)", help_, re.MULTILINE)
     return {re.findall(r"(?:^|, )(--?[\w-]+)", head)[-1] for head in heads}
@@ -40,7 +40,7 @@ def name_of(page: Path) -> str:
 
 
 def pages() -> list[Path]:
-    """Return every page of the documentation, those beside ``docs/`` too."""
+    """Return every page of the documentation, including those beside ``docs/``."""
     names = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
     beside = [ROOT / name for name in names]
     return beside + sorted(p for p in DOCS.rglob("*.md") if "_build" not in p.parts)
@@ -89,7 +89,7 @@ def table(page: Path, *header: str) -> list[list[str]]:
 
 
 def code(cell: str) -> str:
-    """Return what stands between the back-ticks of a cell that is nothing but code."""
+    """Return the text in the back-ticks of a cell that is only code."""
     match = INLINE_CODE.fullmatch(cell)
     assert match is not None, f"not inline code: {cell}"
     return match[1]
@@ -101,7 +101,7 @@ def headings(page: Path, level: int | None = None) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the names that GitHub gives to the page's headings."""
+    """Return GitHub's anchors of the page's headings."""
     found: set[str] = set()
     seen: Counter[str] = Counter()
     for heading in headings(page):

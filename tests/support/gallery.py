@@ -1,4 +1,4 @@
-"""A site with something on each page of the admin, with names as long as they get at work."""
+"""A site with rows on each admin page, and names as long as in production."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SPANS: Final = {"p50": 0.25, "p90": 1.0, "p95": 90.0, "p99": 7200.0, "max": 8640
 
 
 def furnish() -> None:
-    """Put rows into each table that has a page."""
+    """Insert rows into each table that has a page."""
     for part in PARTS:
         part()
 
@@ -99,7 +99,7 @@ def _workers() -> None:
 
 
 def _samples() -> None:
-    """A day of a queue with a gap, a burst, a deploy and failures; the others of an hour."""
+    """A day of one queue with a gap, a burst, a deploy and failures; an hour of the others."""
     now, _ = last_sampled()
     for back in range(1, 1441):
         if 20 < back < 28:
@@ -279,7 +279,7 @@ def _tasks_under_way() -> None:
 
 
 def _groups() -> None:
-    """Some tens of groups that are held back for each reason, and some with limits of their own."""
+    """Some tens of groups blocked for each reason, and some with their own limits."""
     queue = DelayedQueue(GROUPED)
     groups = [f"tenant-{number:02}-{reason}" for number in range(12) for reason in REASONS]
     queue.offer_batch(
@@ -328,14 +328,14 @@ def pages() -> dict[str, str]:
 
 
 def list_of(model: Any) -> str:
-    """Return the path of a model's list; of tasks under way that of one queue."""
+    """Return the path of a model's list; for tasks under way the list of one queue."""
     path = reverse(f"admin:{_name_of(model)}_changelist")
     query = urlencode({"kind": kind_of_priority(next(iter(servings)), 0)})
     return f"{path}?{query}" if model is TaskUnderWay else path
 
 
 def operations() -> list[tuple[str, Any]]:
-    """Return what the pages of lists offer to do, each with the path of its list."""
+    """Return the actions of the lists, each with the path of its list."""
     return [
         (list_of(model), each)
         for model, model_admin in _shown()
@@ -357,7 +357,7 @@ def _name_of(model: Any) -> str:
 
 
 def forbidden() -> set[str]:
-    """Return the names of addresses that are forbidden: forms for rows not made in the admin."""
+    """Return the names of forbidden URLs: forms for rows that the admin does not create."""
     return {
         f"{_name_of(model)}_{page}"
         for model, model_admin in _shown()
@@ -367,7 +367,7 @@ def forbidden() -> set[str]:
 
 
 def _may(model_admin: Any, page: str) -> bool:
-    # The confirmation for rows of the shop is Django's own, which breaks on keys of our length.
+    # The confirmation for rows of the shop is Django's own, which fails on keys of our length.
     if page == "delete" and model_admin.opts.app_label == "example_project":
         return False
     request = RequestFactory().get("/")

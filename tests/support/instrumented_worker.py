@@ -1,4 +1,4 @@
-"""A worker process with metrics: drains the queue it is given, or hangs in its first message."""
+"""A worker process with metrics: drains the given queue, or hangs in its first message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instruments for tests: one that notes what it sees, and some that cannot be loaded."""
+"""Instruments for tests: one that records calls, and some that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delayed_queue.handlers import Handler, Registry
 
 
 class Recorder:
-    """Adds a header to offers, and notes the beginning and the end of each call."""
+    """Adds a header to offers, and records the start and the end of each call."""
 
     def __init__(self, name: str = "recorder") -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Incomplete:
 
 
 def registry_of(**functions: Callable[[Envelope], Any]) -> Registry:
-    """Return a registry of those handlers."""
+    """Return a registry with those handlers."""
     registry = Registry()
     codec = codec_named("json")
     for name, function in functions.items():

@@ -35,23 +35,23 @@ def is_drained() -> bool:
 
 
 def expire_leases() -> None:
-    """Have all leases end now: what waiting for their end would do."""
+    """Expire all leases now, as time would."""
     past = timezone.now() - timedelta(seconds=1)
     Message.objects.filter(lease_id__isnull=False).update(scheduled_at=past)
 
 
 def wait_until_quiet() -> None:
-    """Return once no other connection runs a statement that a client has sent in full."""
+    """Return once no other connection runs a statement."""
     wait_until(lambda: _asked(_BUSY) == 0)
 
 
 def backends() -> int:
-    """Return how many other connections the database has."""
+    """Return the number of other connections to the database."""
     return _asked(_BACKENDS)
 
 
 def terminate_backends() -> int:
-    """End every other connection of the database; return how many there were."""
+    """Terminate every other connection to the database; return their number."""
     return _asked(_TERMINATED)
 
 

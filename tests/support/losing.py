@@ -1,4 +1,4 @@
-"""Calls whose answer is lost on the way, while a consumer handles what they have stored."""
+"""Calls whose answer is lost, while a consumer handles their messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.proxy import Proxy
 
 T = TypeVar("T")
 
-# As the statements read that put messages in.
+# The statements that store messages.
 OFFER: Final = r"INSERT INTO delayed_queue (AS stored )?\("
 REDRIVE: Final = r"id = ANY \(ARRAY\(\s*SELECT id\s+FROM (redriven|newest)\b"
 
@@ -55,7 +55,7 @@ def losing(
     stage: Stage = Stage.COMMITTED,
     after: str = "",
 ) -> T:
-    """Return what the call does whose statement is held there, and then cut off."""
+    """Return the result of the call whose statement is held there, and then cut off."""
     aim = proxy.aim_at(pattern, stage, after=after)
     with calling(call) as held:
         aim.wait()

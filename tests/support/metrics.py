@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "delayed_queue"
 # Single files at the top of the package.
 VALUES: Final = "values, rates, settings, DelayedQueue, migrations"
-# Fewer equal lines than these are a manner of speaking.
+# Fewer equal lines than these are no repetition.
 REPEATED: Final = 6
 # Folders without code.
 _DATA: Final = {"locale", "static", "templates", "__pycache__"}
@@ -50,7 +50,7 @@ def modules() -> dict[str, Path]:
 
 
 def packages() -> list[str]:
-    """Return the names of the packages and modules at the top."""
+    """Return the names of the top-level packages and modules."""
     return sorted(
         path.stem
         for path in PACKAGE.iterdir()
@@ -71,7 +71,7 @@ def lines() -> dict[str, int]:
 
 
 def loaded_by(path: Path) -> set[str]:
-    """Return the names of ours that a module imports when it is loaded."""
+    """Return our modules that a module imports when it is loaded."""
     return {
         name
         for node in _statements(ast.parse(path.read_text(encoding="utf-8")).body)
@@ -81,7 +81,7 @@ def loaded_by(path: Path) -> set[str]:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield what runs at import: nothing of functions, nothing for type checkers."""
+    """Yield the code that runs at import, without functions and type-checking blocks."""
     for node in body:
         yield node
         if (
@@ -109,7 +109,7 @@ def longest_chain() -> list[str]:
 
 
 def queue_only() -> tuple[int, int]:
-    """Return the tables of a project with the queue alone, and the modules it loads."""
+    """Return the tables of a queue-only project, and the modules it loads."""
     done = subprocess.run(
         [sys.executable, "-c", _QUEUE_ONLY], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -118,7 +118,7 @@ def queue_only() -> tuple[int, int]:
 
 
 def repeats() -> int:
-    """Return how many runs of as many equal lines of code, or more, are written twice."""
+    """Return the number of repeated runs of at least that many equal lines of code."""
     first: dict[tuple[str, ...], tuple[str, int]] = {}
     found = 0
     for name, path in sorted(modules().items()):
@@ -133,7 +133,7 @@ def repeats() -> int:
 
 
 def _code(text: str) -> Iterator[str]:
-    """Yield the lines that do something: no imports, no parameters and brackets by themselves."""
+    """Yield the effective lines: no imports, and no lines of only parameters or brackets."""
     for line in map(str.strip, text.splitlines()):
         if len(line) > 1 and not line.startswith(("#", "from ", "import ", ")", '"""')):
             yield line
@@ -145,7 +145,7 @@ def nodes() -> Iterator[ast.AST]:
 
 
 def broad_excepts() -> int:
-    """Return how many handlers catch Exception or BaseException."""
+    """Return the number of handlers that catch Exception or BaseException."""
     broad = {"Exception", "BaseException"}
     return sum(
         isinstance(node, ast.ExceptHandler)
@@ -178,7 +178,7 @@ def _assigned(class_: ast.ClassDef) -> set[str]:
 
 
 def figures() -> dict[str, int]:
-    """Return each figure by the words of docs/architecture.md."""
+    """Return each figure of docs/architecture.md by its name there."""
     tables, loaded = queue_only()
     return {
         "longest chain of imports": len(longest_chain()),

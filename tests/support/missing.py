@@ -1,4 +1,4 @@
-"""A library that is not installed, for those who import it within; nothing of it stays behind."""
+"""A library that is missing for imports within the block, with all traces removed after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 @contextmanager
 def not_installed(library: str, *importers: str) -> Iterator[None]:
-    """Have the library missing, and these modules of ours, with all below them, imported anew."""
+    """Hide the library, and reimport these modules of ours with all below them."""
     names = (library, *importers)
     kept = _forget(names)
     sys.modules[library] = None  # type: ignore[assignment] # as documented: importing it fails

@@ -1,4 +1,4 @@
-"""The calls of a queue, each with what it answers when all goes well."""
+"""The calls of a queue, each with its normal result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAST: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Scene:
-    """A queue with a message that is due, one that is leased, and one that is dead."""
+    """A queue with a due message, a leased one and a dead one."""
 
     queue: DelayedQueue
     batch: Batch

@@ -1,4 +1,4 @@
-"""A PgBouncer of one's own in transaction mode, before a server."""
+"""A PgBouncer in transaction mode, before a server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PoolerMissing(Exception):
 
 
 def find_program() -> str | None:
-    # Debian has it where only administrators look.
+    # Debian installs it where only administrators have a path.
     return shutil.which(PROGRAM, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
@@ -86,7 +86,7 @@ def _upstream(parts: Mapping[str, object]) -> str:
 
 
 def _account(host: object) -> list[str]:
-    """It refuses to run as root; a server's private socket is open to the server's account."""
+    """It refuses to run as root; only the server's account may use its private socket."""
     if os.getuid() != 0:
         return []
     owner = Path(str(host)).stat().st_uid if str(host).startswith("/") else 65534
@@ -100,7 +100,7 @@ def _free_port() -> int:
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: process.poll() is not None or _accepts(port), SECONDS)
-    assert process.poll() is None, "PgBouncer ended by itself"
+    assert process.poll() is None, "PgBouncer stopped by itself"
 
 
 def _accepts(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""Real worker processes for tests: started, signalled, waited for, never left behind."""
+"""Real worker processes for tests: started, signalled, awaited, never left behind."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from django.db import connection
 from example_project import postgres
 
 ROOT = Path(__file__).resolve().parents[2]
-# For processes that serve nothing and need no app of the example: up in two thirds of the time.
+# For processes that need no app of the example: they start in two thirds of the time.
 LEAN: Final = {"DJANGO_SETTINGS_MODULE": "tests.lean_settings"}
 
 
 def database_url() -> str:
-    """Return the URL of the test database, for processes of their own."""
+    """Return the URL of the test database, for separate processes."""
     found = connection.settings_dict
     return postgres.database_url(
         user=found["USER"],
@@ -43,7 +43,7 @@ def environment() -> dict[str, str]:
         "DATABASE_URL": database_url(),
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "PYTHONUNBUFFERED": "1",
-        # As in production: with DEBUG statements take another way, and workers reload.
+        # As in production: with DEBUG statements take another path, and workers reload.
         "DEBUG": "0",
         "SECRET_KEY": "for tests only",
         # Without DEBUG all statements go through Django's cursors by a backend of another class.
@@ -65,7 +65,7 @@ class Output:
 
 
 class Process(subprocess.Popen[bytes]):
-    """A command, and what it prints; without an environment of its own on the test database."""
+    """A command and its output; without its own environment, on the test database."""
 
     def __init__(self, *command: str, env: Mapping[str, str] | None = None) -> None:
         self._output = Output()
@@ -78,31 +78,31 @@ class Process(subprocess.Popen[bytes]):
         )
 
     def said(self) -> str:
-        """Return all that it has printed so far."""
+        """Return the output so far."""
         return self._output.text()
 
     def lines(self) -> list[str]:
-        """Return the lines that it has printed to their end."""
+        """Return the complete lines of the output."""
         return self.said().rpartition("\n")[0].splitlines()
 
     def has_said(self, text: str) -> bool:
         return text in self.said()
 
     def ended(self, timeout: float = 60.0) -> tuple[int, str]:
-        """Wait for its end; return its exit code, and all that it has printed."""
+        """Wait for its end; return its exit code and its output."""
         code = self.wait(timeout)
         return code, self.said()
 
 
 def manage(*arguments: str, **variables: str) -> Process:
-    """Start a management command on the test database, with these in its environment."""
+    """Start a management command on the test database, with these variables."""
     command = (sys.executable, "manage.py", *arguments)
     return Process(*command, env={**environment(), **variables})
 
 
 @contextmanager
 def killed_at_last(process: Process) -> Iterator[Process]:
-    """Kill the process, and what it has started, if it runs still at the end."""
+    """Kill the process and its children, if it still runs at the end."""
     try:
         yield process
     finally:
@@ -119,14 +119,14 @@ def managed(*arguments: str, **variables: str) -> Iterator[Process]:
 
 @contextmanager
 def worker(*arguments: str, **variables: str) -> Iterator[Process]:
-    """Run a worker and its processes; kill those at the end that still run."""
+    """Run a worker and its processes; kill the remaining ones at the end."""
     given = LEAN | variables
     with managed("runqueueworker", "--poll-interval", "0.2", *arguments, **given) as process:
         yield process
 
 
 def kill_family(process: subprocess.Popen[Any]) -> None:
-    """Kill a process and all below it at once; return when none of them runs."""
+    """Kill a process and its descendants at once; return when none of them runs."""
     if process.poll() is None:
         root = psutil.Process(process.pid)
         root.suspend()  # it starts no more of them
@@ -141,7 +141,7 @@ def kill_family(process: subprocess.Popen[Any]) -> None:
 
 
 def children_of(process: subprocess.Popen[Any]) -> list[int]:
-    """Return the ids of the processes that this one has started and that still run."""
+    """Return the ids of this process's running children."""
     try:
         found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     except FileNotFoundError:
@@ -150,9 +150,9 @@ def children_of(process: subprocess.Popen[Any]) -> list[int]:
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Return as soon as the condition holds; fail when it does not within the time."""
+    """Return as soon as the condition is true; fail after the timeout."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         pause.wait(0.01)

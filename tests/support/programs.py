@@ -1,4 +1,4 @@
-"""Programs under faults: found by what they do, restarted when they end, never left behind."""
+"""Programs under faults: found by their command lines, restarted, never left behind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.processes import LEAN, ROOT, Output, environment, wait_until
 
 # A short form by default; `make chaos` repeats each test of a worker many times.
 ROUNDS: Final = range(int(os.environ.get("CHAOS_ROUNDS", "1")))
-# Without DEBUG, which logs queries, and for that sends them by another protocol.
+# Without DEBUG, which logs queries, and so sends them by another protocol.
 PRODUCTION: Final = {"DEBUG": "off", "SECRET_KEY": "of the tests"}
 
 
 class Program:
-    """A Python program and its children; which of them does the work is theirs to decide."""
+    """A Python program and its children; the program decides on their work."""
 
     def __init__(self, *command: str, url: str | None = None, **variables: str) -> None:
         self._command = command
@@ -30,7 +30,7 @@ class Program:
         if url:
             self._environment["DATABASE_URL"] = url
         self._log = Output()
-        # Children as they were last seen: those of a parent that was killed have another one.
+        # The last known children: those of a killed parent have another parent.
         self._family: set[psutil.Process] = set()
         self.starts = 0
         self.start()
@@ -46,12 +46,12 @@ class Program:
         )
 
     def tend(self) -> None:
-        """Start it again if it has ended, as a process manager would."""
+        """Restart it if it has ended, as a process manager would."""
         if self.process.poll() is not None:
             self.start()
 
     def tree(self) -> list[psutil.Process]:
-        """Return the process that was started, if it runs, and below it all that do."""
+        """Return the running processes: the started one and its descendants."""
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.process.pid)
             self._family |= {root, *root.children(recursive=True)}
@@ -59,7 +59,7 @@ class Program:
         return sorted((each for each in self._family if _lives(each)), key=lambda each: each.pid)
 
     def owner_of(self, port: int) -> psutil.Process:
-        """Return the one whose connection comes from that port."""
+        """Return the program whose connection comes from that port."""
         return next(each for each in self.tree() if _has_port(each, port))
 
     def stop(self) -> int:
@@ -68,7 +68,7 @@ class Program:
         return self.process.wait(timeout=60)
 
     def kill(self) -> None:
-        """End the whole tree at once."""
+        """Kill the whole tree at once."""
         for each in self.tree():
             with suppress(psutil.NoSuchProcess):
                 each.kill()
@@ -116,7 +116,7 @@ def working(*arguments: str, url: str | None = None, **variables: str) -> Iterat
 
 
 def suspended(program: Program, aim: Aim) -> psutil.Process:
-    """Return the process whose statement the aim has hit, stopped where it stands."""
+    """Return the process whose statement the aim has hit, after a SIGSTOP."""
     aim.wait()
     process = program.owner_of(aim.port)
     stop(process)
@@ -136,7 +136,7 @@ def kill(process: psutil.Process) -> None:
 
 
 def wait_while_tending(program: Program, condition: Callable[[], object]) -> None:
-    """Wait for the condition, and keep the program running meanwhile."""
+    """Wait for the condition, and restart the program if it ends."""
     wait_until(partial(_tended, program, condition), 60)
 
 

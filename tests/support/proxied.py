@@ -28,12 +28,12 @@ BACKOFF: Final = Backoff(
 
 @pytest.fixture(params=ROUNDS)
 def each_round(request: pytest.FixtureRequest) -> None:
-    """Run the test once a round."""
+    """Run the test once per round."""
 
 
 @pytest.fixture
 def proxy(transactional_db: None) -> Iterator[Proxy]:
-    """A proxy to the test database's server, be that on TCP or on a socket."""
+    """A proxy to the test database's server, on TCP or on a socket."""
     with proxied_server() as proxy:
         yield proxy
 
@@ -46,9 +46,9 @@ def proxied(
     settings: Settings,
     request: pytest.FixtureRequest,
 ) -> Iterator[None]:
-    """Lead all further connections of Django through the proxy; a parameter adds options.
+    """Route all further connections of Django through the proxy; a parameter adds options.
 
-    The default alias itself, because Django's tests let no alias through that it does not know.
+    It replaces the default alias itself, because Django's tests block unknown aliases.
     """
     settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
         "BACKOFF": BACKOFF,

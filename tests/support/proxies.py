@@ -1,4 +1,4 @@
-"""A proxy to the server of Django's default alias, be that on TCP or on a socket."""
+"""A proxy to the server of Django's default alias, on TCP or on a socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy before PostgreSQL that understands enough of the protocol to fail on cue."""
+"""A TCP proxy before PostgreSQL that parses the protocol to fail on command."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _READY: Final = b"Z"
 class Proxy:
     """Forward unencrypted connections to the server, until a test stalls or cuts them.
 
-    ``accepted`` counts connections, ``answers`` holds the tag of every completed command (as in
-    ``DELETE 1``), ``errors`` the SQLSTATE of every error that the server has sent, and ``rounds``
-    counts how often it was ready for more.
-    ``statements`` holds what clients have sent: the text of each statement, and the name that it
-    was prepared under, empty for one that the session does not keep.
+    ``accepted`` counts connections. ``answers`` holds the tag of every completed command (as in
+    ``DELETE 1``), and ``errors`` the SQLSTATE of every server error. ``rounds`` counts the server's
+    ReadyForQuery messages.
+
+    ``statements`` holds each statement of a client: its text, and its prepared name, which is empty
+    if the session does not keep it.
     """
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
@@ -72,17 +73,17 @@ class Proxy:
         self._order(self._refuse)
 
     def hang_up(self) -> None:
-        """Break all connections and close new ones at once, as a server that starts up may."""
+        """Break all connections and close new ones at once, as a starting server may."""
         self._is_hanging_up = True
         self._order(self._cut)
 
     def accept(self) -> None:
-        """Be well again, on the same port."""
+        """Work again, on the same port."""
         self._is_hanging_up = False
         self._order(self._listen)
 
     def swallow_answer(self, tag: str) -> None:
-        """Keep back the answer to the next command whose tag begins so, and break its connection.
+        """Drop the answer to the next command with that tag, and break its connection.
 
         The server has committed by then, unless a transaction block is open.
         """
@@ -94,17 +95,17 @@ class Proxy:
         return self.aim
 
     def cut_aimed(self) -> None:
-        """Break the connection of which a statement is held, and no other."""
+        """Break only the connection whose statement is held."""
         self._order(self._cut_aimed)
 
     def let_go(self) -> None:
-        """Forward what an aim has held, and all that came behind it."""
+        """Forward the bytes that an aim has held, and all bytes behind them."""
         self._order(self._let_go)
 
     def stall(self) -> None:
         """Accept connections and bytes, and forward nothing, until ``resume()``.
 
-        So does a server whose processes are stopped.
+        A server whose processes are stopped does the same.
         """
         self._order(self._flow.clear)
 
@@ -114,12 +115,12 @@ class Proxy:
     def drop_bytes(self) -> None:
         """Drop all bytes of the present connections, either way; new ones work.
 
-        So does a NAT that has forgotten them. TCP still acknowledges the bytes here.
+        A NAT does the same after it has forgotten them. TCP still acknowledges the bytes here.
         """
         self._order(self._drop_bytes)
 
     def stop(self) -> None:
-        """Break everything, and return once the thread has ended."""
+        """Break all connections, and return once the thread has ended."""
         self.resume()
         self._order(self._end)
         self._thread.join()
@@ -181,7 +182,7 @@ class Proxy:
             pair.let_go()
 
     def _welcome(self) -> None:
-        if self._listener is None:  # closed by an order that came in the same round
+        if self._listener is None:  # closed by an order of the same round
             return
         client, _ = self._listener.accept()
         self.accepted += 1
@@ -190,7 +191,7 @@ class Proxy:
             client.close()
             return
         for each in (client, server):
-            if each.family != socket.AF_UNIX:  # answers go out frame by frame, and at once
+            if each.family != socket.AF_UNIX:  # replies go out frame by frame, and at once
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.pairs.add(_Pair(self, client, server))
 
@@ -222,7 +223,7 @@ class _Pair:
         proxy.selector.register(server, selectors.EVENT_READ, self._downward)
 
     def close(self) -> None:
-        # Closed by the other half, or by an order that came in the same round.
+        # Closed by the other half, or by an order of the same round.
         if self in self._proxy.pairs:
             self._proxy.pairs.remove(self)
             for each in (self._client, self._server):
@@ -234,7 +235,7 @@ class _Pair:
         return self._sight.is_aimed_at
 
     def let_go(self) -> None:
-        """Forward what was held, either way."""
+        """Forward the held bytes in both directions."""
         requests, answers = self._sight.let_go()
         self._send(self._server, requests)
         self._send(self._client, answers)

@@ -21,7 +21,7 @@ FAULTS: Final = {
 def refusing(
     event: str, when: str, table: str = "delayed_queue", state: str = "23514"
 ) -> Iterator[None]:
-    """Have a trigger refuse writes to rows that meet a condition."""
+    """Create a trigger that refuses writes to rows that meet a condition."""
     name = f"refuse_{event.split()[0].lower()}"
     row = "OLD" if event == "DELETE" else "NEW"
     with connection.cursor() as cursor:

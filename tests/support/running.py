@@ -1,4 +1,4 @@
-"""Workers in this process, with handlers that a test brings along."""
+"""Workers in this process, with handlers of a test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def registry_with(*handlers: Handler) -> Registry:
 
 
 def worker_with(*handlers: Handler, **options: Any) -> Worker:
-    """Return a worker of just these handlers, which looks often and keeps no schedules."""
+    """Return a worker of these handlers, which polls often and installs no schedules."""
     options = {"poll_interval": SOON, "cron": False, **options}
     return Worker(WorkerOptions(**options), registry_with(*handlers))
 

@@ -1,4 +1,4 @@
-"""A few values of an enumeration for every day; all of them in `make test-all`."""
+"""A few values of an enumeration for daily runs; all of them in `make test-all`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 
 def sample(values: Iterable[Any], *everyday: Any) -> list[Any]:
-    """Return all the values as parameters of a test, marked long but for those of every day.
+    """Return all values as test parameters; mark those outside the daily runs long.
 
-    A tuple is the values of several parameters.
+    A tuple holds the values of several parameters.
     """
     found = list(values)
     assert all(each in found for each in everyday), "a sample of other values"

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own, which it may crash."""
+"""A PostgreSQL server of one test, which may crash it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from example_project.postgres import EmbeddedPostgres
 from tests.support.processes import ROOT, wait_until
 from tests.support.programs import PRODUCTION
 
-# A crash of the server alone must lose no commit, a crash of the machine may.
+# A server crash must lose no commit; a machine crash may.
 PARAMETERS: Final = {
     "shared_buffers": "32MB",
     "max_wal_size": "256MB",
@@ -31,9 +31,9 @@ PARAMETERS: Final = {
 
 @contextmanager
 def private_server(**parameters: str | int) -> Iterator[EmbeddedPostgres]:
-    """Run a server with the tables in a directory of its own; remove both afterwards."""
+    """Run a server with the tables in a new directory; remove both afterwards."""
     with tempfile.TemporaryDirectory(prefix="dq-") as directory:
-        Path(directory).chmod(0o755)  # the account of the server comes through
+        Path(directory).chmod(0o755)  # the server's account needs access to it
         server = EmbeddedPostgres(directory, PARAMETERS | parameters, durable=False)
         server.start()
         try:
@@ -47,7 +47,7 @@ def private_server(**parameters: str | int) -> Iterator[EmbeddedPostgres]:
 def standby_of(primary: EmbeddedPostgres, **parameters: str) -> Iterator[EmbeddedPostgres]:
     """Run a standby that follows the server; remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="dq-") as directory:
-        Path(directory).chmod(0o755)  # the account of the server comes through
+        Path(directory).chmod(0o755)  # the server's account needs access to it
         parameters = {"shared_buffers": "32MB", **parameters}
         standby = EmbeddedPostgres(directory, parameters, durable=False)
         standby.data_directory.mkdir(mode=0o700, parents=True)

@@ -1,4 +1,4 @@
-"""Sessions that are left on the test database before it is dropped."""
+"""Sessions left on the test database before it is dropped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db import connections
 from tests.support.concurrency import raw_connection
 from tests.support.processes import wait_until
 
-# The servers of processes that were killed end a moment later, those of Spark's workers too.
+# The backends of killed processes end a moment later, those of Spark's workers too.
 TIMEOUT: Final = 30.0
 _OTHERS: Final = """
 SELECT pid, application_name, state, backend_start, left(query, 200)
@@ -27,8 +27,8 @@ WHERE datname = current_database()
 def demand_none_is_left() -> None:
     """Wait until no other session is left; fail with the names of those that stay.
 
-    They are ended too, which lets the database be dropped. That is the last resort: who opens a
-    connection closes it, or has its process killed and waited for.
+    It also terminates them, so that the database can be dropped. That is the last resort: each test
+    closes its connections, or kills its processes and waits for them.
     """
     connections["default"].close()
     with raw_connection() as connection:
@@ -52,7 +52,7 @@ def _named(rows: list[tuple[Any, ...]]) -> Iterator[str]:
 
 def _pids_of_this_process() -> Iterator[int]:
     for each in gc.get_objects():
-        # type(), for a weak proxy whose object is gone answers no other question.
+        # type(), because a weak proxy of a dead object raises on everything else.
         if issubclass(type(each), psycopg.Connection | psycopg.AsyncConnection):
             with suppress(psycopg.OperationalError):  # closed
                 yield each.info.backend_pid

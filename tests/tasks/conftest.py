@@ -30,7 +30,7 @@ def backend(settings: Any) -> Any:
 
 @pytest.fixture
 def work(backend: Any) -> Iterator[Any]:
-    """The tasks of tests, which have done nothing yet, and are let go at the end."""
+    """Fresh tasks of the tests; the fixture releases waiting ones at the end."""
     from tests.tasks import work
 
     work.said.clear()
@@ -45,5 +45,5 @@ def worker_of_tasks(**options: Any) -> Worker:
 
 
 def drained(**options: Any) -> Any:
-    """Run all tasks that are due; return the worker's tally."""
+    """Run all due tasks; return the worker's counters."""
     return worker_of_tasks(burst=True, **options).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.lean_settings import *  # noqa: F403
 
 INSTALLED_APPS = ["delayed_queue", "delayed_queue.tasks", "tests.workerapp"]
-# None of the sections of other apps.
+# Without the sections of other apps.
 DELAYED_QUEUE = {}
 TASKS = {
     "default": {

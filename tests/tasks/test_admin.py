@@ -161,7 +161,7 @@ def test_a_list_looks_at_a_page(
 
 
 class TestUnderWay:
-    """What waits or runs, by the name of its task, before there is a row of its result."""
+    """Waiting and running tasks by name, before their results have a row."""
 
     LIST = "admin:delayed_queue_tasks_taskunderway_changelist"
     DETAIL = "admin:delayed_queue_tasks_taskunderway_change"

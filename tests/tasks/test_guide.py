@@ -1,4 +1,4 @@
-"""The guide of tasks: its code runs as that of a project, and does what the page says (T1)."""
+"""The guide of tasks: its code runs as that of a project, with the documented results (T1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress, cancellation, and results that are kept by the day (T4, T9, T10)."""
+"""Progress, cancellation, and retention of results by the day (T4, T9, T10)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TestDays:
         assert not TaskResult.objects.filter(pk=old).exists()
 
     def test_who_may_make_no_days_still_deletes_what_is_over(self) -> None:
-        """Without the right to create tables everything stays in the rest."""
+        """Without the right to create tables everything stays in the default partition."""
         old = self.result(datetime.now(UTC) - timedelta(days=30))
         with connection.cursor() as cursor:
             cursor.execute("CREATE ROLE no_days")
@@ -149,7 +149,7 @@ class TestDays:
     def test_who_writes_while_a_day_is_made_waits_and_is_not_refused(
         self, work: Any, other: Any
     ) -> None:
-        """A reader holds up the maker, which holds up the writer, until both may go on."""
+        """A reader blocks the maker, which blocks the writer, until the reader ends."""
         results = [work.add.enqueue(each) for each in range(3)]
         with other.transaction():
             other.execute("SELECT count(*) FROM delayed_queue_task_result_rest")

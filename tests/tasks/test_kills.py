@@ -1,4 +1,4 @@
-"""Workers that are killed in the middle of their tasks: each task has one result (T4, T12)."""
+"""Workers killed in the middle of their tasks: each task has one result (T4, T12)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_task_ends_once_however_often_its_worker_is_killed(
     half = tasks // 2
     backend.enqueue_many(work.settle, [(key,) for key in keys[:half]])
     paid = backend.enqueue_many(work.pay, [(key,) for key in keys[half:]])
-    # What was claimed by a process killed before anybody heard of it waits for the lease to end.
+    # Messages whose claim was lost with a killed process wait for the lease to end.
     with processes.worker(*TWO, "--batch-size", "20", "--lease", "5", **SETTINGS) as worker:
         for number in range(kills):
             wait_until(partial(have_ended, tasks * (number + 1) // (kills + 2)))
@@ -42,15 +42,15 @@ def test_every_task_ends_once_however_often_its_worker_is_killed(
 
     results = list(TaskResult.objects.all())
     assert [row.status for row in results] == ["SUCCESSFUL"] * tasks
-    # Each result is of the run that it says: its own argument, by a worker, in this order.
+    # Each result belongs to its own run: its own argument, by a worker, in this order.
     for row in results:
         assert json.loads(bytes(row.payload))["args"] == [row.return_value]
-        # Attempts that a kill ended are counted, and have left nothing else.
+        # A kill counts as an attempt, and leaves no other record.
         assert row.worker_ids[-1]
         assert not any(row.worker_ids[:-1])
         assert row.enqueued_at <= row.started_at <= row.finished_at
     assert {row.key for row in Effect.objects.all()} == set(keys)
-    # Of those that are transactional each effect is there once, whatever was killed.
+    # Each transactional task has one effect, with any number of kills.
     assert Effect.objects.filter(queue="pay").count() == len(paid)
 
 

@@ -120,7 +120,7 @@ class TestTransactions:
     def test_what_was_taken_over_leaves_no_effect_and_no_result(
         self, work: Any, other: Any
     ) -> None:
-        """Somebody releases the message while its task runs."""
+        """Another caller releases the message while its task runs."""
         result = work.pay.enqueue("a")
         function = work.pay.func
 

@@ -1,4 +1,4 @@
-"""Tasks that end, start, are cancelled or replaced at one moment: one true result (T4, T8, T10)."""
+"""Tasks that end, start, are cancelled or replaced at one moment (T4, T8, T10)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def begun() -> Envelope:
 
 
 def finish(connection: Connection, result: Any, run: Envelope, value: str = "1") -> int:
-    """Write over the connection what a worker writes of a run that returned; return how many."""
+    """Write over the connection as a worker does for a finished run; return the row count."""
     now = time.monotonic()
     attempt = Attempt(
         run.message_id,
@@ -50,7 +50,7 @@ def finish(connection: Connection, result: Any, run: Envelope, value: str = "1")
 
 
 def lease(connection: Connection, at: int = 0) -> None:
-    """Lease the only task over the connection, as if so many milliseconds later."""
+    """Lease the only task over the connection, as if ``at`` milliseconds later."""
     now = int(timezone.now().timestamp() * 1000) + at
     params = {
         "kind": "default|json", "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
@@ -159,7 +159,7 @@ class TestCancelling:
     def test_the_end_waits_for_who_cancels_and_is_true(
         self, work: Any, backend: Any, other: Any, admin: Any
     ) -> None:
-        """It is too late to cancel what has returned; nothing of it is left for a redrive."""
+        """A finished task cannot be cancelled; a redrive finds no message of it."""
         result = work.add.enqueue(1)
         run = begun()
         other.execute("BEGIN")
@@ -223,7 +223,7 @@ class TestReading:
     def test_one_that_is_read_without_end_while_others_end_is_never_gone(
         self, work: Any, backend: Any
     ) -> None:
-        """Between the message and the row there is no moment at which there is neither."""
+        """At each moment either the message or the row exists."""
         results = [work.add.enqueue(each) for each in range(30)]
         until = time.monotonic() + timedelta(seconds=20).total_seconds()
 

@@ -1,4 +1,4 @@
-"""What is refused names the task, the value and what to do (T2, T15)."""
+"""Errors of refused calls name the task, the value and the remedy (T2, T15)."""
 
 from __future__ import annotations
 

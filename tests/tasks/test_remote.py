@@ -1,4 +1,4 @@
-"""``POST /v1/tasks``: tasks that say so are enqueued by callers whose token names them (T12)."""
+"""``POST /v1/tasks``: remote tasks, for tokens that name them (T12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks from enqueueing to results, by a worker and the database (T1 to T6, T11, T12)."""
+"""Tasks from enqueueing to results, on a real worker and database (T1 to T6, T11, T12)."""
 
 from __future__ import annotations
 
@@ -275,11 +275,11 @@ class TestSignals:
     @pytest.mark.parametrize(
         ("level", "is_debug", "propagates", "listens_to"),
         [
-            # As Django's is by default: its logger takes lines, its handler not without DEBUG.
+            # Django's default: its logger accepts records, its handler only with DEBUG.
             (logging.INFO, False, False, False),
             (logging.INFO, True, False, True),
             (logging.ERROR, True, False, False),
-            (logging.ERROR, False, True, True),  # to what captures all for tests
+            (logging.ERROR, False, True, True),  # to the handler that captures records for tests
         ],
     )
     def test_a_log_that_drops_all_lines_does_not_listen(
@@ -303,7 +303,7 @@ def test_a_priority_that_is_no_number_is_ignored(work: Any, priority: Any) -> No
 
 
 class TestNames:
-    """Whoever watches sees the tasks of a queue apart, and of what is none no name."""
+    """Metrics and logs name the tasks of a queue; other messages have no name."""
 
     @pytest.fixture
     def failed(self, work: Any) -> None:
@@ -370,7 +370,7 @@ def test_who_was_replaced_meanwhile_leaves_no_result(work: Any, other: Any) -> N
 
 
 def test_results_wait_for_who_holds_their_message(work: Any, other: Any) -> None:
-    """Another transaction that holds one message holds up its result, and no other's."""
+    """Another transaction that locks one message blocks its result, and no other's."""
     worker = worker_of_tasks()
     with running(worker):
         other.execute("BEGIN")

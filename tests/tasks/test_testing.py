@@ -1,4 +1,4 @@
-"""What tests of projects are given, and schedules of tasks (T14)."""
+"""Test helpers for projects, and schedules of tasks (T14)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.tasks.conftest import BACKEND, QUEUES, configured, drained, worker_of
 
 @pytest.mark.django_db
 class TestDrain:
-    """In a transaction that is never committed."""
+    """In an uncommitted transaction."""
 
     def test_it_runs_what_was_enqueued(self, work: Any) -> None:
         results = [each.enqueue(2) for each in (work.add, work.aadd, work.fail)]
@@ -69,7 +69,7 @@ class TestDrain:
 
 @pytest.fixture
 def second(transactional_db: None, settings: Any) -> Iterator[Any]:
-    """A backend whose database is another: a schema with tables of its own."""
+    """A backend with another database: a schema with its own tables."""
     options = {"options": "-c search_path=second"}
     connections.databases["second"] = connections.databases["default"] | {"OPTIONS": options}
     settings.TASKS = configured() | {
@@ -77,7 +77,7 @@ def second(transactional_db: None, settings: Any) -> Iterator[Any]:
     }
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA second")
-    # By itself: a connection that Django would open is refused to a test.
+    # A separate connection: tests block new connections of Django.
     connections["second"].connect()
     call_command(migrate.Command(), database="second", verbosity=0)
     try:
@@ -100,7 +100,7 @@ def test_tasks_of_each_database_are_run(work: Any, second: Any) -> None:
 
 @pytest.mark.django_db
 class TestImmediately:
-    """A task is run where it is enqueued, as of Django's own immediate backend."""
+    """The task runs when it is enqueued, as with Django's immediate backend."""
 
     @pytest.fixture
     def backend(self, settings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What tasks are given, return and raise, however odd: a true result, and a worker that goes on."""
+"""Odd arguments, results and exceptions: each result is true, and the worker keeps running."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TestReturnValues:
 
 
 class TestAttempts:  # T16
-    """Two deliveries ended with their process: they left no record, and are counted."""
+    """Two deliveries ended with their process: they left no record, but count."""
 
     def test_all_that_count_them_agree(self, work: Any) -> None:
         result = work.tell.enqueue()

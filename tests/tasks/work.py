@@ -1,4 +1,4 @@
-"""Tasks whose conduct their arguments ask for; imported once TASKS declares their queues."""
+"""Tasks controlled by their arguments; imported once TASKS declares their queues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delayed_queue.tasks._api import task
 from tests.support.processes import wait_until
 from tests.workerapp.models import Effect
 
-# What tasks did, in their order, and what those that wait are waiting for.
+# Records of tasks in their order, and the gate that waiting tasks wait for.
 said: Final[list[Any]] = []
 gate: Final = threading.Event()
 
@@ -45,13 +45,13 @@ async def afail(text: str = "no") -> None:
 
 
 class Torn(list[Any]):
-    """A sequence that fails when it is read."""
+    """A sequence that raises when it is read."""
 
     def __iter__(self) -> Any:
         raise LookupError("its connection is closed")
 
 
-# Return values that cannot be stored, and where each has its fault.
+# Return values that cannot be stored, and the path of each fault.
 UNSTORABLE: Final[dict[str, tuple[Any, str]]] = {
     "set": ([{"of": {1}}], "return value[0]['of'], set, cannot be stored: use a list"),
     "date": ({"on": date(2030, 1, 2)}, "return value['on'], date, cannot be stored: use its iso"),
@@ -98,7 +98,7 @@ def tell(context: Any, *args: Any) -> dict[str, Any]:
 
 @task(takes_context=True)
 def advance(context: Any) -> bool:
-    """Say how far it is, and go on once the gate is open or it is cancelled."""
+    """Report progress, then wait until the gate is open or the task is cancelled."""
     context.progress(0.5, "half")
     said.append("advanced")
     wait_until(lambda: gate.is_set() or context.is_cancelled)
@@ -177,14 +177,14 @@ def effect(key: str) -> None:
 
 @task
 def settle(key: str) -> str:
-    """Leave an effect, more than one where a worker was killed behind it."""
+    """Write an effect; more than one if a worker was killed after it."""
     Effect.objects.create(queue="settle", key=key, attempt=1, pid=os.getpid())
     return key
 
 
 @task
 def die() -> None:
-    """End the process, as a segmentation fault does."""
+    """Kill the process, as a segmentation fault does."""
     os._exit(1)
 
 
@@ -200,7 +200,7 @@ def receive_with_context(context: Any, order: int) -> str:
     return f"{context.attempt}: {order}"
 
 
-# How many of each customer run, and ran at a time.
+# Running tasks per customer, and their maximum.
 running_now: Counter[int] = Counter()
 most_at_a_time: Counter[int] = Counter()
 _counting = threading.Lock()
@@ -224,7 +224,7 @@ def echo(value: Any) -> Any:
 
 @task
 def give(what: str, times: int) -> Any:
-    """Return text of that length, or a list nested so deeply, or a number of so many digits."""
+    """Return text of that length, a list nested that deeply, or a number of that many digits."""
     if what == "nested":
         found: Any = None
         for _ in range(times):

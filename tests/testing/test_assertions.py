@@ -1,4 +1,4 @@
-"""The assertions for users: what they accept, and what they say when they fail."""
+"""The assertions for users: accepted states, and their failure messages."""
 
 from __future__ import annotations
 

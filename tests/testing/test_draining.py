@@ -1,4 +1,4 @@
-"""drain(): deliver what is due to a handler, and settle it as a worker does (R7)."""
+"""drain(): deliver the due messages to a handler, and settle them as a worker does (R7)."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_an_async_handler_is_awaited(queue: DelayedQueue):
 class TestRegisteredHandlers:
     @pytest.fixture
     def seen(self) -> Iterator[list[Any]]:
-        """What the handler of the queue "orders" was given."""
+        """The messages that the handler of the queue "orders" received."""
         seen: list[Any] = []
 
         @handler("orders", retry=RetryPolicy.never())
@@ -147,7 +147,7 @@ class TestRegisteredHandlers:
 
 @pytest.mark.django_db
 class TestInsideATransaction:
-    """Django's TestCase holds one around each test, and so does this mark."""
+    """Django's TestCase opens one around each test, and so does this mark."""
 
     def test_effects_of_a_failed_handler_stay_as_with_a_worker(self):
         queue = DelayedQueue("orders")
@@ -178,7 +178,7 @@ class TestInsideATransaction:
         queue = DelayedQueue("orders")
         Group.objects.create(name="taken")
         queue.offer_or_update("a", 1)
-        # Model.save() runs in an atomic block without a savepoint, which dooms the transaction.
+        # Model.save() runs in an atomic block without a savepoint, which breaks the transaction.
         drained = drain(queue, lambda envelope: Group.objects.create(name="taken"))
         assert [type(error) for error in drained.errors] == [IntegrityError]
         assert queue.read("a") is not None

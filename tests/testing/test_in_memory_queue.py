@@ -1,4 +1,4 @@
-"""The in-memory queue where it differs from the real one: clocks, stores, no database."""
+"""Differences of the in-memory queue: clocks, stores, no database."""
 
 from __future__ import annotations
 

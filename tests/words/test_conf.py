@@ -1,4 +1,4 @@
-"""Settings, and the system checks that say what is wrong with them."""
+"""Settings, and the system checks of their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of handlers, and the verdict on what they raise."""
+"""The registry of handlers, and the verdict on their exceptions."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ sys.meta_path.insert(0, Refuse())
 
 
 def run(code: str) -> str:
-    """Run in an interpreter of its own that knows no settings; return what it printed."""
+    """Run in a new interpreter without settings; return its output."""
     environment = {
         name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
     }
@@ -59,7 +59,7 @@ def test_the_core_imports_without_django():
 
 
 def test_what_runs_statements_is_not_loaded_by_a_question():
-    """Pickling and debuggers ask modules for names that they may not have."""
+    """Pickling and debuggers read names from modules that may lack them."""
     code = "from delayed_queue import db\nprint(hasattr(db, '__wrapped__'), hasattr(db, 'connect'))"
     assert run(REFUSE_DJANGO + code) == "False False\n"
 
@@ -81,7 +81,7 @@ def test_the_public_names_without_django_are_there_without_it():
 
 
 def test_the_wrapper_of_asgi_is_imported_before_the_apps_are_ready():
-    """The module of a project's ASGI application imports it above all else."""
+    """A project's ASGI module imports it before all else."""
     code = """
 from django.conf import settings
 settings.configure()

@@ -1,4 +1,4 @@
-"""The values of a queue, by themselves."""
+"""The values of a queue, without a queue."""
 
 from __future__ import annotations
 

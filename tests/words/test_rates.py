@@ -1,4 +1,4 @@
-"""The rule of all rate limits, and permits taken ahead."""
+"""The rule of all rate limits, and of permits taken ahead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_window_has_more_than_the_burst_and_the_rate(rule: RateRule, waits: l
 def test_there_is_a_permit_from_exactly_the_time_of_the_next_one(
     rate: float, burst: int, number: int, start: int, later: int
 ) -> None:
-    """Otherwise a worker that slept until then would find none, and know of no other instant."""
+    """Otherwise a worker that slept until then would find none, and have no later time."""
     rule = RateRule(1000 / rate, burst)
     spent_until = start + rule.interval * number
     now = round(rule.due_at(spent_until)) + later

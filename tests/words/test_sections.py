@@ -1,4 +1,4 @@
-"""Sections of the settings: their keys, their suggestions, and the secrets that they keep."""
+"""Sections of the settings: their keys, their suggestions and their hidden secrets."""
 
 from __future__ import annotations
 

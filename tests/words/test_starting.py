@@ -1,4 +1,4 @@
-"""The modules that a process has loaded when Django is ready."""
+"""Modules that a process has loaded when Django is ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source whose queues come and go."""
+"""A source with a changing list of queues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOUR: Final = timedelta(hours=1)
 
 
 class Changing:
-    """A source whose queues a test changes, and what came out of them."""
+    """A source whose queues a test changes, and the messages handled from them."""
 
     def __init__(self, *names: str, function: Callable[[Envelope], Any] | None = None) -> None:
         self.names = list(names)

@@ -1,4 +1,4 @@
-"""What a worker has leased ahead and does not come to: others get it (N5, W2)."""
+"""Messages that a worker has leased ahead and cannot start: others get them (N5, W2)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVENT: Final = "event=messages_given_back"
 
 
 class Conduct:
-    """Does what the payload names: ``meet`` returns once three do so, ``hang`` once it may."""
+    """Acts as the payload names: ``meet`` returns once three do so, ``hang`` once released."""
 
     def __init__(self) -> None:
         self.three = threading.Barrier(3, timeout=TIMEOUT)
@@ -83,7 +83,7 @@ def is_empty() -> bool:
 
 
 def warm(workers: list[Worker], payload: str, count: int) -> None:
-    """Have each of the workers handle some such messages."""
+    """Let each of the workers handle some such messages."""
 
     def have_all() -> bool:
         offer(payload, count)
@@ -108,7 +108,7 @@ def all_running(workers: list[Worker]) -> Iterator[None]:
 def test_n5_two_workers_with_batch_two_handle_three_messages_at_the_same_time(
     function: Callable[[Envelope], Any], conduct: Conduct, claim: str, before: str
 ):
-    """The test of the original design: whatever they have handled before, none waits."""
+    """The test of the original design: no message waits, with any history of the workers."""
     workers = [worker_of(function, 2, batch_size=2, claim=claim) for _ in range(2)]
     with all_running(workers):
         if before != "nothing":
@@ -123,7 +123,7 @@ def test_n5_two_workers_with_batch_two_handle_three_messages_at_the_same_time(
 def test_what_waits_behind_a_slow_one_is_handled_by_another_worker(
     function: Callable[[Envelope], Any], conduct: Conduct, caplog: pytest.LogCaptureFixture
 ):
-    """Neither is near its next poll: the other hears of it."""
+    """Neither is near its next poll: a notification wakes the other."""
     first, second = (worker_of(function, 1, batch_size=10, poll_interval=HOUR) for _ in range(2))
     caplog.set_level(logging.INFO, "delayed_queue")
     with running(first):

@@ -1,4 +1,4 @@
-"""The board: what a process writes is what its supervisor reads, whatever else is on it."""
+"""The board: a supervisor reads the records of each process, with other records beside them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
     assert board.in_flight() == [InFlight(2, False, False)]
 
 
-# From Python 3.12 on it says so in a process of several threads, as that of pytest is.
+# Python 3.12 and later warn about fork in a process with several threads, as pytest is.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_what_a_process_wrote_outlives_it() -> None:
     board = Board.new(SLOTS)

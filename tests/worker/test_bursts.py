@@ -1,4 +1,4 @@
-"""A burst ends when nothing is due, also below where its polls had come to (W9)."""
+"""A burst ends when nothing is due, even below its scan position (W9)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 Hold = Callable[[psycopg.Connection[Any], DelayedQueue], None]
 AGE: Final = timedelta(seconds=5)
-# So rarely that no poll of a worker that rests finds it by chance.
+# So rarely that no idle poll finds it by chance.
 RARELY: Final = timedelta(minutes=1)
 
 
@@ -86,5 +86,5 @@ def _worker(name: str, function: Callable[[Envelope], Any], is_dynamic: bool) ->
 
 
 def _sleeps(worker: Worker) -> bool:
-    """Return whether the worker has polled all it would before it sleeps."""
+    """True once the worker has made all its polls before a sleep."""
     return all(each.schedule.next_at > time.monotonic() + 0.1 for each in worker.consumers)

@@ -1,4 +1,4 @@
-"""What becomes of the messages of a process that died."""
+"""Outcomes of the messages of a process that died."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = ("a", "b", "c", "d")
 
 @pytest.fixture
 def queue() -> DelayedQueue:
-    """A queue of which one process has leased four messages."""
+    """A queue with four messages leased by one process."""
     queue = DelayedQueue("dead")
     queue.offer_batch(ScheduledMessage(key, 1) for key in KEYS)
     return queue
@@ -62,7 +62,7 @@ def test_one_that_was_alone_is_counted_and_the_rest_released(queue: DelayedQueue
 
 
 def test_of_several_none_is_charged(queue: DelayedQueue) -> None:
-    """Again and again: what is beside poison loses no attempt (O27)."""
+    """Again and again: messages beside poison lose no attempt (O27)."""
     for _ in range(3):
         lease = queue.try_poll_many(4).lease_id
         give_back(report(lease, in_flight("a"), in_flight("c")), "default")
@@ -81,7 +81,7 @@ def test_suspects_that_were_only_waiting_stay_suspects_uncounted(queue: DelayedQ
 
 
 def test_stale_and_foreign_leases_are_left_alone(queue: DelayedQueue) -> None:
-    """Its messages in flight were leased by another by now, or updated."""
+    """Another worker has leased its messages, or a producer updated them."""
     ours = queue.try_poll_many(3).lease_id
     theirs = queue.try_poll_many(1).lease_id
     found = report(ours, *(in_flight(key) for key in "ad"))
@@ -105,7 +105,7 @@ def test_a_delivery_in_a_transaction_is_counted(queue: DelayedQueue) -> None:
 def test_o27_crashes_are_numbered_in_the_last_error(
     queue: DelayedQueue, transactional: bool
 ) -> None:
-    """The newest comes first; an error of a handler starts the numbers anew."""
+    """The newest comes first; a handler's error restarts the numbers."""
     for cause in ("signal 11", "exit code 1"):
         lease = "" if transactional else queue.try_poll_many(4).lease_id
         hands = [in_flight(key, transactional=transactional) for key in "ab"]

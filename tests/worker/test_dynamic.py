@@ -1,4 +1,4 @@
-"""Queues that sources name while a worker runs: taken on, looked for, let go (J7)."""
+"""Queues that sources name while a worker runs: added, polled, removed (J7)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestPreparing:
         registry.add_source(Source("changing", Changing(), WAKE_CHANNEL, prepare))
         with pytest.raises(InvalidConfiguration, match="not installed"):
             Worker(WorkerOptions(cron=False), registry)
-        Worker(WorkerOptions(queues=("orders",), cron=False), registry)  # asks no source
+        Worker(WorkerOptions(queues=("orders",), cron=False), registry)  # reads no source
 
     def test_callbacks_that_cannot_be_sent_stop_the_worker(
         self, monkeypatch: pytest.MonkeyPatch
@@ -53,7 +53,7 @@ class TestPreparing:
 
 class TestComingAndGoing:
     def test_a_queue_that_is_announced_is_served_at_once(self) -> None:
-        """Though neither the next question nor the next poll is near."""
+        """Although the next refresh and the next poll are far away."""
         source = Changing()
         worker = source.worker(poll_interval=HOUR)
         with running(worker):
@@ -137,7 +137,7 @@ class TestComingAndGoing:
         assert not worker.consumers[0].is_dynamic
 
     def test_a_shorter_lease_that_comes_later_is_renewed_in_time(self) -> None:
-        """The keeper sleeps for fifty seconds when it comes."""
+        """The keeper sleeps for fifty seconds when it arrives."""
 
         def slow(envelope: Envelope) -> None:
             leased_until = envelope.leased_until_ms
@@ -167,7 +167,7 @@ class TestComingAndGoing:
 
 class TestLooking:
     def test_a_queue_that_never_has_anything_is_never_looked_at(self) -> None:
-        """One statement looks for all that doze, however many they are."""
+        """One statement checks all dozing queues together."""
         source = Changing(*(f"q{n}" for n in range(500)))
         worker = source.worker()
         with running(worker):
@@ -207,7 +207,7 @@ class TestLooking:
     def test_what_is_offered_into_the_past_is_found_though_nobody_announces_it(
         self, settings: Settings
     ) -> None:
-        """Below the scan position of its consumer: the idle scan is a full one now and then."""
+        """Below the scan position of its consumer: some idle scans are full ones."""
         settings.DELAYED_QUEUE = {**configured.DELAYED_QUEUE, "NOTIFY": False}
         worker = Changing("a").worker()
         with running(worker):
@@ -220,7 +220,7 @@ class TestLooking:
             wait_until(is_empty)
 
     def test_what_is_locked_wakes_its_consumer_and_does_not_hold_up_the_idle_scan(self) -> None:
-        """Somebody else consumes it, in a transaction that stays open."""
+        """Another consumer holds it, in a transaction that stays open."""
         worker = Changing("held", "b").worker()
         with running(worker), raw_connection() as other:
             wait_until(lambda: len(worker.consumers) == 2)

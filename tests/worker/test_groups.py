@@ -39,7 +39,7 @@ def offer(queue: DelayedQueue, group: str | None, count: int) -> list[str]:
 
 
 class Handling:
-    """Notes what is handled, and how many of each group at a time."""
+    """Records the handled messages, and the concurrency of each group."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
@@ -80,7 +80,7 @@ def test_g2_a_batch_of_many_groups_of_one_at_a_time_is_filled(queue: DelayedQueu
 
 
 def test_a_batch_of_groups_that_have_more_is_of_half_as_many(queue: DelayedQueue):
-    """A group that is looked at costs a claim nearly as much as a message that is leased."""
+    """Checking a group costs a claim nearly as much as leasing a message."""
     queue.groups.set(Groups(concurrency=2))
     queue.offer_batch(
         [ScheduledMessage(f"{each:04}", None, group=f"{each % 600:03}") for each in range(1200)]
@@ -136,7 +136,7 @@ def test_g5_the_rate_is_held_and_nothing_is_leased_before_its_permit(queue: Dela
     declared = handler_of("sync", handling, groups=Groups(rate="20/s"))
     with running(worker_with(declared, concurrency=4, poll_interval=HOUR)):
         wait_until(lambda: len(handling.done) == 6)
-    # By the database's clock, at which permits are spent.
+    # By the database's clock, which permits follow.
     assert all(after - before >= 50 for before, after in pairwise(handling.leased_until))
 
 
@@ -167,7 +167,7 @@ def test_what_is_declared_is_written_and_taken_back(queue: DelayedQueue):
 
 
 def test_g7_a_worker_of_what_is_held_back_sleeps(queue: DelayedQueue):
-    """No poll while nothing changes: a poll interval passes between two claims."""
+    """No poll while nothing changes: claims are one poll interval apart."""
     handling = Handling()
     offer(queue, "a", 50)
     queue.groups.pause("a")
@@ -199,7 +199,7 @@ def test_a_queue_that_is_paused_as_a_whole_is_paused_for_a_worker_of_its_groups(
 def test_a_worker_that_waits_for_its_turn_goes_on_with_its_other_queues(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """A poll in somebody's transaction keeps the turn to its end: the worker asks again later."""
+    """A poll in another transaction keeps the turn until it ends: the worker polls again later."""
     limited, aside = Handling(), Handling()
     offer(queue, "a", 3)
     worker = worker_with(
@@ -219,7 +219,7 @@ def test_a_worker_that_waits_for_its_turn_goes_on_with_its_other_queues(
 def test_what_was_handled_is_written_while_somebody_keeps_the_turn(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """In the exchange that claims it would wait for as long, and be rolled back."""
+    """In the claiming transaction it would wait as long, and be rolled back."""
     begun, goes_on = threading.Event(), threading.Event()
 
     def handle(envelope: Envelope) -> None:
@@ -253,7 +253,7 @@ def test_g11_handlers_that_cannot_have_groups(options: dict[str, Any], says: str
 def test_what_another_process_gives_back_without_a_group_is_found_at_the_next_poll(
     queue: DelayedQueue,
 ):
-    """It has its old place, before where the worker has come to."""
+    """It has its old position, before the worker's scan position."""
     handling = Handling()
     queue.groups.set(Groups(concurrency=1))
     queue.offer_or_update("early", None, PAST)
@@ -269,7 +269,7 @@ def test_what_another_process_gives_back_without_a_group_is_found_at_the_next_po
 
 
 def test_what_a_worker_gives_back_without_a_group_it_finds_itself(queue: DelayedQueue):
-    """What it leased ahead, when messages before that took longer than those until then."""
+    """It returns messages that it leased ahead, since earlier ones take longer than expected."""
     handling, goes_on = Handling(), threading.Event()
 
     def handle(envelope: Envelope) -> None:

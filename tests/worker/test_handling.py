@@ -1,4 +1,4 @@
-"""Where a worker's handlers run: on its event loop, in its threads, out of time (W1, W8, W10)."""
+"""Handlers on a worker's event loop, in its threads, and out of time (W1, W8, W10)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def offer(queue: str, count: int, payload: Any = None) -> None:
 
 
 class Meeting:
-    """Async handlers that go on only when so many of them are there."""
+    """Async handlers that continue once ``size`` of them are running."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -66,7 +66,7 @@ class TestEventLoop:
         assert len(meeting.threads) == 1
 
     def test_w1_threads_and_event_loop_serve_one_worker(self) -> None:
-        """Neither waits for the other: each goes on when both are there."""
+        """Neither waits for the other: each continues when both have started."""
         both = threading.Barrier(2, timeout=20)
 
         def plain(envelope: Envelope) -> None:
@@ -177,7 +177,7 @@ class TestTimeouts:
             wait_until(lambda: worker.counts.total)
             assert worker.counts == Counts(dead=1)
             assert envelopes[0].lease_lost
-            # As many threads as before, beside the one that is stuck.
+            # As many threads as before, beside the stuck one.
             queue.offer_batch([ScheduledMessage("a", "meet"), ScheduledMessage("b", "meet")])
             wait_until(lambda: worker.counts.done == 2)
             assert len(threads_of(worker)) == 3

@@ -222,7 +222,7 @@ class TestServer:
         assert (caplog.text, capfd.readouterr().err) == ("", "")
 
     def test_it_is_bound_to_the_address_given(self) -> None:
-        """At another one somebody else may have the port, which a server of all could not take."""
+        """A server of all addresses would fail if another program had the port at one of them."""
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             with serving(host="127.0.0.2", port=port) as server:

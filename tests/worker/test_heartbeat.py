@@ -35,7 +35,7 @@ WHERE datname = current_database() AND query ~ 'delayed_queue_(worker|bulk_run)'
 
 
 class Teller:
-    """What a worker would tell; a test changes it while the heart beats."""
+    """The source of a worker's snapshots; a test changes it while the heart beats."""
 
     def __init__(self, snapshot: Snapshot = IDLE) -> None:
         self.snapshot = snapshot
@@ -46,7 +46,7 @@ class Teller:
         return self.snapshot
 
     def await_beats(self, number: int = 2) -> None:
-        """Return when so many more have begun, so that all but the last are over."""
+        """Return when ``number`` more have started, so that all but the last have finished."""
         before = self.calls
         wait_until(lambda: self.calls >= before + number)
 
@@ -103,11 +103,11 @@ class Busy(Teller):
 
 def test_w12_rates_are_those_since_the_last_beat():
     with beating(Busy(), interval=timedelta(milliseconds=100)):
-        # What was done before the first beat is nobody's rate.
+        # Messages done before the first beat count in no rate.
         assert only().rates.get("orders", 0) <= 1000
         wait_until(lambda: only().rates)
         rates = only().rates
-    # In a tenth of a second each, or in more on a slow machine.
+    # In a tenth of a second each, or longer on a slow machine.
     assert 0 < rates["orders"] <= 1000
     assert rates["orders"] == pytest.approx(5 * rates["mail"], rel=0.01)
 
@@ -145,7 +145,7 @@ def test_w12_it_connects_anew_when_its_backend_is_terminated(other: psycopg.Conn
 def test_w12_an_outage_is_told_once_and_survived(
     other: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ):
-    """The table is renamed, as an outage that only the heartbeat meets."""
+    """The table is renamed: an outage that only the heartbeat meets."""
     teller = Teller()
     with beating(teller):
         worker = only()

@@ -1,4 +1,4 @@
-"""Under an old snapshot nothing that was handled can be cleaned away; claims do not read it."""
+"""Under an old snapshot no handled row can be removed; claims do not read these rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.support.running import handler_of, worker_with
 
 HANDLED = 50_000
 BATCH = 100
-# Of a bulk offer, all due at one instant: how many there are, are handled, and a claim takes.
+# A bulk offer, all due at one instant: its size, the handled messages, and the batch size.
 BULK, OF_BULK, FEW = 20_000, 10_000, 10
-# Due one after the other, so many milliseconds apart, the last of them so many ago.
+# Due one after the other, ``apart`` milliseconds apart, the last of them ``ago`` milliseconds ago.
 _FILL = """
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
@@ -40,7 +40,7 @@ def test_a_claim_reads_no_more_after_fifty_thousand_than_after_one() -> None:
     with raw_connection() as holder, raw_connection() as own:
 
         def pages_after(count: int) -> tuple[int, int]:
-            """Handle so many; return the pages of a claim as the worker makes it, and of all."""
+            """Handle ``count``; return the pages of a worker's claim, and of a full scan."""
             own.execute(_FILL, {"count": count, "ago": 20_000, "apart": 10})
             worker = worker_with(handler_of("orders", lambda envelope: None), burst=True)
             assert worker.run().done == count
@@ -53,10 +53,10 @@ def test_a_claim_reads_no_more_after_fifty_thousand_than_after_one() -> None:
         hold(holder)
         first, _ = pages_after(1_000)
         last, of_all = pages_after(HANDLED)
-        # Fifty times as many would be read of what was handled. A vacuum meanwhile, which can clean
-        # nothing away, may have it read half as much again.
+        # A claim that passed the handled messages would read fifty times as many pages. A
+        # concurrent vacuum, which cannot remove them, may make it read half as much again.
         assert last < 2.5 * first
-        # What each claim would read without a position.
+        # The pages that each claim would read without a position.
         assert of_all > 1.5 * last
 
 
@@ -65,7 +65,7 @@ def test_a_claim_reads_no_more_after_fifty_thousand_than_after_one() -> None:
 def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(
     transactional: bool,
 ) -> None:
-    """It lies above the position as a whole; while polls fill, the next goes on behind the last."""
+    """It lies above the position; while polls fill, each starts behind the last message."""
     with raw_connection() as holder, raw_connection() as own:
         hold(holder)
         own.execute(_FILL, {"count": BULK, "ago": 0, "apart": 0})
@@ -87,7 +87,7 @@ def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(
 def test_what_is_offered_after_a_vacuum_of_the_drained_table_is_leased_by_its_ids(
     generic: bool,
 ) -> None:
-    """It counts as empty from then on, and a full index as one page."""
+    """From then on it counts as empty, and a full index as one page."""
     step = claim_step("orders|json", FEW, "own", "taken", 60_000)
     with raw_connection() as own:
         own.execute(_FILL, {"count": OF_BULK, "ago": 0, "apart": 0})

@@ -1,4 +1,4 @@
-"""Connections that handler threads keep: cut between messages, they cost no attempt."""
+"""Kept connections of handler threads: a cut between messages costs no attempt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def kept() -> Iterator[None]:
-    """Keep connections for long, so that a cut one is still there for the next message."""
+    """Keep connections for long, so that a cut one remains for the next message."""
     before = connection.settings_dict["CONN_MAX_AGE"]
     connection.settings_dict["CONN_MAX_AGE"] = 600
     yield
@@ -33,7 +33,7 @@ def kept() -> Iterator[None]:
 
 
 def record(envelope: Envelope) -> None:
-    """Write the row, with the session that wrote it in the place of the process."""
+    """Write the row, with the id of the writing session in place of the process."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         pid = cursor.fetchone()[0]
@@ -41,7 +41,7 @@ def record(envelope: Envelope) -> None:
 
 
 def record_by_queue(envelope: Envelope) -> None:
-    """Begin with a statement of this package, which goes past Django's cursors."""
+    """Start with a statement of this package, which bypasses Django's cursors."""
     DelayedQueue("other").contains_message("k")
     record(envelope)
 
@@ -51,7 +51,7 @@ async def record_async(envelope: Envelope) -> None:
 
 
 def cut(key: str) -> None:
-    """End the session that handled a message, and wait until the server has let go of it."""
+    """Terminate the session that handled a message, and wait until it has ended."""
     pid = Effect.objects.get(key=key).pid
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
@@ -124,7 +124,7 @@ def test_one_cut_behind_the_first_statement_does_count() -> None:
 
 @pytest.mark.parametrize("function", [record, record_async])
 def test_a_handler_that_cannot_connect_uses_up_no_attempt(function: HandlerFunction) -> None:
-    """Its message waits a second and comes again, until the database takes connections."""
+    """Its message waits a second and comes again, until the database accepts connections."""
     port = connection.settings_dict["PORT"]
     refused = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Which queue first, where none was named: the most overdue, and then by turns."""
+"""Order of queues without a named one: the most overdue first, then in turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def offer(queue: str, count: int, *, late: timedelta) -> None:
 
 
 def order(*names: str, transactional: bool = False, **options: Any) -> list[str]:
-    """Drain queues whose handlers were registered in this order; return who was handled when."""
+    """Drain queues with handlers registered in this order; return the order of handling."""
     seen: list[str] = []
 
     def handle(envelope: Envelope) -> None:
@@ -50,7 +50,7 @@ def test_of_two_long_queues_neither_waits_for_the_end_of_the_other() -> None:
     offer("newer", 300, late=timedelta(seconds=5))
     seen = order("newer", "older", batch_size=10)
     assert seen[0] == "older"
-    # Claims of ten and what is leased ahead: turns, not one queue and then the other.
+    # Claims of ten and the messages ahead: turns, not one queue and then the other.
     assert max(len(list(run)) for _, run in groupby(seen[:500])) <= 60
 
 

@@ -1,4 +1,4 @@
-"""Workers and paused queues (W12): they obey at once, and are woken when it is over."""
+"""Workers and paused queues (W12): workers stop at once, and wake on a resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.worker.test_worker import burst
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# A worker would oversleep by that much if nothing woke it.
+# Without a wakeup a worker would oversleep by that much.
 MINUTE = timedelta(minutes=1)
 
 
@@ -33,7 +33,7 @@ def test_w12_a_burst_leaves_a_paused_queue_alone():
 
 
 def test_w12_what_is_in_flight_is_finished_and_nothing_more_is_begun():
-    """Whoever handles "after" has looked at "orders" before, which comes first."""
+    """A worker that handles "after" has polled "orders" before, which comes first."""
     orders, after = DelayedQueue("orders"), DelayedQueue("after")
     begun, may_end = threading.Event(), threading.Event()
     seen: list[str] = []

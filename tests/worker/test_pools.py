@@ -1,4 +1,4 @@
-"""How much a pool has a worker lease ahead of it, on a clock that is moved by hand."""
+"""Messages that a worker leases ahead for a pool, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pool_of(slots: int) -> Pool:
 
 
 def end(pool: Pool, clock: Clock, count: int, seconds: float) -> None:
-    """Have so many messages end, one after the other, that took so long each."""
+    """End ``count`` messages one after the other, each after ``seconds``."""
     for _ in range(count):
         clock.now += seconds
         pool.ended(clock.now - seconds)
@@ -61,7 +61,7 @@ def test_what_a_message_takes_is_known_as_soon_as_one_has_ended(clock: Clock):
 def test_what_will_begin_within_a_tenth_of_a_second_is_leased_ahead(
     clock: Clock, slots: int, seconds: float, ahead: int
 ):
-    """Four batches at most, and none where one by one was asked for."""
+    """Four batches at most, and none if messages are claimed one by one."""
     pool = pool_of(slots)
     end(pool, clock, 1, seconds)
     assert pool.ahead(100, slots) == ahead
@@ -86,14 +86,14 @@ def test_behind_handlers_that_take_longer_than_those_before_nothing_is_leased(cl
     assert pool.room(100, 8) == 100
     clock.now += AHEAD_SECONDS
     assert pool.room(100, 8) == 0
-    # With all its slots free it is only idle.
+    # With all its slots free it is merely idle.
     assert pool.room(100, 0) == 100
     end(pool, clock, 1, 0.001)
     assert pool.room(100, 7) == 100
 
 
 def test_one_that_handles_many_is_given_the_time_of_two(clock: Clock):
-    """They may begin together, and end together."""
+    """They may start together, and end together."""
     pool = pool_of(200)
     end(pool, clock, 1, 0.15)
     clock.now += 0.29

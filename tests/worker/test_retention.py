@@ -1,4 +1,4 @@
-"""O12: workers delete dead letters that were kept long enough, and no others."""
+"""O12: workers delete dead letters past their retention, and no others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chores() -> Iterator[Chores]:
 
 
 def is_over() -> bool:
-    """Return whether the thread that was begun has ended."""
+    """True if the started thread has ended."""
     return all(each.name != "chores" for each in threading.enumerate())
 
 
@@ -74,7 +74,7 @@ def test_none_keeps_them(chores: Chores, settings: LazySettings) -> None:
 
 
 def test_letters_that_somebody_holds_are_left_for_the_next_turn(chores: Chores) -> None:
-    """A redrive has them under lock; nobody waits for it."""
+    """A redrive has locked them; the purge does not wait for it."""
     held = DeadLetterFactory.create(key="held", died_at=DAYS_31)
     DeadLetterFactory.create(key="free", died_at=DAYS_31)
     with raw_connection() as other, other.transaction():

@@ -1,4 +1,4 @@
-"""Rewinds of a worker: to what is due before what it took last (W9)."""
+"""Rewinds of a worker: to messages due before its last one (W9)."""
 
 from __future__ import annotations
 

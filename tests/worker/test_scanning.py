@@ -1,4 +1,4 @@
-"""When a consumer polls and from where, on a clock that is moved by hand."""
+"""Times and positions of a consumer's polls, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_slow_full_scans_are_rare_and_rewinds_are_not(consumer: Consumer, clock:
 
 
 def slow_full_scans(consumer: Consumer, clock: Clock) -> Poll:
-    """Have full scans take 6 s until that is believed; return the last, after which it is due."""
+    """Let full scans take 6 s until the average follows; return the last, after which it is due."""
     for _ in range(12):
         full = poll(consumer, clock, LIMIT, latest=DUE, seconds=6.0)
         assert full.is_full_scan
@@ -190,7 +190,7 @@ def slow_full_scans(consumer: Consumer, clock: Clock) -> Poll:
 
 
 def test_full_scans_never_take_more_than_a_twentieth_of_the_time(consumer: Consumer, clock: Clock):
-    """Of millions of messages handled under an old snapshot one takes many seconds."""
+    """One full scan over millions of deleted messages under an old snapshot takes many seconds."""
     full = slow_full_scans(consumer, clock)
     clock.now = full.began_at + 0.99 * MOST_DEEP_POLLS * 6.0
     assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_full_scan
@@ -199,7 +199,7 @@ def test_full_scans_never_take_more_than_a_twentieth_of_the_time(consumer: Consu
 
 
 def test_nor_do_rewinds(consumer: Consumer, clock: Clock):
-    """Each passes what was handled within so many seconds, and what was leased so long ago."""
+    """Each passes the messages that were handled or leased within some seconds."""
     slow_full_scans(consumer, clock)
     consumer.schedule.full_scans.at = clock.now + 3600
     for _ in range(12):
@@ -221,7 +221,7 @@ def test_a_rewind_that_met_old_messages_expects_more(consumer: Consumer, clock: 
 
 
 def test_before_a_long_sleep_it_scans_fully(consumer: Consumer, clock: Clock):
-    """The messages before the mark are taken by the time it sleeps, if they were there."""
+    """When it sleeps, it has taken the messages before the mark, if there were any."""
     poll(consumer, clock, LIMIT, latest=DUE, seconds=0.004)
     assert not poll(consumer, clock, 0, seconds=0).is_full_scan
     assert not poll(consumer, clock, 0, seconds=0).is_full_scan
@@ -266,7 +266,7 @@ def test_a_consumer_at_rest_polls_nothing_whatever_wakes_it(consumer: Consumer, 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("transactional", [False, True])
 def test_one_message_that_is_handled_ends_the_trial_after_a_rest(transactional: bool):
-    # A transaction that fails is tried again, each message by itself.
+    # A failed transaction is retried, each message by itself.
     rests = [timedelta(milliseconds=1)] * (1 + transactional)
 
     def rest_once(envelope: Envelope) -> None:

@@ -1,4 +1,4 @@
-"""What a worker that polls from a scan position finds nevertheless, and when it wakes (W9)."""
+"""Messages that a worker finds from a scan position, and when it wakes (W9)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.support.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Long enough to tell "at once" from "at the next poll".
+# Long enough to distinguish "at once" from "at the next poll".
 POLL = timedelta(minutes=10)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class Seen:
-    """A handler that notes when each key came."""
+    """A handler that records the time of each key."""
 
     def __init__(self) -> None:
         self.at: dict[str, float] = {}
@@ -55,7 +55,7 @@ def seen() -> Seen:
 
 @contextmanager
 def late_transaction(queue: DelayedQueue, key: str) -> Iterator[Any]:
-    """An offer, due now, whose transaction is still open."""
+    """An offer, due now, in an open transaction."""
     wrapper = connections["default"].copy()
     wrapper.connect()
     try:
@@ -71,7 +71,7 @@ def late_transaction(queue: DelayedQueue, key: str) -> Iterator[Any]:
 
 
 def outrun_the_margin(queue: DelayedQueue, seen: Seen) -> None:
-    """Have the worker take messages until one is due later than the margin allows for."""
+    """Let the worker take messages up to one due later than the margin covers."""
     queue.offer_or_update("first", 1)
     wait_until(lambda: "first" in seen.at, 20)
     queue.offer_or_update("later", 1, delay=timedelta(milliseconds=MARGIN_MS + 200))
@@ -107,7 +107,7 @@ def test_an_idle_worker_finds_what_was_committed_late_at_once(
 
 @contextmanager
 def stream(queue: DelayedQueue, seen: Seen) -> Iterator[None]:
-    """Offer messages, one after another, so that the worker always finds some, and not too many."""
+    """Offer messages one by one, so that the worker always has some, and not too many."""
     ended = threading.Event()
 
     def offer() -> None:
@@ -133,7 +133,7 @@ def stream(queue: DelayedQueue, seen: Seen) -> Iterator[None]:
         thread.join(20)
 
 
-# Of small batches nearly each fills, and polls begin behind the last message taken.
+# With small batches nearly each fills, and polls start behind the last message taken.
 @pytest.mark.parametrize(("batch_size", "into_the_past"), [(500, True), (5, False)])
 def test_a_busy_worker_finds_it_within_a_poll_interval(
     queue: DelayedQueue, seen: Seen, settings: Settings, into_the_past: bool, batch_size: int
@@ -149,7 +149,7 @@ def test_a_busy_worker_finds_it_within_a_poll_interval(
         key = "past" if into_the_past else "early"
         handled = len(seen.at)
         wait_until(lambda: key in seen.at)
-        wait_until(lambda: len(seen.at) > handled + 50)  # it was busy all the while
+        wait_until(lambda: len(seen.at) > handled + 50)  # it was busy all the time
 
 
 def test_w9_without_notify_it_wakes_at_the_due_time(

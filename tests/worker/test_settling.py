@@ -1,4 +1,4 @@
-"""What a worker counts of the answers to what it wrote."""
+"""A worker's counters of the answers to its settlements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 def test_one_that_came_back_meanwhile_is_done_once_and_its_first_lease_is_lost() -> None:
-    """Released by an operator while it was handled, it may be handled again by the same worker."""
+    """After an operator released it, the same worker may handle it again."""
     queue = DelayedQueue("orders")
     consumer = worker_with(handler_of("orders", lambda envelope: None)).consumers[0]
     queue.offer_or_update("key", None, PAST)

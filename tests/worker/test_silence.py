@@ -1,4 +1,4 @@
-"""Half-open connections of workers are noticed by TCP itself (W17)."""
+"""TCP itself detects half-open connections of workers (W17)."""
 
 from __future__ import annotations
 

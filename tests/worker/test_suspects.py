@@ -1,4 +1,4 @@
-"""Suspects after a death: each is begun alone, and nobody waits for ever (W5)."""
+"""Suspects after a death: each is started alone, and no message waits for ever (W5)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 def worker_of(*handlers: Handler, alone: float, **more: Any) -> Worker:
-    """Return a worker as after a death beside others: suspects are alone for so many seconds."""
+    """Return a worker as after a death beside others: suspects are alone for ``alone`` seconds."""
     options = WorkerOptions(poll_interval=SOON, shutdown_timeout=SOON, cron=False, **more)
     board = Board.new(options.slots)
     board.isolate(alone)
@@ -42,7 +42,7 @@ def offer(queue: str, *keys: str, suspects: tuple[str, ...] = ()) -> None:
 
 
 class Crowd:
-    """Who was beside whom: how many messages were in flight when each was begun, and ended."""
+    """Messages in flight beside each message, when it started and when it ended."""
 
     def __init__(self) -> None:
         self._active: set[str] = set()
@@ -84,7 +84,7 @@ def test_suspects_of_all_kinds_of_handlers_have_nothing_beside_them() -> None:
 
 
 def test_before_any_death_suspects_are_like_other_messages() -> None:
-    """Leases that ran out, as after the loss of a host, are worked off at full speed."""
+    """Leases that expired after the loss of a host are handled at full speed."""
     together = threading.Barrier(4, timeout=20)
     offer("plain", "a", "b", suspects=("c", "d"))
     handler = handler_of("plain", lambda envelope: together.wait())

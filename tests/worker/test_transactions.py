@@ -1,4 +1,4 @@
-"""Transactional handlers: what they write is there if and only if the message is gone (W11)."""
+"""Transactional handlers: their writes exist if and only if the message is gone (W11)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def transaction_id() -> int:
 
 
 def write(envelope: Envelope) -> None:
-    """Leave the transaction's id as an effect; then do what the payload asks."""
+    """Record the transaction's id as an effect; then do what the payload requests."""
     Effect.objects.create(
         queue=envelope.queue,
         key=envelope.key,
@@ -72,7 +72,7 @@ def written() -> set[str]:
     return set(Effect.objects.values_list("key", flat=True))
 
 
-# Tells in which transaction a message was deleted.
+# Records the transaction in which each message was deleted.
 NOTE_DELETIONS = """
 CREATE TABLE gone (key text, txid bigint);
 CREATE FUNCTION note_gone() RETURNS trigger LANGUAGE plpgsql AS
@@ -106,7 +106,7 @@ def test_effects_and_deletions_of_a_batch_are_one_transaction() -> None:
 
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_conflict_counts_as_a_failure_only_when_it_comes_again_and_again(times: int) -> None:
-    """Q30, Q33: its batch is repeated at once, then message by message."""
+    """Q30, Q33: its batch is retried at once, then message by message."""
     met: list[str] = []
 
     def meet(envelope: Envelope) -> None:
@@ -136,7 +136,7 @@ def test_a_conflict_counts_as_a_failure_only_when_it_comes_again_and_again(times
 def test_a_member_that_fails_leaves_no_effect_and_spares_the_others(
     payload: str, counts: Counts
 ) -> None:
-    """Also where only the commit finds out: the content type of "break" does not exist."""
+    """Also if the commit raises: the content type of "break" does not exist."""
     offer(5, k2=payload)
     assert drain(handler()) == counts
     assert written() == {"k0", "k1", "k3", "k4"}
@@ -211,8 +211,8 @@ def test_several_transactions_of_a_lane_run_at_once() -> None:
         if envelope.payload == "meet":
             together.wait()
 
-    # A consumer is given one thread more for each job that found something; with max_messages a
-    # job is one batch.
+    # A consumer gets one more thread for each job that found messages; with max_messages a job is
+    # one batch.
     offer(10, k3="meet", k4="meet")
     counts = drain(handler("moved", meet, batch_size=1), concurrency=3, max_messages=10)
     assert counts == Counts(done=10)

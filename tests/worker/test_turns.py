@@ -1,4 +1,4 @@
-"""Whose turn it is, of queues that come and go, and which sources a worker is given (J6, J7)."""
+"""Turns of queues that come and go, and the sources of each worker (J6, J7)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestTurns:
                 ScheduledMessage(f"k{n}", 1, headers={"stuck": "yes"}) for n in range(100)
             )
             wait_until(lambda: present == ["quick"] * 9, 10)
-            # What was leased beyond its share, and parked, is kept from no other worker.
+            # Other workers can claim the parked messages, leased beyond its share.
             wait_until(lambda: Message.objects.filter(lease_id=None).count() == 91, 10)
             offer("good", 50)
             wait_until(lambda: not Message.objects.filter(kind="good|json").exists(), 10)

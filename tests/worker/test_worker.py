@@ -1,4 +1,4 @@
-"""The worker in this process: what becomes of each message (W1-W4, W10, Q22, Q28)."""
+"""The worker in this process: the outcome of each message (W1-W4, W10, Q22, Q28)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers whose behaviour the message selects."""
+"""Handlers controlled by their message."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from delayed_queue import Envelope, Groups, Reject, RetryPolicy, Snooze, handler
 from delayed_queue.observe import signals
 from tests.workerapp.models import Effect
 
-# Variables of tests of the command line: a module to import, a fault in the processes of a
-# supervisor alone.
+# Variables of command line tests: a module to import, a fault in supervised processes alone.
 if more := os.environ.get("MORE_HANDLERS"):
     import_module(more)
 if os.environ.get("BREAK_CHILDREN"):
@@ -33,7 +32,7 @@ if os.environ.get("BREAK_CHILDREN"):
 
 
 QUICK = RetryPolicy.ladder("100ms 100ms")
-# For outages, each of which may fail an attempt at a message: none may end as a dead letter.
+# For outages, each of which may fail an attempt at a message: none may become a dead letter.
 PATIENT = RetryPolicy.exponential(timedelta(milliseconds=50), factor=1, max_attempts=1000)
 # An advisory lock: its holder keeps the handlers of "gated" waiting.
 GATE: Final = 20_26
@@ -64,7 +63,7 @@ def record_payload(envelope: Envelope, under: str = "") -> None:
 
 @handler("soak", retry=PATIENT)
 def record_lease(envelope: Envelope) -> None:
-    """Write which version was handled under which lease, and take a while to return."""
+    """Write the handled version and its lease, and return after a while."""
     record_payload(envelope, f"@{envelope.lease_id}")
     threading.Event().wait(0.03)
 
@@ -77,7 +76,7 @@ def record_limited(envelope: Envelope) -> None:
 
 @handler("ordered", retry=PATIENT, groups=Groups(order="fifo"))
 def record_ordered(envelope: Envelope) -> None:
-    """Fail now and then: what waits for a retry is not to be passed."""
+    """Fail now and then: no message may pass one that waits for a retry."""
     record(envelope)
     if envelope.message_id % 7 == 0 and envelope.attempt == 1:
         raise ValueError("once")
@@ -92,7 +91,7 @@ def hang(envelope: Envelope) -> None:
 
 @handler("endless", retry=RetryPolicy.never())
 def run_endlessly(envelope: Envelope) -> None:
-    """Write the row, and never return; by the payload, hold the interpreter all the while."""
+    """Write the row, and never return; by the payload, hold the interpreter as well."""
     record(envelope)
     if envelope.payload == "hold":
         ctypes.PyDLL(None).sleep(600)
@@ -117,7 +116,7 @@ def pass_gate(envelope: Envelope) -> None:
 
 @handler("conduct", retry=QUICK)
 def behave(envelope: Envelope) -> None:
-    """Do what the payload names."""
+    """Act as the payload names."""
     record(envelope)
     match envelope.payload:
         case "fail":
@@ -137,13 +136,13 @@ def behave(envelope: Envelope) -> None:
 
 
 def die_as_named(envelope: Envelope) -> None:
-    """End the process in the way that the payload names, if it names one."""
+    """Kill the process as the payload names, if it names a way."""
     match envelope.payload:
         case "exit":
             os._exit(9)
         case "segfault":
             ctypes.string_at(0)
-        case "out of memory":  # what the kernel does then
+        case "out of memory":  # as the kernel does
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -181,7 +180,7 @@ async def die_or_be_frail_in_the_loop(envelope: Envelope) -> None:
 
 
 NEVER = RetryPolicy.never()
-# The keys of the bystanders that this process has begun; the killer waits for all of them.
+# The keys of the bystanders that this process has started; the killer waits for all of them.
 BEGUN: Final[set[str]] = set()
 BYSTANDERS: Final = frozenset(
     {"sync1", "sync2", "sync3", "first", "transacted", "async1", "async2"}
@@ -194,7 +193,7 @@ def killer_has_died() -> bool:
 
 @handler("brittle", retry=NEVER)
 def kill_beside_others(envelope: Envelope) -> None:
-    """Die once all bystanders are in flight, and at each later delivery; or be one of them."""
+    """Die once all bystanders are in flight, and at each later delivery; or be a bystander."""
     if envelope.payload is None:
         stand_by(envelope)
         return
@@ -233,7 +232,7 @@ async def stand_by_in_the_loop(envelope: Envelope) -> None:
 
 @handler("transacted", retry=QUICK, transactional=True)
 def transact(envelope: Envelope) -> None:
-    """Write the row first, so that a death afterwards shows what became of it."""
+    """Write the row first, so that a death afterwards shows its outcome."""
     record(envelope)
     die_as_named(envelope)
 
@@ -263,7 +262,7 @@ async def heed(envelope: Envelope) -> None:
 
 @handler("asking", retry=QUICK)
 def ask(envelope: Envelope) -> None:
-    """Write the row, and another one when it finds that it is cancelled."""
+    """Write the row, and another one after it has polled its cancellation."""
     record(envelope)
     while not envelope.is_cancelled:
         threading.Event().wait(0.01)

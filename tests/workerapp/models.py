@@ -1,4 +1,4 @@
-"""A ledger of effects: one row for each time a handler did its work."""
+"""A ledger of effects: one row for each run of a handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules that are run by hand."""
+"""Schedules that a test runs step by step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def payload_of(at: datetime) -> str:
 
 
 def hourly(queue: DelayedQueue, config_hash: str = A, payload: Any = "tick") -> Installer:
-    """Keeps the next two full hours installed, looking every ten minutes."""
+    """Keeps the next two full hours installed, checking every ten minutes."""
 
     def messages(now: datetime) -> list[CronMessage]:
         hour = now.replace(minute=0, second=0, microsecond=0)
@@ -34,7 +34,7 @@ def hourly(queue: DelayedQueue, config_hash: str = A, payload: Any = "tick") -> 
 
 
 def drained(queue: DelayedQueue) -> list[Envelope]:
-    """Take and acknowledge all that is due."""
+    """Claim and acknowledge all due messages."""
     batch = queue.try_poll_many(1000)
     batch.acknowledge()
     return list(batch)
@@ -43,7 +43,7 @@ def drained(queue: DelayedQueue) -> list[Envelope]:
 def payloads_over(
     queue: DelayedQueue, clock: ManualClock, installer: Installer, days: int, step: timedelta
 ) -> list[str]:
-    """Run the installer and handle what is due, step by step; return the payloads in order."""
+    """Run the installer and handle the due messages, step by step; return the payloads in order."""
     payloads = []
     for _ in range(days * DAY // step + 1):
         installer.run()

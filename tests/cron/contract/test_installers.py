@@ -202,7 +202,7 @@ def test_c10_a_daily_schedule_fills_its_window(make_shared_queue: MakeQueue, clo
 
 
 def test_c7_a_slow_generator_repeats_nothing(queue: DelayedQueue, clock: ManualClock):
-    """While it works on the ticks of 01:00, another installs and handles them."""
+    """While it writes the ticks of 01:00, another installer handles them."""
     fast = queue.cron.installer("report", HOURLY, payload_of)
 
     def slow(at: datetime) -> str:

@@ -1,4 +1,4 @@
-"""Which ticks a schedule has: days the clocks change, expressions, ticks that were missed."""
+"""Ticks of a schedule: days of clock changes, expressions, missed ticks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ZONE = ZoneInfo("Europe/Bucharest")
 # The clocks go from 03:00 to 04:00 on 31 March 2030, from 04:00 to 03:00 on 27 October.
 SPRING = datetime(2030, 3, 30, tzinfo=ZONE)
 AUTUMN = datetime(2030, 10, 26, tzinfo=ZONE)
-# Never twice in a row at the same minute of an hour.
+# Never two in a row with the same minute of the hour.
 STEP = 25 * MINUTE
 
 

@@ -221,7 +221,7 @@ def test_what_is_no_cron_message_is_refused(queue: DelayedQueue):
 def test_a_tick_in_another_transactions_hands_is_left_alone(
     make_shared_queue: MakeQueue, clock: ManualClock
 ):
-    """Inside consume() the tick is gone for its own transaction, and must not come back."""
+    """Inside consume() the tick is deleted in its own transaction, and must not come back."""
     queue = make_shared_queue("orders", clock=clock)
     queue.cron.install_tick(A, "report", ticks(clock, 0, 1))
     with queue.consume() as envelope:

@@ -1,4 +1,4 @@
-"""An installer to be killed: a process that replaces one configuration by another."""
+"""A process that replaces one configuration by another, until a test kills it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An installer that is killed or cut off leaves the old ticks or the new, never neither (C1)."""
+"""A killed or cut off installer leaves the old ticks or the new ones, never neither (C1)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def hashes() -> list[str]:
 
 
 def others(admin: psycopg.Connection[Any]) -> list[Any]:
-    """Return the transactions of others that are open."""
+    """Return the number of other open transactions."""
     return admin.execute(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
         " AND pid <> pg_backend_pid() AND xact_start IS NOT NULL AND backend_type = %s",
@@ -65,7 +65,7 @@ def others(admin: psycopg.Connection[Any]) -> list[Any]:
 
 
 def waiting(admin: psycopg.Connection[Any]) -> list[tuple[int, str]]:
-    """Return the server processes that wait for a lock, and the statements they wait in."""
+    """Return the server processes that wait for a lock, and their statements."""
     return admin.execute(
         "SELECT pid, query FROM pg_stat_activity"
         " WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"
@@ -82,7 +82,7 @@ def waiting(admin: psycopg.Connection[Any]) -> list[tuple[int, str]]:
 def test_killed_between_its_statements(
     other: psycopg.Connection[Any], admin: psycopg.Connection[Any], held: str, statement: str
 ):
-    """A lock in its way has it wait at a known statement: before the deletion, or behind it."""
+    """A lock makes it wait at a known statement: before the deletion, or after it."""
     DelayedQueue("faults").cron.install_tick(OLD, "report", messages())
     key = tick_key("report", NEW, messages()[2].schedule_at)
     with other.transaction(force_rollback=True):
@@ -105,14 +105,14 @@ def test_killed_between_its_statements(
 
     assert hashes() == [OLD] * 5
     assert Schedule.objects.get().config_hash == OLD
-    # Nothing is in the way of the next one.
+    # The next one is not blocked.
     with installing(NEW) as process:
         assert process.wait(TIMEOUT) == 0
     assert hashes() == [NEW] * 5
 
 
 def test_killed_at_any_moment(admin: psycopg.Connection[Any]):
-    """Again and again, a little later each time: the ticks of one configuration, all of them."""
+    """Repeatedly, each time a little later: all ticks belong to one configuration."""
     DelayedQueue("faults").cron.install_tick(OLD, "report", messages())
     for number in range(5):
         with installing(NEW if number % 2 == 0 else OLD) as process:
@@ -131,14 +131,14 @@ def test_killed_at_any_moment(admin: psycopg.Connection[Any]):
     ),
 )  # fmt: skip
 def test_an_answer_that_is_lost_is_asked_for_again(queue: DelayedQueue, proxy: Proxy, tag: str):
-    """Whichever statement of the transaction it was, the repeated call ends the same."""
+    """At each statement of the transaction the repeated call has the same result."""
     queue.cron.install_tick(OLD, "report", messages())
     proxy.swallow_answer(tag)
 
     report = queue.cron.install_tick(NEW, "report", messages())
 
     assert proxy.swallowed_tag is None
-    # After a commit nobody heard of, the second call finds its own ticks.
+    # The answer to the commit was lost; the second call finds its own ticks.
     assert report.created + report.kept == 5
     assert hashes() == [NEW] * 5
 

@@ -1,6 +1,6 @@
-"""A host of the cron tests, a process of its own: told the time, it installs and handles.
+"""A host of the cron tests: a process that installs and handles ticks.
 
-Each line of its input is an instant of its clock. It answers with the keys it handled, as JSON.
+Each line of its input sets its clock. It answers with the keys it handled, as JSON.
 """
 
 from __future__ import annotations

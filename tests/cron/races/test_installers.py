@@ -1,4 +1,4 @@
-"""Installers at the same time: each tick once, one configuration at a time (C6, C7)."""
+"""Concurrent installers: each tick once, one configuration at a time (C6, C7)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEP = timedelta(hours=2)
 
 
 class Host:
-    """A process of cron_host, and the other end of its pipes."""
+    """A process of cron_host, and its pipes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -66,7 +66,7 @@ def host(hour: str) -> Iterator[Host]:
 
 
 def step(hosts: list[Host], now: datetime, skew: timedelta = timedelta(0)) -> list[dict[str, Any]]:
-    """Let all hosts act at once, each with a clock that is off by its own share of the skew."""
+    """Let all hosts act at once, each with its own clock error."""
     for number, each in enumerate(hosts):
         each.tell(now + skew * number)
     return [each.answer() for each in hosts]
@@ -100,7 +100,7 @@ def test_eight_installers_for_four_days_each_tick_once():
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_rolling_deployment_of_two_versions_does_not_flip_flop():
-    """Two hosts of the old version, replaced one by one while the others go on."""
+    """Two hosts of the old version are replaced one by one while the others keep running."""
     winners = []
     with ExitStack() as stack:
         old = [stack.enter_context(host("03:30")) for _ in range(2)]
@@ -110,7 +110,7 @@ def test_a_rolling_deployment_of_two_versions_does_not_flip_flop():
         for number in range(1, 7):
             if number % 3 == 1:
                 new.append(stack.enter_context(host("04:30")))
-                # A new host starts in the middle of the others' work.
+                # A new host starts while the others work.
                 if len(new) > 1:
                     old.pop()
             step([*old, *new], START + number * STEP)
@@ -148,7 +148,7 @@ def test_two_configurations_at_once_leave_the_ticks_of_one(queue: DelayedQueue):
 def test_installers_of_one_prefix_take_turns(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
-    """Who waited goes by what the one before wrote: here, that the tick was offered already."""
+    """An installer that waited reads its predecessor's row: the tick was offered already."""
     at = datetime.now(UTC) + timedelta(hours=1)
     install = partial(queue.cron.install_tick, A, "report", [CronMessage(1, at)])
     queue.cron.install_tick(A, "report", [])

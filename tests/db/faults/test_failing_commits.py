@@ -1,4 +1,4 @@
-"""An offer is announced in the round trip that stores it; what fails at its commit is heard."""
+"""An offer is announced in the round trip that stores it; a failing commit raises."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACCEPT = "DROP TRIGGER refuse ON delayed_queue; DROP FUNCTION refuse()"
 
 @pytest.fixture
 def refusing(transactional_db: None) -> Iterator[None]:
-    """A database that takes every message and refuses it at the commit."""
+    """A database that accepts every message and refuses it at the commit."""
     with connection.cursor() as cursor:
         cursor.execute(REFUSE_AT_COMMIT)
     yield

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 MESSAGES: Final = 300
 THREADS: Final = 3
-# What the option is to a worker, as part of its URL, and to this process.
+# The option as part of a worker's URL, and as settings of this process.
 LEVELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "of Django": ("isolation_level=4", {"isolation_level": IsolationLevel.SERIALIZABLE}),
     "of the server": (
@@ -34,7 +34,7 @@ LEVELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 @pytest.fixture(params=sample(LEVELS, "of Django"))
 def level(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[str]:
-    """The option for a worker; the connections of this process have it meanwhile."""
+    """The option for a worker; the connections of this process have it, too."""
     in_url, options = LEVELS[request.param]
     found = connections["default"].settings_dict
     kept = found["OPTIONS"]
@@ -56,9 +56,10 @@ def offered(queue: DelayedQueue, prefix: str) -> set[str]:
 
 
 def test_q33_a_worker_and_offers_do_not_hold_each_other_up(level: str, proxy: Proxy) -> None:
-    """W7: what fails for its isolation is repeated at once, and is no outage.
+    """W7: a serialization failure is retried at once, and is no outage.
 
-    Of two queues, one with a transactional handler: only its transactions are the project's.
+    There are two queues, one with a transactional handler: only that handler runs the project's
+    transactions.
     """
     names = [("patient", "a"), ("exact", "b"), ("exact", "c")]
     queues = ("--queue", "patient", "--queue", "exact", "--concurrency", "4")

@@ -1,4 +1,4 @@
-"""Connections that end at a bad moment: what can be repeated is, once (Q27, Q33)."""
+"""Connections lost at a bad moment: statements are repeated once, if possible (Q27, Q33)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BLOCKED: Final = "SELECT 1 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pid
 
 
 def terminate(admin: psycopg.Connection[Any], pid: int) -> None:
-    """End the server process, and return once it is gone."""
+    """Terminate the server process, and return once it has ended."""
     admin.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
 
 
 def pid() -> int:
-    """The server process of this thread's connection."""
+    """Return the server process of this thread's connection."""
     return int(connection.connection.info.backend_pid)
 
 
@@ -33,7 +33,7 @@ def pid() -> int:
 def test_a_connection_that_ended_before_the_call_is_replaced(
     queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], operation: str
 ):
-    """Q33: the first statement finds out, and has not happened."""
+    """Q33: the first statement fails without an effect."""
     call, answer = OPERATIONS[operation]
     scene = Scene.of(queue)
     terminate(admin, pid())
@@ -86,7 +86,7 @@ def test_a_statement_that_is_ended_while_it_waits_is_repeated(
 def test_an_offer_that_is_ended_while_it_waits_creates_the_message(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
-    """Q33, Q7: the key was being deleted all the time."""
+    """Q33, Q7: the key is being deleted all the time."""
     queue.offer_or_update("key", "old", PAST)
     other.execute("BEGIN")
     other.execute(DROP, {"key": "key", "kind": queue.kind})
@@ -103,7 +103,7 @@ def test_an_offer_that_is_ended_while_it_waits_creates_the_message(
 def test_inside_a_transaction_nothing_is_repeated(
     queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], operation: str
 ):
-    """Q33: what went before in the transaction is lost, and its owner must hear of it."""
+    """Q33: earlier statements of the transaction are lost, so its owner must get the error."""
     call, _ = OPERATIONS[operation]
     scene = Scene.of(queue)
     accepted: list[int] = []

@@ -21,9 +21,9 @@ from tests.support.proxy import Proxy
 
 
 def is_asleep(proxy: Proxy) -> bool:
-    """Since it last listened it has claimed, looked ahead and claimed again.
+    """Since its last LISTEN it claimed, read the next due time and claimed again.
 
-    And asked whether the queue has limits, as it does once a second.
+    It also reads the limits of the queue, as it does once a second.
     """
     answers = [answer for answer in proxy.answers if answer != "SET"]
     asleep = [["LISTEN", "UPDATE 0", *["SELECT 0"] * looks, "UPDATE 0"] for looks in (1, 2)]
@@ -63,7 +63,7 @@ def test_a_poller_whose_connection_is_lost_listens_again_and_wakes(
     polling: Call[Envelope | None],
     loss: str,
 ):
-    """Q21: by the notification, for its poll interval is an hour."""
+    """Q21: a notification wakes it, for its poll interval is an hour."""
     seen = len(proxy.answers)
     if loss == "terminated":
         admin.execute("SELECT pg_terminate_backend(%s)", [polling.pid])
@@ -84,7 +84,7 @@ def test_what_is_offered_while_the_connection_is_lost_is_found(
     other: psycopg.Connection[Any],
     polling: Call[Envelope | None],
 ):
-    """Q21: its notification reached nobody."""
+    """Q21: its notification was lost."""
     with other.transaction():
         proxy.cut()
         offer(other, sleeper)

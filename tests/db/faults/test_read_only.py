@@ -1,4 +1,4 @@
-"""A database that takes no writes is away: said so, sat out, and used again when it does."""
+"""A read-only database counts as an outage until it takes writes again."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ SERVERS: Final[dict[str, Any]] = {
     "uvicorn": partial(uvicorn, RETRIES=1),
     "gunicorn": partial(gunicorn, "--threads", "2", "--worker-class", "gthread", RETRIES=1),
 }
-# Of handlers that hold the transaction themselves, and of those on the event loop.
+# For handlers that open the transaction themselves, and for handlers on the event loop.
 OTHERS: Final = ("exact", "awaited")
-# The sessions of the program under test: those of the test are older, and go on writing.
+# The sessions of the program under test; those of the test are older and keep writing.
 _LATER: Final = f"SELECT count(*) FROM pg_stat_activity WHERE {LATER} AND pid <> %s"  # noqa: S608
 _END_LATER: Final = _LATER.replace("count(*)", "count(pg_terminate_backend(pid))")
 
 
 @contextmanager
 def reading_only(admin: psycopg.Connection[Any]) -> Iterator[Callable[[], int]]:
-    """Have every new session only read, and end those of others: as if a standby was met.
+    """Make every new session read-only and end the others, as if a standby had answered.
 
-    Yields what counts the sessions that others have begun since. That of the test goes on writing.
+    Yields a function that counts the sessions started since. The session of the test keeps writing.
     """
     connection.ensure_connection()
     own = [connection.connection.info.backend_pid]
@@ -58,7 +58,7 @@ def reading_only(admin: psycopg.Connection[Any]) -> Iterator[Callable[[], int]]:
 
 
 class Caller:
-    """Someone who adds jobs, and a probe."""
+    """A client that adds jobs, and a probe."""
 
     def __init__(self, server: Server, token: str) -> None:
         self._server = server
@@ -95,13 +95,13 @@ def test_an_api_says_that_it_is_unavailable_and_comes_back(
         assert caller.add("before") == (202, "")
         assert caller.probe() == (200, "")
         with reading_only(admin):
-            # On the connection that was ended, before it is made anew, it is the former.
+            # On the terminated connection, before it is replaced, it is the former.
             while (found := caller.probe()) == (503, "database_unavailable"):
                 pass
             assert found == (503, "database_read_only")
             assert caller.add("a") == (503, "database_unavailable")
             assert caller.add("b", **{"Idempotency-Key": "b"}) == (503, "database_unavailable")
-        # On a connection that was made while it only read, whichever thread has it.
+        # On a connection opened while the database was read-only, in each thread.
         assert [caller.add(f"after-{each}") for each in range(8)] == [(202, "")] * 8
         assert {caller.probe() for _ in range(8)} == {(200, "")}
         assert "api_request_failed" not in server.log()
@@ -126,7 +126,7 @@ def test_a_worker_sits_it_out_and_says_so_once(admin: psycopg.Connection[Any], q
 
 
 def url_of(*servers: EmbeddedPostgres, **options: str) -> str:
-    """Return a URL that names the servers in this order."""
+    """Return a URL with the servers in this order."""
     found = conninfo_to_dict(servers[0].socket_url)
     hosts = ",".join(str(each.socket_directory) for each in servers)
     url = database_url(
@@ -148,7 +148,7 @@ def token_on(url: str) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("attributes", [{}, {"target_session_attrs": "read-write"}])
 def test_a_promoted_standby_is_written_to_without_a_restart(attributes: dict[str, str]) -> None:
-    """The standby is named first: without the option it is met as long as it answers."""
+    """The URL names the standby first: without the option libpq connects to it while it answers."""
     with private_server() as primary, standby_of(primary) as standby:
         token = token_on(primary.socket_url)
         url = url_of(standby, primary, **attributes)

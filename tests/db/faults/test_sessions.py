@@ -1,4 +1,4 @@
-"""What others do to a session: what was prepared is gone, and waits are interrupted."""
+"""Changes of a session by others: deallocated statements and interrupted waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def deallocate() -> None:
-    """Do what a pooler, or a library that resets sessions, does."""
+    """Deallocate all, as a pooler or a library that resets sessions does."""
     with connection.cursor() as cursor:
         cursor.execute("DEALLOCATE ALL")
 
@@ -32,7 +32,7 @@ def orders() -> DelayedQueue:
     return DelayedQueue("orders")
 
 
-# Somebody has deallocated what was prepared: SQLSTATE 26000
+# Another client has deallocated the prepared statements: SQLSTATE 26000
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -56,7 +56,7 @@ def test_a_statement_alone_says_so_once() -> None:
 
 
 def test_an_announcement_that_is_gone_does_not_undo_the_offer(orders: DelayedQueue) -> None:
-    """What it announces was committed before, and must not be offered a second time."""
+    """The offer it announces was committed before, and must not be offered a second time."""
     orders.offer_or_update("a", 1)
     deallocate()
     assert orders.offer_if_not_exists("b", 1) is CREATED
@@ -90,7 +90,7 @@ def test_a_consumer_that_meets_it_is_told_and_loses_nothing(orders: DelayedQueue
 
 # A signal while a statement waits for a lock, as Ctrl-C or the time limit of a web server
 
-# Says how the call ended, what it says of the connection, and what the next calls answer.
+# Prints the backend's pid, how the call ended, and the results of the next calls.
 PROGRAM: Final = """
 import signal
 import django
@@ -136,7 +136,7 @@ def test_a_wait_that_is_interrupted_ends_and_leaves_a_connection_of_use(
     orders: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
     call: str, error: str,
 ) -> None:  # fmt: skip
-    """At once, though the lock is held on: nothing waits for an answer that nobody needs."""
+    """The error comes at once, though the lock is still held."""
     orders.offer_or_update("held", 1)
     other.execute("BEGIN")
     other.execute("SELECT FROM delayed_queue FOR UPDATE")

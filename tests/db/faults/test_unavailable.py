@@ -1,4 +1,4 @@
-"""Which errors are repeated, how often, and what comes of it (Q33, Q34)."""
+"""Retried errors: which, how often, and with which result (Q33, Q34)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.proxied import BACKOFF
 from tests.support.proxy import Proxy
 from tests.support.sampling import sample
 
-# Of the server, because Django's own option is for transaction blocks only.
+# Set on the server, because Django's own option is for transaction blocks only.
 REPEATABLE_READ: Final = {"options": r"-c default_transaction_isolation=repeatable\ read"}
 READ_ONLY: Final = {"options": "-c default_transaction_read_only=on"}
 LOCK: Final = 'SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE'
@@ -40,7 +40,7 @@ LOCK: Final = 'SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE'
 def test_a_database_that_refuses_connections_is_unavailable_after_the_backoff(
     queue: DelayedQueue, proxy: Proxy, operation: str
 ):
-    """Q33: 10, 20 and 40 ms; the cause is attached."""
+    """Q33: waits of 10, 20 and 40 ms; the cause is attached."""
     call, _ = OPERATIONS[operation]
     scene = Scene.of(queue)
     proxy.refuse()
@@ -58,7 +58,7 @@ def test_a_database_that_refuses_connections_is_unavailable_after_the_backoff(
 def test_a_database_that_hangs_up_is_tried_as_often_as_configured(
     queue: DelayedQueue, proxy: Proxy
 ):
-    """Q33: once on the connection that was cut, and three times on new ones."""
+    """Q33: one call on the cut connection, and three on new ones."""
     Scene.of(queue)
     proxy.hang_up()
     accepted = proxy.accepted
@@ -122,7 +122,7 @@ def test_a_serialization_failure_is_repeated(
 def test_a_serialization_failure_inside_a_transaction_is_not_repeated(
     queue: DelayedQueue, proxy: Proxy, other: psycopg.Connection[Any]
 ):
-    """Q33: it is of the transaction, which only its owner can repeat."""
+    """Q33: the error belongs to the transaction, which only its owner can repeat."""
     scene = Scene.of(queue)
 
     @transaction.atomic
@@ -145,7 +145,7 @@ def test_a_deadlock_is_repeated(
     other: psycopg.Connection[Any],
     admin: psycopg.Connection[Any],
 ):
-    """Q33: 40P01. The batch takes a, waits for b, and closes the circle when it wants c."""
+    """Q33: 40P01. The batch locks a, waits for b, and closes the circle at c."""
     queue.offer_batch([ScheduledMessage(key, "old", PAST) for key in "abc"])
     messages = [ScheduledMessage(key, "new", PAST) for key in "abc"]
     other.execute("SET deadlock_timeout = '1min'")
@@ -169,7 +169,7 @@ def test_a_deadlock_is_repeated(
 
 
 def test_a_connection_that_only_reads_is_given_up_for_another(queue: DelayedQueue, proxy: Proxy):
-    """Q33: 25006, as on a standby; a new connection may lead to the server that writes."""
+    """Q33: 25006, as on a standby; a new connection may reach the primary."""
     Scene.of(queue)
     with connection.cursor() as cursor:
         cursor.execute("SET default_transaction_read_only = on")
@@ -185,7 +185,7 @@ def test_a_connection_that_only_reads_is_given_up_for_another(queue: DelayedQueu
 def test_a_database_that_only_reads_is_unavailable_after_the_backoff(
     queue: DelayedQueue, proxy: Proxy
 ):
-    """Q33: and within a transaction, which its owner alone can repeat, its error is raised."""
+    """Q33: a transaction raises it, since only its owner can repeat it."""
     assert queue.contains_message("due") is False
     with pytest.raises(ResourceUnavailable) as caught:
         queue.offer_or_update("due", None)
@@ -227,7 +227,7 @@ def test_an_error_that_repeating_cannot_help_is_raised_at_once(
 
 
 class Stubborn:
-    """A codec that counts how often it refuses."""
+    """A codec that counts its refusals."""
 
     name = "stubborn"
 

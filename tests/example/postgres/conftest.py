@@ -1,4 +1,4 @@
-"""Private servers, of every PostgreSQL that is installed."""
+"""Private servers, for every installed PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def base() -> Iterator[Path]:
 def fresh(
     request: pytest.FixtureRequest, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[EmbeddedPostgres]:
-    """A server without a data directory, of every PostgreSQL that is installed."""
+    """A server without a data directory, for every installed PostgreSQL."""
     monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(request.param))
     server = EmbeddedPostgres(base, SMALL, durable=False)
     yield server
@@ -38,13 +38,13 @@ def fresh(
 
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of an initialised server for each version, which tests copy."""
+    """The initialised data directory of each version, which tests copy."""
     return tmp_path_factory.mktemp("templates")
 
 
 @pytest.fixture
 def server(fresh: EmbeddedPostgres, templates: Path) -> EmbeddedPostgres:
-    """A server with a data directory, not started yet: a copy saves the seconds of `initdb`."""
+    """A stopped server with a data directory: a copy saves the seconds of `initdb`."""
     template = templates / fresh.home.name
     if not template.exists():
         fresh.start()

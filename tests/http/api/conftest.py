@@ -17,7 +17,7 @@ from delayed_queue.http.tokens import VERBS, create_token
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    """What a process remembers of tokens and rates outlives a test's rows."""
+    """Tokens and rates that a process has cached outlive the rows of a test."""
     cache.clear()
     rates.forget()
     yield

@@ -1,4 +1,4 @@
-"""HTTP servers in processes of their own, on ports of their choice."""
+"""HTTP servers in separate processes, on ports of their choice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tests.support.processes import Process, environment, killed_at_last, wait_u
 
 _PORT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
-# The sessions of a server that began to ask when the test had its own: one that was killed before
-# may have some left.
+# The sessions of a server that started after the test's: a server killed before may have some left.
 LATER: Final = """
     datname = current_database()
     AND backend_start > (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
@@ -23,7 +22,7 @@ LATER: Final = """
 
 
 class Server:
-    """A server process, and where it listens."""
+    """A server process, and its address."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -58,9 +57,9 @@ class Server:
 
 @contextmanager
 def serving(*command: str, url: str | None = None, **settings: Any) -> Iterator[Server]:
-    """Run the server command, which chooses a free port and says in its log which.
+    """Run the server command; it chooses a free port and logs it.
 
-    At the end its workers are killed with it: those of gunicorn would go on for half a minute.
+    At the end kill its workers with it: those of gunicorn would run for another half minute.
     """
     variables = {
         "DJANGO_SETTINGS_MODULE": "tests.http.api.settings",
@@ -74,10 +73,10 @@ def serving(*command: str, url: str | None = None, **settings: Any) -> Iterator[
         yield server
 
 
-# Not `--fd`: uvicorn takes such a socket for one of another family, for which asyncio does not
-# turn off Nagle's algorithm, and each answer would wait 40 ms for an acknowledgement.
+# Not `--fd`: uvicorn takes such a socket for one of another family, for which asyncio keeps Nagle's
+# algorithm. Each answer would then wait 40 ms for an acknowledgement.
 def uvicorn(application: str = "application", **settings: Any) -> Any:
-    """Run uvicorn as the documentation says."""
+    """Run uvicorn as documented."""
     place = f"tests.http.api.asgi:{application}"
     return serving("-m", "uvicorn", place, "--port", "0", "--no-access-log", **settings)
 
@@ -90,7 +89,7 @@ def gunicorn(*options: str, **settings: Any) -> Any:
 class Shared:
     """A server for the tests of a module, started for the first of them.
 
-    Tests that count its sessions, or end it, start one of their own.
+    Tests that count its sessions, or stop it, start their own.
     """
 
     def __init__(self, start: Callable[[], AbstractContextManager[Server]]) -> None:
@@ -105,7 +104,7 @@ class Shared:
         self._stack.close()
 
     def server(self) -> Server:
-        """Return it; a test has set up the database by now."""
+        """Return the server; a test has set up the database by now."""
         if self._server is None:
             self._server = self._stack.enter_context(self._start())
         return self._server

@@ -11,11 +11,11 @@ from delayed_queue.retries import Backoff
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES, EVERY_TOPIC
 
-# What the calls must not take part in.
+# The calls must not take part in request transactions.
 DATABASES["default"]["ATOMIC_REQUESTS"] = True
 ALLOWED_HOSTS = ["127.0.0.1"]
 
-# Spans in seconds: JSON has no other.
+# Durations in seconds, because JSON has no type for them.
 _more: dict[str, Any] = json.loads(os.environ.get("TEST_API_SETTINGS", "{}"))
 ROOT_URLCONF = _more.pop("ROOT_URLCONF", "tests.http.api.urls")
 _more.setdefault("TOPICS", EVERY_TOPIC)

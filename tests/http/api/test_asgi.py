@@ -46,7 +46,7 @@ def server(token: str, shared: Shared) -> Server:
 
 @pytest.fixture
 def own_server(token: str) -> Iterator[Server]:
-    """A server of the test's own, whose sessions began after the test's."""
+    """The test's own server, whose sessions started after the test's."""
     with serving() as running:
         yield running
 

@@ -99,7 +99,7 @@ def test_python_refuses_them_and_stores_none_of_the_others() -> None:
 
 @pytest.fixture
 def dead(settings: Settings) -> DeadLetter:
-    """Return a dead job with a url, from when callbacks were on."""
+    """Return a dead job with a url, added while callbacks were on."""
     switched(settings, ENABLED=True)
     add_job(job_from(CALLED))
     message = Message.objects.get()

@@ -1,4 +1,4 @@
-"""The end of waiting pops, at every point where a pop may be."""
+"""Shutdown of waiting pops, at every point of a pop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def wait(pops: WaitingPops, pop: Pop) -> Jobs:
 
 @contextmanager
 def waiting(pops: WaitingPops, *wanted: Pop) -> Iterator[list[Future[Jobs]]]:
-    """The pops, each on an event loop of its own; all wait."""
+    """The pops, each on its own event loop; all wait."""
     with ThreadPoolExecutor(len(wanted)) as pool:
         waits = [pool.submit(asyncio.run, wait(pops, each)) for each in wanted]
         try:

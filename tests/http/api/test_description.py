@@ -1,4 +1,4 @@
-"""The description promises no more than the code takes: the same bodies, judged by both (J14)."""
+"""The description and the code judge the same bodies alike (J14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the frame gives to every call: problems, limits, strict JSON (J13, J14)."""
+"""Shared behaviour of all API calls: problems, limits, strict JSON (J13, J14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that are added over HTTP at the same time, against real servers over real sockets (J5)."""
+"""Concurrent jobs over HTTP, against real servers over real sockets (J5)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.http.races.jobs import hold_job
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MANY: Final = 40
-# Larger than what shares a transaction.
+# Larger than the limit for a shared transaction.
 LARGE: Final = "x" * 20_000
 
 
@@ -46,7 +46,7 @@ def server(token: str, shared: Shared) -> Server:
 
 
 class Post:
-    """A request that was sent, and whose answer has not been read."""
+    """A request whose response has not been read."""
 
     def __init__(self, server: Server, token: str, data: Any, **headers: str) -> None:
         self._connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
@@ -104,7 +104,7 @@ def test_of_equal_ids_one_is_accepted(server: Server, token: str):
 
 @pytest.mark.parametrize("padding", ["", LARGE], ids=["small", "large"])
 def test_small_and_large_ones_are_answered_alike(server: Server, token: str, padding: str):
-    """The small share a transaction on an event loop, the large have one each."""
+    """Small jobs share a transaction on an event loop, large ones have one each."""
     stranger = create_token("stranger", verbs=["add"], topics=["other"])
     reader = create_token("reader", verbs=["read"], topics=["*"])
     hurried = create_token("hurried", verbs=["add"], rate=0.01, burst=1, topics=["*"])

@@ -17,7 +17,7 @@ from tests.support.documents import DOCS
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 GUIDES = [DOCS / f"guides/rest-{name}.md" for name in ("api", "topics", "client")]
 
-# Fail at the first answer that is an error, and show it.
+# Fail at the first error response, and print it.
 PRELUDE = """
 set -euo pipefail
 curl() { command curl --silent --show-error --fail-with-body "$@"; }
@@ -64,7 +64,7 @@ def test_the_client_of_the_guide_adds_consumes_gives_back_and_deletes() -> None:
 
         with pytest.raises(ArithmeticError):
             jobs.consume(handle)
-        # The page gives the topic four shards, and a pop begins at any: either may be first.
+        # The page gives the topic four shards, and a pop starts at any: either may be first.
         assert sorted(handled) == [1, 2]
         finished, given_back = ["ü 1", "b"] if handled == [1, 2] else ["b", "ü 1"]
         assert find_job("orders", finished) is None

@@ -1,4 +1,4 @@
-"""What a few bytes of a caller can make a process do: not more than as many good ones (J14)."""
+"""A hostile request costs no more than many good ones of its size (J14)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NDJSON: Final = "application/x-ndjson"
 
 
 def job_with(field: str, size: int, part: str, *, opening: str = "[", closing: str = "]") -> bytes:
-    """Return a job of about that size, whose field is filled with as many parts."""
+    """Return a job of about that size, whose field consists of that many parts."""
     room = size - 60
     parts = ",".join([part] * (room // (len(part.encode()) + 1)))
     return f'{{"jobId":"a","topic":"orders","{field}":{opening}{parts}{closing}}}'.encode()
@@ -44,7 +44,7 @@ def text(field: str, size: int, unit: str) -> bytes:
     return json.dumps({**JOB, field: unit * (size // len(unit))}, ensure_ascii=False).encode()
 
 
-# The cheapest that were found for each thing that is done with what a caller sends.
+# The cheapest hostile bodies found, one for each processing step.
 HOSTILE: Final[dict[str, Callable[[int], bytes]]] = {
     "short unknown names": unknown_names,
     "unknown names like a known one": lambda size: unknown_names(size * 3 // 4).replace(
@@ -77,7 +77,7 @@ HOSTILE: Final[dict[str, Callable[[int], bytes]]] = {
 
 
 def answered(raw: bytes) -> int:
-    """Do what is done with the body of a job before it is stored; return the answer's size."""
+    """Process the body of a job up to its storage; return the answer's size."""
     try:
         job_from(parse(raw, LIMITS.DEPTH), check_url=check_url)
     except InvalidJob as error:
@@ -90,7 +90,7 @@ def answered(raw: bytes) -> int:
 
 
 def seconds_of(call: Callable[[], object], tries: int = 5) -> float:
-    """Return the time of the processor that the quickest of some tries took."""
+    """Return the CPU time of the fastest of some tries."""
     spent = []
     for _ in range(tries):
         began = time.process_time()
@@ -101,19 +101,19 @@ def seconds_of(call: Callable[[], object], tries: int = 5) -> float:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_body_takes_much_longer_than_a_good_one_of_its_size(name: str) -> None:
-    """Of the size up to which it is read on the event loop; a good one of many small values."""
+    """At the largest size read on the event loop, against a good body of many small values."""
     hostile = HOSTILE[name](MAX_BYTES)
     good = job_with("body", MAX_BYTES, "1")
     assert len(hostile) < 1.2 * MAX_BYTES
 
     assert answered(good) == 0
-    assert answered(hostile) < 4096, "an answer quotes no more than a beginning"
+    assert answered(hostile) < 4096, "an answer quotes only the start"
     assert seconds_of(lambda: answered(hostile)) < 4 * seconds_of(lambda: answered(good))
 
 
 @pytest.fixture
 def guesses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Whatever a guess is made of."""
+    """Record the input of each guess."""
     made: list[str] = []
 
     def count(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +170,7 @@ def test_lines_that_are_too_many_or_blank_are_not_collected() -> None:
 
 
 class TestRate:
-    """A bulk counts as many as it has."""
+    """A bulk counts each of its items."""
 
     def bulk(self, client: Client, count: int, first: int = 0) -> Any:
         return post(client, "/jobs/bulk", [{**JOB, "jobId": str(first + n)} for n in range(count)])
@@ -180,10 +180,10 @@ class TestRate:
         assert self.bulk(client, 6).status_code == 202
         refused = self.bulk(client, 6, 6)
         assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests")
-        # Two are lacking, and one that it counts as before.
+        # Two items are over the rate, and the refused request counts as one.
         assert 290 < int(refused.headers["Retry-After"]) <= 300
         assert Message.objects.count() == 6
-        # The refused one has counted as one request.
+        # The refused one counts as one request.
         assert self.bulk(client, 3, 6).status_code == 202
         assert self.bulk(client, 1, 9).status_code == 429
 

@@ -1,4 +1,4 @@
-"""The calls of the contract's table about jobs (J2, J3, J5, J6, J14), one by one."""
+"""Each job call of the contract's table (J2, J3, J5, J6, J14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts once comes once, unknown names are refused (J19), numbers keep digits (J20)."""
+"""Single fields come once, unknown names are refused (J19), numbers keep digits (J20)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP reaches the topics that the settings name, and no other queue of the project (J13)."""
+"""HTTP reaches only the topics that the settings name (J13)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 INTERNAL = "shop-lanes"
-# What is asked for in vain: of one that is not there it is the same.
+# Names that the API refuses, with the answer for a missing topic.
 NAMES = [INTERNAL, "nothing-there", "order", "orders2"]
 SERVED = {"API": {"TOPICS": ["orders", "mail.*"]}}
 
@@ -50,7 +50,7 @@ def internal(transactional_db: None, settings: Settings) -> DelayedQueue:
 
 
 def traces() -> list[Any]:
-    """Return all that a call could have changed."""
+    """Return all rows that a call could have changed."""
     return [list(each.objects.order_by("pk").values()) for each in
             (Message, DeadLetter, Topic, Limit)]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The calls about jobs that are taken, and those that are dead (J5, J6), one by one."""
+"""Each call about leased and dead jobs (J5, J6)."""
 
 from __future__ import annotations
 

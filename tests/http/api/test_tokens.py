@@ -1,4 +1,4 @@
-"""Who is let in, and where to (J13)."""
+"""Access by token, and its limits (J13)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_revocation_is_obeyed_when_the_cache_is_over(make_client: Clients, set
     caller = make_client("a")
     assert caller.get(STATS.format("a")).status_code == 200
     assert revoke_token("a")
-    assert caller.get(STATS.format("a")).status_code == 200, "known for some seconds"
+    assert caller.get(STATS.format("a")).status_code == 200, "cached for some seconds"
     settings.DELAYED_QUEUE = {"API": {"TOPICS": EVERY_TOPIC, "TOKEN_CACHE": timedelta(0)}}
     assert caller.get(STATS.format("a")).status_code == 401
 
@@ -103,7 +103,7 @@ def test_a_known_token_costs_no_query(
     make_client: Clients, django_assert_num_queries: Callable[[int], Any]
 ):
     caller = make_client()
-    with django_assert_num_queries(2):  # the look, and the note of its use
+    with django_assert_num_queries(2):  # the read, and the update of its last use
         caller.get(STATS.format("a"))
     with django_assert_num_queries(0):
         caller.get(STATS.format("a"))

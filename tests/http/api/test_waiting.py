@@ -1,4 +1,4 @@
-"""Pops that wait, against a real server over real sockets (J6)."""
+"""Waiting pops, against a real server over real sockets (J6)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 THREADS = 4
 OWN = "own_server"
-# Django's own application, without ours around it.
+# Django's own application, without our wrapper.
 PLAIN_TOO = pytest.mark.parametrize("shared", ["application", "plain"], indirect=True)
 
 
@@ -43,7 +43,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
 
 @pytest.fixture
 def server(token: str, shared: Shared) -> Server:
-    """One for all tests, with nobody in its line."""
+    """One server for all tests, with an empty line of waiting requests."""
     found = shared.server()
     until_all_wait(found, 0)
     return found
@@ -51,9 +51,9 @@ def server(token: str, shared: Shared) -> Server:
 
 @pytest.fixture
 def own_server(token: str) -> Iterator[Server]:
-    """One whose sessions are counted, by their name and as younger than the test's, or that ends.
+    """A server whose sessions are countable, by name and start time, or that ends.
 
-    What has asked whether it is up is older.
+    The session of the health check is older.
     """
     url = database_url()
     url += f"{'&' if '?' in url else '?'}application_name={OWN}"
@@ -62,7 +62,7 @@ def own_server(token: str) -> Iterator[Server]:
 
 
 class Popper:
-    """A client that has sent its request and not read the answer."""
+    """A client that has sent its request and not read the response."""
 
     def __init__(self, server: Server, token: str, *, timeout: float = 30, count: int = 1) -> None:
         self.connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
@@ -173,7 +173,7 @@ def test_one_of_two_hundred_waiters_gets_the_one_job(
 
 
 def test_a_job_costs_one_look_however_many_wait(token: str):
-    """The claim that gets it, and the two before the next sleep that find nothing."""
+    """The claim that gets it, and two empty ones before the next sleep."""
     with ExitStack() as opened:
         proxy = opened.enter_context(proxied())
         server = opened.enter_context(uvicorn(url=proxy.url, POLL_INTERVAL=60))
@@ -184,7 +184,7 @@ def test_a_job_costs_one_look_however_many_wait(token: str):
         for each in poppers:
             opened.callback(each.vanish)
         until_all_wait(server, 100)
-        assert proxy.answers.count("UPDATE 0") == 3, "who comes later does not look"
+        assert proxy.answers.count("UPDATE 0") == 3, "a later pop polled"
 
         before = len(proxy.answers)
         DelayedQueue("pops").offer_or_update("a", 1)
@@ -196,7 +196,7 @@ def test_a_job_costs_one_look_however_many_wait(token: str):
 def test_waiters_hold_no_connections_listen_again_and_end_at_shutdown(
     own_server: Server, token: str, pop_own: Callable[..., Popper], other: psycopg.Connection[Any]
 ):
-    """Within one server: it stays while its waits, and the connection that listens, come and go."""
+    """Within one server: it remains while its waits and its listening connection change."""
     poppers = [pop_own() for _ in range(200)]
     until_all_wait(own_server, 200)
     wait_until(lambda: sessions(other)[1] == 0)
@@ -219,7 +219,7 @@ def test_waiters_hold_no_connections_listen_again_and_end_at_shutdown(
 
 
 def sessions(other: psycopg.Connection[Any]) -> tuple[int, int]:
-    """Return how many the server has, and how many of them are at work or in a transaction."""
+    """Return the number of the server's sessions, and of the active ones."""
     row = other.execute(
         f"SELECT count(*), count(*) FILTER (WHERE state <> 'idle') "  # noqa: S608
         f"FROM pg_stat_activity "
@@ -271,7 +271,7 @@ def test_who_vanishes_leaves_the_line(server: Server, token: str, pop: Callable[
 def test_a_job_claimed_for_who_vanished_is_given_back(
     server: Server, token: str, pop: Callable[..., Popper], other: psycopg.Connection[Any]
 ):
-    """The claim is held by a lock while its client goes."""
+    """A lock holds the claim while its client disconnects."""
     first = pop()
     until_all_wait(server, 1)
     with other.transaction():

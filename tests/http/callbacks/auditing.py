@@ -1,4 +1,4 @@
-"""See every socket that a thread makes, as Python's audit events tell it."""
+"""Record every socket that a thread makes, from Python's audit events."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ EVENTS = {
 
 @dataclass
 class Audit:
-    """What one thread did with sockets while it was watched."""
+    """Socket events of one thread, while it was watched."""
 
     thread: int
     events: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
     def connected(self) -> list[str]:
-        """Return the addresses that were dialled."""
+        """Return the dialled addresses."""
         return [arguments[1][0] for name, arguments in self.events if name == "socket.connect"]
 
 
@@ -40,7 +40,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         audit.events.append((event, arguments))
 
 
-# A hook cannot be taken away again: one for the whole process.
+# Python cannot remove a hook: one serves the whole process.
 sys.addaudithook(_hook)
 
 

@@ -1,4 +1,4 @@
-"""Certificates for receivers: a good one, and one for each way of being bad."""
+"""Certificates for receivers: a good one, and one for each defect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SIGNS = x509.KeyUsage(
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority; ``file`` is what a client has to trust."""
+    """A certificate authority; clients trust ``file``."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
@@ -44,7 +44,7 @@ class Authority:
         return str(path)
 
     def serving(self, *names: str, ends: dt.datetime = NOW + DAY) -> ssl.SSLContext:
-        """Return what serves a certificate for these names and addresses."""
+        """Return a server's context with a certificate for these names and addresses."""
         key = _key()
         built = _builder(names[0], key, ends).issuer_name(self.certificate.subject)
         built = built.add_extension(_alternatives(names), critical=False)
@@ -103,7 +103,7 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(NOW, ends) - DAY)
         .not_valid_after(ends)
-        # From Python 3.13 on no chain is trusted without.
+        # Python 3.13 and later require it in every chain.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 

@@ -1,4 +1,4 @@
-"""A receiver that callbacks may reach, and processes that remember nothing."""
+"""A receiver that callbacks may reach, and empty caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that send callbacks to receivers on loopback, and shorthands for what comes of it."""
+"""Workers that send callbacks to loopback, and helpers for their outcomes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPIC: Final = "orders"
 
 @contextmanager
 def permitted(*receivers: Receiver, **more: Any) -> Iterator[None]:
-    """Let callbacks reach these receivers, with time-outs for tests."""
+    """Allow callbacks to these receivers, with time-outs for tests."""
     section = asdict(
         reaching(*receivers, **{"ENABLED": True, "TOTAL_TIMEOUT": timedelta(seconds=5), **more})
     )
@@ -60,12 +60,12 @@ def callback_worker(**options: Any) -> Worker:
 
 
 def send_due() -> Worker:
-    """Send what is due, and return the worker that did."""
+    """Send the due callbacks, and return the worker that did."""
     worker = callback_worker(burst=True)
     worker.run()
     return worker
 
 
 def make_due() -> None:
-    """Let the time come for everything that was deferred."""
+    """Make all deferred messages due."""
     Message.objects.filter(lease_id=None).update(scheduled_at=1)

@@ -1,4 +1,4 @@
-"""What became of callbacks, as their log has it."""
+"""Outcomes of callbacks, from their log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DNS server on loopback that answers as a test wants."""
+"""A DNS server on loopback with scripted answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _AAAA = 28
 
 @dataclass
 class NameServer:
-    """A DNS server on loopback: ``answers[name]`` are the addresses, or turns of addresses.
+    """A DNS server on loopback; ``answers[name]`` holds addresses, or one list per query.
 
-    What has no answer does not exist; None is never answered.
+    A name without an entry does not exist; a name with None gets no reply.
     """
 
     answers: Mapping[str, Sequence[str] | Sequence[Sequence[str]] | None] = field(
@@ -42,7 +42,7 @@ class NameServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # An empty datagram ends the thread; closing the socket would not wake it.
+        # An empty datagram stops the thread; closing the socket would not wake it.
         self._socket.sendto(b"", ("127.0.0.1", self.port))
         self._thread.join(TIMEOUT)
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Send one callback, or a few, to what listens on loopback."""
+"""Send one callback, or a few, to a receiver on loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def reaching(*receivers: Receiver, **more: Any) -> CallbackSettings:
-    """Return settings under which these can be called, and nothing else of loopback."""
+    """Return settings that allow these receivers, and no others on loopback."""
     return CallbackSettings(
         **{
             "ALLOWED_NETWORKS": [each.host for each in receivers],
@@ -41,7 +41,7 @@ def with_client(
     use: Callable[[CallbackClient], Awaitable[T]],
     resolver: Callable[[], AbstractResolver] | None = None,
 ) -> T:
-    """Run with a client in an event loop of its own, both closed at the end."""
+    """Run with a client in its own event loop, both closed at the end."""
 
     async def main() -> T:
         made = None if resolver is None else resolver()
@@ -66,7 +66,7 @@ def send_once(
 def send_all(
     receiver: Receiver, number: int, between: Callable[[], None] = lambda: None, **keys: object
 ) -> list[CallbackResult]:
-    """Send one after the other with one client."""
+    """Send one callback after the other with one client."""
 
     async def use(client: CallbackClient) -> list[CallbackResult]:
         results = []

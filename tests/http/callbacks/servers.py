@@ -1,7 +1,7 @@
-"""Receivers on loopback that answer in every wrong way, each in a thread with a loop of its own.
+"""Receivers on loopback that answer in every wrong way, each in its own thread and loop.
 
-``Receiver(behaviour)`` is a context manager; a behaviour is an async function that is called with
-each request that was read, and writes what it likes.
+``Receiver(behaviour)`` is a context manager. A behaviour is an async function; it is called with
+each request that was read, and writes its response.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class Received:
-    """A request as it was read: the number of its connection, and its own number on that."""
+    """A request with the number of its connection, and its own number on that."""
 
     line: str
     headers: Mapping[str, str]
@@ -39,14 +39,14 @@ class Received:
 
 @dataclass
 class Wire:
-    """One connection, as a behaviour sees it."""
+    """One connection, as a behaviour uses it."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     written: int = 0
 
     async def write(self, data: bytes) -> None:
-        # Under TLS drain() tells of a lost connection only after the loop had its turn.
+        # Under TLS drain() reports a lost connection only after one iteration of the loop.
         await asyncio.sleep(0)
         self.writer.write(data)
         self.written += len(data)
@@ -76,7 +76,7 @@ def answered(status: int, body: bytes = b"", headers: Mapping[str, str] | None =
 class Receiver:
     """A server that records requests and answers as its behaviour does.
 
-    ``unread`` behaves for connections of which nothing is read.
+    ``unread`` is the behaviour of connections whose request is not read.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class Receiver:
         assert not self._thread.is_alive()
 
     def wait_for_requests(self, number: int) -> list[Received]:
-        """Return the requests as soon as there are so many."""
+        """Return the requests as soon as ``number`` of them have arrived."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.requests) >= number, TIMEOUT)
             return list(self.requests)
 
     def close_connections(self) -> None:
-        """Close what is open, and return when it is."""
+        """Close the open connections, and return once they have closed."""
         asyncio.run_coroutine_threadsafe(self._close_connections(), self._loop).result(TIMEOUT)
 
     def write_to_all(self, data: bytes) -> None:
-        """Write to all open connections, unasked."""
+        """Write to all open connections without a request."""
         asyncio.run_coroutine_threadsafe(self._write_to_all(data), self._loop).result(TIMEOUT)
 
     # In the thread
@@ -188,7 +188,7 @@ class Receiver:
 
 
 async def _turns(number: int) -> None:
-    """Let the loop turn: transports close their sockets a turn or two after they were told."""
+    """Let the loop run: transports close their sockets an iteration or two after close()."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -214,7 +214,7 @@ def answering(
 
 
 def answering_in_turn(*behaviours: Behaviour) -> Behaviour:
-    """Behave otherwise each time, and then always like the last."""
+    """Use each behaviour once, and then always the last."""
     turns = count()
 
     async def behave(wire: Wire, request: Received) -> None:
@@ -236,7 +236,7 @@ def redirecting(location: str, status: int = 302) -> Behaviour:
 
 
 def writing(*parts: bytes, close: bool = True) -> Behaviour:
-    """Write these bytes as they are, each part to be read alone."""
+    """Write these bytes as they are, so that each part is read alone."""
 
     async def behave(wire: Wire, request: Received) -> None:
         for part in parts:
@@ -254,18 +254,18 @@ def writing(*parts: bytes, close: bool = True) -> Behaviour:
 
 
 async def silent(wire: Wire, request: Received) -> None:
-    """Answer nothing, and keep the connection until the other side closes it."""
+    """Send no response, and keep the connection until the client closes it."""
     while await wire.reader.read(65_536):
         pass
 
 
 async def forgetting(wire: Wire, request: Received) -> None:
-    """Do nothing at all for a long time."""
+    """Wait for a long time."""
     await asyncio.sleep(60)
 
 
 def dripping(data: bytes, interval: float = 0.01) -> Behaviour:
-    """Write byte by byte, so that no single read ever waits for long."""
+    """Write byte by byte, so that no single read waits for long."""
 
     async def behave(wire: Wire, request: Received) -> None:
         for each in data:
@@ -283,7 +283,7 @@ DRIPPING_BODY = dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + 
 
 
 def endless(head: bytes, again: bytes) -> Behaviour:
-    """Write the head once, so that it is read alone, and the rest until nobody reads."""
+    """Write the head once, so that it is read alone, then the rest until the client disconnects."""
 
     async def behave(wire: Wire, request: Received) -> None:
         await wire.write(head)
@@ -328,7 +328,7 @@ async def resetting(wire: Wire, request: Received) -> None:
 
 
 def resetting_after(data: bytes) -> Behaviour:
-    """Reset when these bytes have arrived: a reset takes with it what was not read yet."""
+    """Reset when these bytes have arrived: a reset discards unread bytes."""
 
     async def behave(wire: Wire, request: Received) -> None:
         await wire.write(data)

@@ -1,4 +1,4 @@
-"""Settings of worker processes that send callbacks to receivers of a test."""
+"""Settings of worker processes that send callbacks to a test's receivers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DELAYED_QUEUE = {
         "TOTAL_TIMEOUT": timedelta(seconds=10),
     }
 }
-# A line for each failure would fill the pipe that a test reads only at its end.
+# One line per failure would fill the pipe, which a test reads only at its end.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

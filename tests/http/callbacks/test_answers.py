@@ -1,4 +1,4 @@
-"""Every hostile answer ends in time, costs bounded memory and has its word (J9)."""
+"""Every hostile response ends in time, costs bounded memory and has its failure code (J9)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.http.callbacks.sending import reaching, send_once
 from tests.http.callbacks.servers import Behaviour, Receiver, answering, redirecting, writing
 
 TOTAL = timedelta(seconds=0.8)
-# What the machine may add to a deadline.
+# Delay that the machine may add to a deadline.
 SLACK = timedelta(seconds=2)
 METADATA = "http://169.254.169.254/latest/meta-data/"
 
@@ -103,7 +103,7 @@ def test_the_outcome_of_an_answer(
     assert result.bytes_read <= BODY_BYTES
     assert len(result.excerpt.encode()) <= 1024
     assert result.address == receiver.host
-    # Whatever it was, it was sent once and no other place was asked.
+    # In each case the callback was sent once, to one address.
     assert (receiver.connections, len(receiver.requests)) == (1, 1)
 
 
@@ -122,7 +122,7 @@ def test_the_memory_that_a_large_answer_costs(name: str) -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    # With what the receiver, in the same process, has in its buffers.
+    # Includes the buffers of the receiver, which runs in the same process.
     assert peak < 3 * 2**20
 
 
@@ -147,7 +147,7 @@ def _write_all(writer: socket.socket, number: int) -> None:
 
 
 def _read_until_refused(reader: MeteredSocket) -> int:
-    """Return how many bytes came before the refusal."""
+    """Return the number of bytes before the refusal."""
     got: list[int] = []
     with pytest.raises(OSError, match="more was sent than is read"):
         _read_all(reader, got)
@@ -252,7 +252,7 @@ class Silent(Transport):
 
 @pytest.fixture
 def sentry() -> Iterator[None]:
-    """Sentry as a project has it that traces all: its integration of aiohttp adds headers."""
+    """Sentry with full tracing: its integration of aiohttp adds headers."""
     integrations = [AioHttpIntegration()]
     sentry_sdk.init(
         dsn="http://key@127.0.0.1:9/1", traces_sample_rate=1.0, transport=Silent(),

@@ -1,4 +1,4 @@
-"""Connections: reused, broken, refused, encrypted, and all of them closed in the end."""
+"""Connections: reused, broken, refused, encrypted, and all closed at the end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestReuse:
         assert (receiver.connections, len(receiver.requests)) == (1, 3)
 
     def test_one_that_was_closed_meanwhile_is_not_written_to(self) -> None:
-        """The loop had no chance to see the end: it is in the socket, and looked for there."""
+        """The loop had no chance to see the close: the client must check the socket."""
         with Receiver() as receiver:
             results = send_all(receiver, 4, receiver.close_connections)
         assert all(each.is_success for each in results)
@@ -93,7 +93,7 @@ class TestReuse:
 
     @pytest.mark.parametrize("behaviour", [servers.closing, servers.resetting])
     def test_a_post_is_never_sent_twice(self, behaviour: Behaviour) -> None:
-        """Not even on a connection that worked before, where some clients try again."""
+        """Even on a connection that worked before, where some clients retry."""
         with Receiver(answering_in_turn(answering(), behaviour, answering())) as receiver:
             results = send_all(receiver, 2)
             assert [each.failure for each in results] == [None, Failure.RESET]
@@ -114,7 +114,7 @@ class TestReuse:
             with_client(reaching(receiver, TOTAL_TIMEOUT=timedelta(seconds=10)), use)
 
     def test_cookies_are_not_kept(self) -> None:
-        """Those of a name: no jar would keep those of an address."""
+        """By name: no jar keeps cookies of an address."""
 
         async def use(client: CallbackClient) -> None:
             request = CallbackRequest(f"http://hooks.example.com:{receiver.port}/", b"{}")
@@ -174,7 +174,7 @@ class TestFailures:
         assert (result.failure, result.address) == (None, "127.0.0.2"), result
 
     def test_no_files_left_is_not_the_receivers_fault(self) -> None:
-        """A socket that this process cannot have is no failure of the host."""
+        """A missing local socket is no failure of the host."""
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -223,7 +223,7 @@ class TestLimits:
             return await asyncio.gather(*(client.send(request) for _ in range(30)))
 
         with Receiver(counted) as receiver:
-            # The wait for a slot is not in the time of a callback.
+            # The wait for a slot does not count in a callback's time.
             total = timedelta(seconds=0.6)
             results = with_client(reaching(receiver, CONNECTIONS=3, TOTAL_TIMEOUT=total), use)
         assert all(each.is_success for each in results)

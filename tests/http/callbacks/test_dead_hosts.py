@@ -1,4 +1,4 @@
-"""Hosts that take nothing hold up no other, and get all that waited when they are back (J12)."""
+"""Dead hosts block no others, and get their waiting callbacks when they are back (J12)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_j12_when_the_host_is_back_all_are_delivered_once(receiver: Receiver) ->
     assert len(times) == 500
     assert failed < 100
     assert first.counts.done + second.counts.done == 500
-    # What was on its way when the first worker opened it, and nothing until the pause is over.
+    # Callbacks were on their way when the first worker opened the breaker; then none until it
+    # closes.
     assert host.opened_at is not None
     assert host.open_until is not None
     opened, until = host.opened_at.timestamp(), host.open_until.timestamp()
@@ -66,7 +67,7 @@ def test_j12_others_between_them_are_not_held_up(receiver: Receiver, behaviour: 
         worker = callback_worker(shutdown_timeout=timedelta(0))
         with running(worker):
             receiver.wait_for_requests(60)
-            # While the shard of the dead one rests.
+            # While the shard of the dead one is paused.
             add_many("late", 5, receiver.url)
             wait_until(lambda: worker.counts.done == 65)
     assert worker.counts.snoozed < 1000
@@ -87,7 +88,7 @@ def test_j12_nothing_else_is_sent_while_a_probe_has_no_answer(
             wait_until(lambda: time.monotonic() - started > 3 * TRUST_SECONDS)
             assert len(receiver.requests) == 1
         rests = (time.monotonic() - started) / TRUST_SECONDS
-    # What two claims on their way bring before the first rest, and after each the few of a trial.
+    # At most the messages of two claims before the first pause, and a few trials after each pause.
     touched = worker.counts.snoozed + Message.objects.filter(attempts__gt=0).count()
     assert touched <= 2 * get_settings().BATCH_SIZE + 100 * (rests + 1)
     assert not CallbackAttempt.objects.exclude(failure="").filter(status__isnull=False).exists()

@@ -1,4 +1,4 @@
-"""What becomes of a job that carries a url (J1, J2, J9, J10, J12)."""
+"""Outcomes of jobs that carry a url (J1, J2, J9, J10, J12)."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TestFailure:
     def test_a_dead_job_that_is_put_back_has_the_id_its_receiver_knows(
         self, receiver: Receiver, again: str
     ) -> None:
-        """Its last attempt may have been handled without anybody here knowing."""
+        """The receiver may have handled its last attempt without an acknowledgement."""
         receiver.behaviour = answering(500)
         add("a", receiver.url, retry=20)
         send_due()
@@ -205,7 +205,7 @@ class TestFailure:
     def test_a_url_that_is_refused_fails_by_the_ladder_and_dials_nothing(
         self, receiver: Receiver
     ) -> None:
-        """Also one that was allowed when it was offered."""
+        """Even if the url was allowed when it was offered."""
         add("a", "http://10.0.0.1/hook", ladder="1m")
         assert send_due().counts == Counts(failed=1)
         make_due()

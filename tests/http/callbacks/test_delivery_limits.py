@@ -1,4 +1,4 @@
-"""What holds callbacks back: breakers, deletions, windows, rates (J12)."""
+"""Limits that hold callbacks back: breakers, deletions, windows, rates (J12)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TestBreaker:
         assert dialled <= breaker.FIRST_WINDOW
 
     def test_j12_the_shard_of_a_host_that_takes_nothing_rests(self, receiver: Receiver) -> None:
-        """Of its messages most are never leased, and stay due, while others are sent."""
+        """Most of its messages are never leased, and stay due, while others are sent."""
         with Receiver() as gone:
             pass
         with permitted(receiver, gone):

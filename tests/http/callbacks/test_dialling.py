@@ -1,4 +1,4 @@
-"""What is refused opens no socket, and what was checked is what is dialled (J11)."""
+"""A refused address opens no socket; the checked address is the dialled one (J11)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.http.callbacks.servers import Receiver
 from tests.http.callbacks.urls import EVERY_ADDRESS, EVERY_REFUSED
 
 CLOSED = CallbackSettings()
-# What a name has beside an address that is refused.
+# Further addresses of a name that has a refused one.
 OTHERS = [
     pytest.param((), marks=pytest.mark.long),
     ("8.8.8.8",),
@@ -36,7 +36,7 @@ OTHERS = [
 
 
 class Answering(AbstractResolver):
-    """A resolver that counts, and gives the addresses that it was made with."""
+    """A resolver that counts queries and returns its given addresses."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = addresses
@@ -62,7 +62,7 @@ def _itself(resolver: AbstractResolver) -> AbstractResolver:
 def audited_send(
     url: str, settings: CallbackSettings, resolver: Callable[[], AbstractResolver]
 ) -> tuple[CallbackResult, Audit]:
-    """Send once; watched is the sending alone, not what an event loop opens for itself."""
+    """Send once; watch the sending alone, without the sockets of the event loop."""
 
     async def use(client: CallbackClient) -> tuple[CallbackResult, Audit]:
         with audited() as audit:
@@ -109,7 +109,7 @@ def test_the_name_that_was_checked_is_looked_up(host: str) -> None:
         target = read_url(url, Policy())
     except UrlRefused:
         return
-    if target.address is not None:  # digits can make an address, of which nobody is asked
+    if target.address is not None:  # digits can make an address, which needs no resolver
         return
     resolver = Answering("10.0.0.1")
     result, _ = audited_send(url, CLOSED, partial(_itself, resolver))
@@ -119,7 +119,7 @@ def test_the_name_that_was_checked_is_looked_up(host: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://hooks.example.com/", "http://8.8.8.8/"])
 def test_the_audit_sees_a_dial(url: str) -> None:
-    # Nothing of these networks is reached: the dial is refused by a socket of another family.
+    # These networks are unreachable: a socket of another family refuses the dial.
     impatient = CallbackSettings(CONNECT_TIMEOUT=timedelta(milliseconds=1))
     _, audit = audited_send(url, impatient, lambda: Answering("8.8.8.8"))
     assert audit.connected == ["8.8.8.8"]
@@ -132,7 +132,7 @@ def test_the_audit_sees_a_lookup() -> None:
 
 
 class TestRealNames:
-    """The names of a DNS server on loopback, asked over the wire."""
+    """The names of a DNS server on loopback, resolved over the wire."""
 
     def send(
         self, names: NameServer, settings: CallbackSettings, port: int = 80
@@ -213,7 +213,7 @@ class TestRealNames:
 
 
 def test_the_systems_names_are_guarded() -> None:
-    """By getaddrinfo, which knows localhost, and with no proxy from the environment."""
+    """By getaddrinfo, which resolves localhost, and without a proxy from the environment."""
     with Receiver() as receiver:
         url = f"http://localhost:{receiver.port}/"
         settings = reaching(receiver, ALLOWED_NETWORKS=[], ALLOWED_HOSTS=["localhost"])

@@ -1,4 +1,4 @@
-"""Endpoints: which one a url belongs to, and the command that looks after them."""
+"""Endpoints: their urls, and the command that manages them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A URL is called as it was given: byte for byte, or refused (J16)."""
+"""A URL is called byte for byte as given, or refused (J16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""J3: what is deleted before the first byte is not sent; who deletes later waits for that byte."""
+"""J3: a job deleted before the first byte is not sent; a later delete waits for that byte."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def adeliver(envelope: Envelope) -> None:
     try:
         await deliverer("default", KIND, "", 0.0, has_one_host=True)(envelope)
     finally:
-        # At the end of the loop it would be done by a thread that keeps its connection.
+        # The loop's shutdown would otherwise use a thread that keeps its connection.
         await asyncio.get_running_loop().shutdown_asyncgens()
 
 
@@ -61,7 +61,7 @@ def deliver(envelope: Envelope) -> None:
 
 
 def assert_deferred(envelope: Envelope, receiver: Receiver) -> None:
-    """Which counts no attempt."""
+    """Assert a Snooze, which counts no attempt."""
     with pytest.raises(Snooze):
         deliver(envelope)
     assert not receiver.requests
@@ -121,7 +121,7 @@ class TestHeld:
         async def run() -> None:
             sending = asyncio.ensure_future(adeliver(envelope))
             while not sending.done():
-                time.sleep(0.1)  # a handler that blocks the loop, at every turn
+                time.sleep(0.1)  # a handler that blocks the loop at every iteration
                 await asyncio.sleep(0)
             with pytest.raises(Snooze):
                 await sending
@@ -150,7 +150,7 @@ class TestTrouble:
             with pytest.raises(Snooze):
                 await deliverer("default", KIND, "", 0.0, has_one_host=True)(envelope)
             await asyncio.to_thread(other.execute, "ROLLBACK")
-            # Which waits for what the gate's thread is at.
+            # Waits for the current call of the gate's thread.
             await asyncio.get_running_loop().shutdown_asyncgens()
 
         with permitted(receiver, TOTAL_TIMEOUT=timedelta(seconds=0.5)):
@@ -187,7 +187,7 @@ class TestTrouble:
 
 
 def test_j3_one_that_is_cancelled_takes_nobody_with_it(envelope: Envelope) -> None:
-    """Its task has not run again yet when the others are let through."""
+    """Its task has not run again when the others pass."""
 
     async def run(gate: Gate) -> None:
         cancelled, other = Leave(envelope), Leave(envelope)
@@ -214,7 +214,7 @@ async def with_gate(run: Callable[[Gate], Awaitable[None]]) -> None:
 
 
 def terminate_others(admin: psycopg.Connection[Any]) -> None:
-    """End the connections to the test database whose last transaction was rolled back."""
+    """Close the connections to the test database whose last transaction was rolled back."""
     ended = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
         WHERE datname = current_database() AND state = 'idle' AND query = 'ROLLBACK'"""
     wait_until(lambda: bool(admin.execute(ended).fetchall()), 10)

@@ -1,4 +1,4 @@
-"""Callbacks of topics with limits: for each host, as handlers of queues."""
+"""Callbacks of topics with limits: grouped by host, like handlers of queues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 class Busy:
-    """Takes a moment for each request, and notes how many of a kind it has at a time."""
+    """Takes a moment for each request, and records its concurrency per kind."""
 
     def __init__(self) -> None:
         self.now: Counter[str] = Counter()

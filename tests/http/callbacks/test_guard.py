@@ -1,4 +1,4 @@
-"""The guard reads urls as aiohttp does, and lets nothing through that is not public (J11)."""
+"""The guard reads urls as aiohttp does, and rejects each non-public address (J11)."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class TestAllowing:
         check_url("http://10.1.2.3:8080/")
 
 
-# What urls are misread by: pieces of them, in any order.
+# Pieces of ambiguous urls, in any order.
 PIECES = st.sampled_from([
     "http://", "https://", "HTTP:", "//", "/", "\\", "@", ":", "#", "?", "%", "[", "]", ".", "..",
     "%40", "127.0.0.1", "0x7f", "1", "::1", "example.com", "localhost", "user", "80", "443",
@@ -230,7 +230,7 @@ def test_what_is_accepted_is_what_aiohttp_would_dial(url: str) -> None:
     assert (dialled.user, dialled.password, dialled.fragment) == (None, None, "")
     assert dialled.scheme in {"http", "https"}
     assert dialled.port in {80, 443}
-    # What inet_aton and getaddrinfo would take for a number is an address to us too.
+    # Each number that inet_aton or getaddrinfo accepts is an address to us, too.
     last = target.host.rpartition(".")[2]
     assert target.address is not None or not (last.isdigit() or last.startswith("0x"))
     assert target.host.isascii()

@@ -1,4 +1,4 @@
-"""What the guide tells receivers is what is sent to them."""
+"""The receivers' guide matches the requests that are sent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_verification_in_python() -> None:
 
 
 def test_the_verification_by_hand(tmp_path: Path) -> None:
-    """With openssl, and what every shell has."""
+    """With openssl and standard shell commands."""
     secret = new_secret()
     headers = sign([secret], "msg_1", 1767225600, BODY)
     (tmp_path / "body.json").write_bytes(BODY)
@@ -66,7 +66,7 @@ def test_the_verification_in_javascript() -> None:
         f"const answers = {asked}.map((each) => isOurs(each, {json.dumps(headers)}, body));"
         "console.log(JSON.stringify(answers));"
     )
-    # Where there is no Node its absence is not hidden: the snippet is read for what it must have.
+    # Without Node the test still runs: it checks the snippet for its required parts.
     if node is None:
         assert "timingSafeEqual" in program
         return

@@ -1,4 +1,4 @@
-"""What is read out of an answer: the wait it asks for, and its excerpt."""
+"""Parsing of a response: its Retry-After, and its excerpt."""
 
 from __future__ import annotations
 

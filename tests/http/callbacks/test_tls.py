@@ -1,4 +1,4 @@
-"""TLS: who is trusted, what is said in the handshake, and hostile answers under it."""
+"""TLS: trusted certificates, the handshake, and hostile answers under it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_connections_with_tls_are_reused(trusted: Authority) -> None:
     with Receiver(tls=trusted.serving("127.0.0.1")) as receiver:
         results = send_all(receiver, 4, CA_FILE=trusted.file)
     assert all(each.is_success for each in results)
-    # At most one is lost to what TLS writes after its handshake.
+    # TLS writes after its handshake may lose at most one.
     assert receiver.connections <= 2
 
 
@@ -98,7 +98,7 @@ def test_a_handshake_that_does_not_end() -> None:
         (servers.ENDLESS_CONTINUES, {Failure.TOO_LARGE}),
         (servers.DRIPPING_BODY, {Failure.TIMEOUT}),
         (servers.closing, {Failure.RESET}),
-        # Who closed is not always seen through TLS.
+        # TLS sometimes hides which side closed the connection.
         (servers.RESETTING_MID_BODY, {Failure.RESET, Failure.PROTOCOL}),
         (servers.GARBAGE_CHUNKS_BY_PARTS, {Failure.PROTOCOL}),
     ],

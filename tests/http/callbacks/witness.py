@@ -1,4 +1,4 @@
-"""A receiver that knows when each request arrived, whenever it came to read it."""
+"""A receiver with exact arrival times, independent of its own reads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-# Linux notes when a packet arrived, for sockets that ask for it; accepted ones inherit that.
+# Linux timestamps packets for sockets that request it; accepted sockets inherit that.
 SO_TIMESTAMPNS: Final = 35
-# Of a connection that its client has not ended (TCP_INFO).
+# TCP_INFO state of a connection that the client has not closed.
 ESTABLISHED: Final = 1
-# How coarse the system's count of milliseconds is, at worst.
+# The worst resolution of the system's millisecond count.
 TICK: Final = 0.010
 ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
@@ -95,10 +95,10 @@ class Witness:
 
 
 def _arrival(opened: socket.socket, ancillary: list[tuple[int, int, bytes]]) -> float:
-    """Return when what was just read arrived.
+    """Return the arrival time of the bytes just read.
 
-    The end of a connection is put together with what was not read before it, and its time replaces
-    theirs; when data came last, and the end is none, is still known then.
+    The kernel merges the end of a connection with unread bytes before it, and the time of the end
+    replaces theirs. TCP_INFO then still has the time of the last data.
     """
     info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
     state, milliseconds = struct.unpack_from("=B51xI", info)

@@ -1,4 +1,4 @@
-"""J3: once the DELETE of a job was answered, no byte of its callback leaves."""
+"""J3: once a DELETE was answered, no byte of the job's callback leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DELETERS = 6
 
 
 def delete(token: str, job_ids: list[str]) -> dict[str, float]:
-    """Delete the jobs over the API; return when the 204 of each was there."""
+    """Delete the jobs over the API; return the time of each 204."""
     client = Client(headers={"Authorization": f"Bearer {token}"})
     answered = {}
     try:
@@ -36,7 +36,7 @@ def delete(token: str, job_ids: list[str]) -> dict[str, float]:
             response = client.delete(f"/queue/v1/topics/{TOPIC}/jobs/{job_id}")
             if response.status_code == 204:
                 answered[f"/hook/{job_id}"] = time.time()
-            else:  # it was sent and is gone
+            else:  # it was sent, and its row deleted
                 assert response.status_code == 404
     finally:
         connections.close_all()
@@ -74,11 +74,11 @@ def in_this_process(witness: Witness) -> Iterator[None]:
     [(in_this_process, 100), pytest.param(processes, 300, marks=pytest.mark.long)],
 )
 def test_j3_after_the_204_no_byte_of_it_leaves(workers: Any, jobs: int) -> None:
-    """They fall due at once, and are deleted meanwhile by six clients."""
+    """They fall due at once, while six clients delete them."""
     token = create_token("tests", verbs=VERBS, topics=["*"])
-    delete(token, ["missing"])  # whose answer takes long: the API is loaded for it
+    delete(token, ["missing"])  # its answer takes long, since the test loads the API for it
     with Witness() as witness, workers(witness):
-        # So many that each worker has connections, and its first work behind it.
+        # Enough messages that each worker has connections and has finished its first work.
         add_many("warm", 40, witness.url)
         wait_until(lambda: not Message.objects.exists(), 60)
         due_at = datetime.now(UTC) + timedelta(milliseconds=300)

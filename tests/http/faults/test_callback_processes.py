@@ -1,4 +1,4 @@
-"""Worker processes that are killed around a callback, with its receiver as witness (J3, J9)."""
+"""Workers killed around a callback, with its receiver as witness (J3, J9)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TestKills:
     ) -> None:
         origin = receiver.url.removesuffix("/hook")
         other.execute("BEGIN")
-        # Whoever needs the endpoint of the origin now waits for what becomes of this one.
+        # Every transaction that needs the endpoint of this origin now waits for this one.
         other.execute(
             'INSERT INTO delayed_queue_endpoint (origin, prefix, secret, "createdAt") '
             "VALUES (%s, %s, 'x', 0)",
@@ -118,7 +118,7 @@ class TestKills:
     def _before_the_answer_is_written_it_is_sent_again(
         self, process: Process, receiver: Receiver, other: psycopg.Connection[Any]
     ) -> None:
-        """The outcome is known to nobody that lives: the message is held while it is answered."""
+        """No living process has the outcome: the message is locked while the receiver answers."""
         held, answered = threading.Event(), threading.Event()
 
         async def behave(wire: Any, request: Any) -> None:
@@ -132,7 +132,7 @@ class TestKills:
         receiver.behaviour = behave
         add("c", receiver.url)
         assert answered.wait(30)
-        # It waits for the row, gives that up, and will look again: nothing of it is on its way.
+        # It waits for the row, gives up, and will retry: no callback is on its way.
         wait_until(lambda: is_waited_for(other), 30)
         wait_until(lambda: not is_waited_for(other), 30)
         kill_child(process)
@@ -154,7 +154,7 @@ class TestKills:
         assert sent(receiver) == (2, 2)
 
     def test_j9_killed_again_and_again_nothing_is_lost(self, receiver: Receiver) -> None:
-        """Repeats only of what was on the wire: a hundred at most, each time."""
+        """Repeats only callbacks that were on the wire: at most a hundred, each time."""
         for n in range(200):
             add(f"k{n}", f"{receiver.url}/k{n}")
         with sending(receiver) as process:
@@ -177,7 +177,7 @@ class TestRests:
     def test_j12_while_the_shard_of_a_host_rests_nothing_is_lost(
         self, receiver: Receiver, proxy: Proxy, stage: Stage, end: str
     ) -> None:
-        """What was not on the wire then is delivered once."""
+        """Callbacks that were not on the wire then are delivered once."""
         receiver.behaviour = answering(500)
         add_many("k", 5000, receiver.url)
         aim = proxy.aim_at(CLAIM, stage, nth=12)
@@ -199,7 +199,7 @@ class TestRests:
                 wait_while_tending(program, is_sent_when_due)
             times = Counter(each.path for each in healthy.requests)
         assert set(times) == {f"/hook/good{n}" for n in range(300)}
-        # What was sent since the last commit is sent again, once.
+        # Callbacks since the last commit are sent again, once.
         assert max(times.values()) <= 2
         times = Counter(each.path for each in receiver.requests)
         assert set(times) == {f"/hook/k{n}" for n in range(5000)}
@@ -211,12 +211,12 @@ class TestDeletes:
     def test_j3_jobs_deleted_under_workers(
         self, receiver: Receiver, count: int, workers: int
     ) -> None:
-        """Sent before the 204, or on the wire when it came, or never; and never again."""
+        """Sent before the 204, or on the wire at that time, or never; and never again."""
         seen: defaultdict[str, list[float]] = defaultdict(list)
 
         async def behave(wire: Any, request: Any) -> None:
             seen[request.path].append(time.monotonic())
-            await wire.answer(404)  # a failure of the job, for which no host is left alone
+            await wire.answer(404)  # a failure of the job, which does not pause the host
 
         receiver.behaviour = behave
         for n in range(count):
@@ -230,7 +230,7 @@ class TestDeletes:
                 assert delete_job(TOPIC, f"k{n}")
                 deleted_at[f"/hook/k{n}"] = time.monotonic()
             assert not Message.objects.exists()
-            # Long enough for retries that must not come: a job that is repeated many times.
+            # Long enough for forbidden retries: a job that repeats many times.
             add("last", f"{receiver.url}/last", ladder=" ".join(["50ms"] * 50))
             wait_until(lambda: len(seen["/hook/last"]) > 10, 60)
         late = {

@@ -1,4 +1,4 @@
-"""Pops of clients that left, under WSGI: they use up no attempt (J18)."""
+"""Pops of disconnected clients, under WSGI: they use up no attempt (J18)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def token(transactional_db: None) -> str:
 
 
 def asked(server: Server, token: str, topic: str, query: str) -> HTTPConnection:
-    """Send a pop, and read nothing of its answer."""
+    """Send a pop, and do not read the response."""
     connection = server.connect()
     headers = {"Authorization": f"Bearer {token}"}
     connection.request("POST", f"/queue/v1/topics/{topic}/pop?{query}", headers=headers)
@@ -87,7 +87,7 @@ def abandoned(server: Server, token: str, number: int) -> None:
 
 
 def test_clients_that_leave_give_up_thread_and_place_and_use_up_no_attempt(token: str) -> None:
-    """While they wait, and as jobs come."""
+    """While they wait, and as jobs arrive."""
     with gunicorn("--threads", "4") as server:
         for _ in range(ABANDONED // 3):
             abandoned(server, token, 3)

@@ -1,4 +1,4 @@
-"""Bodies that never end, sent by callers without a token to a WSGI server of four threads."""
+"""Endless bodies from callers without a token, at a WSGI server of four threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.http.api.servers import Server, gunicorn
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-# Each way that a body is read: by the view, by its endpoint, and where none is wanted.
+# Each reader of a body: the view, its endpoint, and a view without a body.
 PATHS = (
     "/queue/v1/jobs", "/queue/v1/jobs?ifExists=nonsense", "/queue/v1/jobs/bulk", "/queue/v1/tasks",
     "/queue/v1/topics/orders/jobs/a/finish", "/queue/v1/topics/orders/pop",
@@ -39,7 +39,7 @@ def half_sent(server: Server, path: str, token: str = "") -> socket.socket:
 
 
 def test_they_are_refused_without_waiting_for_the_rest(server: Server) -> None:
-    """Unless the token is checked first, none is answered, and no thread is left."""
+    """Without a token check before the body, no request is answered and no thread is left."""
     with ExitStack() as opened:
         clients = [opened.enter_context(half_sent(server, each)) for each in PATHS]
         clients += [opened.enter_context(half_sent(server, PATHS[0], "unknown"))]

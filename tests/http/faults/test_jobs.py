@@ -1,4 +1,4 @@
-"""Calls of topics whose connection breaks before, or whose answer never arrives (J5, J8)."""
+"""Calls of topics whose connection breaks, or whose answer is lost (J5, J8)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TOKEN: Final = "held-by-the-test"
 
 @pytest.fixture
 def scene(queue: DelayedQueue) -> None:
-    """A topic with a job that is dead, one that is reserved, and one that is ready."""
+    """A topic with a dead job, a reserved one, and a ready one."""
     add("dead")
     bury_job("orders", "dead", popped().lease_token)
     add("reserved")
@@ -67,7 +67,7 @@ def answer() -> KeptAnswer:
 
 @pytest.mark.usefixtures("scene")
 class TestSwallowedAnswers:
-    """The server has carried it out, or taken it back; the caller is not told a lie."""
+    """The server has committed it, or rolled it back; the caller gets a true answer."""
 
     @pytest.mark.parametrize("if_exists", IfExists)
     def test_a_job_that_is_written_with_others_is_stored_once(
@@ -113,7 +113,7 @@ class TestSwallowedAnswers:
 
 
 def test_a_request_with_a_key_takes_five_round_trips(proxy: Proxy) -> None:
-    """Begin and look, add, announce, keep the answer, commit."""
+    """BEGIN and read, add, announce, store the answer, COMMIT."""
     once("scope", "warm", b"", lambda: KeptAnswer(202, str(add("warm").outcome)))
     before = proxy.rounds
     assert once("scope", "key", b"", answer) == KeptAnswer(202, "created")
@@ -125,7 +125,7 @@ def test_a_request_with_a_key_takes_five_round_trips(proxy: Proxy) -> None:
 def test_j5_a_redriver_that_dies_gives_up_the_jobs_it_held(
     other: psycopg.Connection[Any], admin: psycopg.Connection[Any], step: str
 ) -> None:
-    """And has changed nothing, for an update that waited for it."""
+    """It has changed nothing, for an update that waited for it."""
     params = {"ids": [letter()], "kind": None, "overwrite": False, "now": None, "most": 200}
     params |= family_params()
     other.execute("BEGIN")
@@ -153,7 +153,7 @@ def test_j5_a_redrive_of_a_topic_whose_answer_was_swallowed_is_made_once(proxy: 
 
 @pytest.fixture
 def server(transactional_db: None) -> Iterator[EmbeddedPostgres]:
-    """A server of the test's own behind Django's default alias."""
+    """A server for this test behind Django's default alias."""
     found = connections["default"].settings_dict
     kept = dict(found)
     with private_server() as own:
@@ -170,7 +170,7 @@ def test_j8_a_server_that_is_killed_after_the_answer_has_lost_nothing(
 ) -> None:
     """SIGKILL of all its processes, at once after the last answer.
 
-    What was prepared on the old connection is gone with it, and prepared again on the new one.
+    Statements prepared on the old connection are lost, and prepared again on the new one.
     """
     accepted = [add(str(n), url=URL if n % 2 else None, delay=n % 3) for n in range(300)]
     assert delete_job("orders", "0")

@@ -1,4 +1,4 @@
-"""Jobs whose answer is lost: stored once, handled once, and the caller is told the truth (J5)."""
+"""Jobs whose answer is lost: stored once, handled once, and answered truthfully (J5)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def consumer(other: psycopg.Connection[Any]) -> Consumer:
 
 
 def nothing() -> None:
-    """Nobody handles anything meanwhile."""
+    """No consumer runs meanwhile."""
 
 
 def job(job_id: str = "a", **fields: Any) -> NewJob:
@@ -99,7 +99,7 @@ def test_j5_of_several_jobs_those_that_are_stored_are_said_to_be(
 
 
 def died(job_id: str) -> int:
-    """Return the letter of a job that has died."""
+    """Return the dead letter of a job."""
     add(job_id)
     bury_job("orders", job_id, popped().lease_token)
     return DeadLetter.objects.order_by("id").last().id  # type: ignore[union-attr]
@@ -186,7 +186,7 @@ class TestOverHttp:
     def test_j5_with_a_key_the_next_try_gets_the_true_answer(
         self, consumer: Consumer, proxy: Proxy
     ) -> None:
-        """Also when the database stayed away for longer than the server repeats."""
+        """Also if the outage outlasts the server's retries."""
         token = create_token("caller", verbs=VERBS, topics=["*"])
 
         def handled_and_away() -> None:

@@ -1,4 +1,4 @@
-"""Tokens while connections break and the database is away (J13): nobody is let in by mistake."""
+"""Broken connections and outages let no invalid token in (J13)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_note_of_the_use_that_was_lost_is_written_again(
     other: psycopg.Connection[object],
     admin: psycopg.Connection[object],
 ):
-    """The note waits for the row, which another holds, when its connection ends."""
+    """The update waits for a locked row when its connection ends."""
     token = create_token("a", verbs=["read"], topics=["*"])
     other.execute("BEGIN")
     other.execute("SELECT 1 FROM delayed_queue_token FOR UPDATE")

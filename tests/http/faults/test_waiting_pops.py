@@ -1,4 +1,4 @@
-"""Pops that wait while the database goes away (J6)."""
+"""Waiting pops during an outage of the database (J6)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_who_waits_hears_of_an_outage_and_pops_work_after_it():
 
 
 def test_who_leaves_before_it_listens_does_not_leave_the_others_deaf():
-    """Its client has gone while the connection that is to wake all of them is made."""
+    """Its client disconnects while the waking connection is being opened."""
     token = create_token("consumer", verbs=VERBS, topics=["*"])
     with proxied() as proxy, uvicorn(url=proxy.url, POLL_INTERVAL=60) as server:
         aim = proxy.aim_at("^LISTEN", Stage.UNSENT)

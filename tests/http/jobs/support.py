@@ -40,7 +40,7 @@ def found(job_id: str = "a", topic: str = "orders") -> Job:
 
 
 def let_pass(span: timedelta) -> None:
-    """Move the clock: everything stored was written, and is due, that much earlier."""
+    """Shift the clock: make every stored time that much earlier."""
     Message.objects.update(
         scheduled_at=F("scheduled_at") - span // timedelta(milliseconds=1),
         created_at=F("created_at") - span // timedelta(milliseconds=1),
@@ -49,7 +49,7 @@ def let_pass(span: timedelta) -> None:
 
 
 def server_now() -> datetime:
-    """The database's clock, in whole milliseconds as stored instants are."""
+    """Return the database's clock, in whole milliseconds as stored instants are."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT date_trunc('milliseconds', clock_timestamp())")
         now: datetime = cursor.fetchone()[0]

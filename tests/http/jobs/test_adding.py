@@ -1,4 +1,4 @@
-"""J4, J5: what is stored of a job, when it is due, and what an id that is taken means."""
+"""J4, J5: the stored job, its due time, and the effect of a taken id."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOut
 
 
 def refused(**fields: Any) -> list[str]:
-    """Return the paths of what is wrong."""
+    """Return the paths of the errors."""
     with pytest.raises(InvalidJob) as raised:
         job_from({"jobId": "a", "topic": "orders", **fields})
     return [path for path, _ in raised.value.errors]
@@ -290,7 +290,7 @@ def test_an_id_that_a_queue_has_is_taken() -> None:
 
 
 class TestBesideOffers:
-    """An offer of a queue takes no job's lock, and looks in its own kind alone."""
+    """A queue's offer takes no job lock, and checks its own kind only."""
 
     @pytest.fixture(autouse=True)
     def two_of_an_id(self) -> None:

@@ -1,4 +1,4 @@
-"""J1, J3: popping, and what becomes of a job whose consumer answers, or does not."""
+"""J1, J3: popping, and the outcome of a job with and without a settlement."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_j1_the_default_ladder_is_nine_waits_of_25_h_13_m_15_s() -> None:
 
 
 def test_j1_each_wait_begins_at_the_end_of_the_failed_attempt() -> None:
-    """And the tenth failure is the last: the job is kept as a dead one."""
+    """The tenth failure is the last: the job becomes a dead letter."""
     add(body={"order": 7}, ttr=60)
     for failures, seconds in enumerate(LADDER, start=1):
         job = popped()
         assert job.attempt == failures
-        let_pass(timedelta(seconds=20))  # what the attempt takes
+        let_pass(timedelta(seconds=20))  # duration of the attempt
         before = server_now()
         assert release_job("orders", "a", job.lease_token) is DONE
         after = server_now()

@@ -1,4 +1,4 @@
-"""J2: dead jobs are listed, kicked, replayed and deleted; nothing is dropped silently."""
+"""J2: dead jobs are listed, kicked, replayed and deleted; none is dropped silently."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_j5_a_redrive_of_queues_and_admin_leaves_an_id_that_lives_the_other_way(
     configure_topic("orders", shards=1)
     kill("a", url=dead)
     add("a", url=active, if_exists="update")
-    configure_topic("orders", shards=8)  # and whatever its shard
+    configure_topic("orders", shards=8)  # its shard may change, too
 
     (letter,) = DeadLetter.objects.all()
     assert DeadLetter.objects.redrive([letter.id], overwrite=overwrite)[0].created is None
@@ -121,7 +121,7 @@ def test_j5_of_letters_of_both_ways_the_newest_is_redriven() -> None:
 
 
 def test_the_same_key_elsewhere_is_another_message() -> None:
-    """Another topic, and a kind that is none of a topic, are no obstacle to a redrive."""
+    """Another topic, and a kind without a topic, do not block a redrive."""
     kill("a")
     add("a", "orders2")
     DelayedQueue("orders", codec="text").offer_or_update("a", "x")

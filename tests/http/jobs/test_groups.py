@@ -1,4 +1,4 @@
-"""Topics with limits: jobs name a group, and wait for it (G10)."""
+"""Topics with limits: jobs name a group, and wait for its slots (G10)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def unknown() -> None:
-    """Nothing is known of any topic."""
+    """Clear the caches of topics."""
     forget_topics()
     limited_topic.cache_clear()
 
@@ -115,7 +115,7 @@ class TestPops:
         assert 0 < Pop("orders").outlook()[1] <= 3
 
     def test_a_permit_is_not_waited_for_when_the_topic_is_paused(self) -> None:
-        """Its time comes and goes: who waited for no time would ask without end."""
+        """Its time passes meanwhile: a pop that waited for it would poll without end."""
         configure_topic("orders", groups=Groups(rate="2/s"))
         for n in range(9):
             add(f"a{n}", group="a")
@@ -198,7 +198,7 @@ class TestLimitsOfTopics:
 
 class TestRaces:
     def test_pops_of_several_processes_never_hold_more_than_the_limit(self) -> None:
-        """Each thread is a process of its own, as far as limits are known to one."""
+        """Each thread stands for a process, since each caches limits by itself."""
         configure_topic("orders", groups=Groups(concurrency=2))
         for n in range(120):
             add(f"{n}", group=f"g{n % 3}")

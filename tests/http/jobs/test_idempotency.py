@@ -1,4 +1,4 @@
-"""J5: a key replays its first answer, and the answer is kept with the job or not at all."""
+"""J5: a key replays its first answer; the answer commits with the job."""
 
 from __future__ import annotations
 

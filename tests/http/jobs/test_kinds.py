@@ -1,4 +1,4 @@
-"""Where jobs are stored, and under which names."""
+"""Kinds of jobs: their tables, and their names."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_jobs_with_a_url_are_never_popped() -> None:
 
 @pytest.mark.django_db
 def test_statements_name_kinds_as_the_code_does() -> None:
-    """In all shards and both ways: what is stored by the code's names is found by SQL's."""
+    """In all shards and both ways: SQL's names find the rows stored under the code's names."""
     configure_topic("orders", shards=MAX_SHARDS)
     ids = {way: [f"{way}-{n}" for n in range(600)] for way in Way}
     for way, names in ids.items():

@@ -1,4 +1,4 @@
-"""A topic beside a plain model of it, through random lives of a few jobs."""
+"""A topic beside a simple model of it, through random histories of a few jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from delayed_queue.http.jobs.jobs import Answer, PoppedJob
 from delayed_queue.models import Message
 from tests.http.jobs.support import URL, add, let_pass, pop_jobs
 
-IDS: Final = ("a", "é")  # few, so that they meet
+IDS: Final = ("a", "é")  # few, so that they collide
 LADDER: Final = (60,)
 TTR: Final = 30
 numbers: Final = itertools.count()
@@ -75,9 +75,9 @@ class Dead:
 
 
 class Topic(RuleBasedStateMachine):
-    """Do the same to the topic and the model; each answer and all that can be seen are equal."""
+    """Apply the same call to the topic and the model; answers and visible state are equal."""
 
-    held = Bundle("held")  # popped jobs, whatever became of their leases
+    held = Bundle("held")  # popped jobs, with live or expired leases
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ class Topic(RuleBasedStateMachine):
         for name in sorted(due):
             job = self.active[name]
             if job.attempts and job.retry + job.attempts >= len(LADDER) + 1:
-                # The lease of the last attempt expired. Whether this pop came by depends on how
-                # many it was to take; a found one is a dead letter.
+                # The lease of the last attempt expired. The pop may have stopped before it, at its
+                # limit. A job that it found is a dead letter.
                 found = find_job(self.name, name)
                 assert found is not None
                 if found.state == "dead":
@@ -132,7 +132,7 @@ class Topic(RuleBasedStateMachine):
         return multiple(*jobs)
 
     def _holds(self, job: PoppedJob) -> Answer:
-        """Return what a call with the lease of that job is answered."""
+        """Return the answer to a call with the lease of that job."""
         active = self.active.get(job.job_id)
         if active is not None and active.token == job.lease_token:
             return Answer.DONE

@@ -1,4 +1,4 @@
-"""J3, J7: topics whose jobs workers of Django code handle."""
+"""J3, J7: topics whose jobs Django workers handle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue in a database that commits, and processes that know no topic."""
+"""A queue in a database that commits, and empty topic caches."""
 
 from __future__ import annotations
 

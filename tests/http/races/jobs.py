@@ -1,4 +1,4 @@
-"""Holding and redriving jobs, and rows that no call has written."""
+"""Locked and redriven jobs, and rows inserted directly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def insert(connection: Connection, kind: str, key: str = "a") -> None:
 
 
 def redriving(connection: Connection, *letters: int, kind: str | None = None) -> None:
-    """Redrive on the connection as queues and the admin do, but for the commit."""
+    """Redrive on the connection as queues and the admin do, without the commit."""
     params = {"ids": list(letters), "kind": kind, "overwrite": False, "now": None, "most": 200}
     params |= family_params()
     connection.execute("BEGIN")

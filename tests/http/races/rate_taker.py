@@ -1,4 +1,4 @@
-"""Takes permits for so many seconds as fast as it can, and prints when it took each."""
+"""Takes permits as fast as it can for the given seconds, and prints the time of each."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class TestHosts:
         self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
         end: str,
     ) -> None:  # fmt: skip
-        """Whichever comes last, the host is closed."""
+        """In each order of the outcomes, the host is closed."""
         probing("me")
         params = {
             "host": HOST, "by": "me", "event": "FAIL", "pause": 1000, "longest": 9000,

@@ -1,4 +1,4 @@
-"""Jobs that many requests add at the same time: in one transaction, and each for itself (J5)."""
+"""Jobs added at the same time: in one transaction, and each for itself (J5)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Requests:
         self._thread.start()
 
     def add(self, job_id: str, if_exists: str = "fail", **fields: Any) -> Future[AddedJob]:
-        """Return what is answered, once the job stands in line."""
+        """Return the answer, once the job stands in line."""
         job = job_from({"jobId": job_id, "topic": "orders", **fields})
         place = ("default", "orders", IfExists(if_exists))
         answer = asyncio.run_coroutine_threadsafe(add_together(job, place), self._loop)
@@ -74,7 +74,7 @@ def requests() -> Iterator[Requests]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for an id that is held waits for as long as it takes."""
+    """Callers wait for a locked id without a timeout."""
     monkeypatch.setattr(adding, "TIMEOUT", LONG)
 
 
@@ -83,7 +83,7 @@ def outcomes(*answers: Future[AddedJob]) -> list[str | None]:
 
 
 def blocked(admin: Connection, number: int = 1) -> list[int]:
-    """Return the sessions that wait for a lock, once there are so many."""
+    """Return the sessions that wait for a lock, once there are ``number`` of them."""
 
     def pids() -> list[int]:
         return [pid for (pid,) in admin.execute(BLOCKED)]
@@ -93,7 +93,7 @@ def blocked(admin: Connection, number: int = 1) -> list[int]:
 
 
 def transactions(admin: Connection) -> Counter[str]:
-    """How many jobs each transaction has stored."""
+    """Return the number of jobs that each transaction has stored."""
     return Counter(row[0] for row in admin.execute("SELECT xmin::text FROM delayed_queue"))
 
 
@@ -114,7 +114,7 @@ def test_what_gathers_while_one_is_written_is_written_in_one_transaction(
 def test_of_a_group_one_gets_an_id_and_the_others_their_own_answers(
     patient: None, requests: Requests, other: Connection, admin: Connection
 ) -> None:
-    """A statement returns a row for one of two equal ids; the second has a turn of its own."""
+    """A statement returns a row for one of two equal ids; the second id gets its own statement."""
     requests.add("taken").result(30)
     hold_job(other, "first")
     requests.add("first")
@@ -127,7 +127,7 @@ def test_of_a_group_one_gets_an_id_and_the_others_their_own_answers(
 def test_an_id_that_is_held_holds_up_nobody_else(
     requests: Requests, other: Connection, admin: Connection
 ) -> None:
-    """Not the one of its batch, and not those who come after it."""
+    """It blocks neither its own batch nor later ones."""
     hold_job(other, "held")
     held = requests.add("held")
     blocked(admin)
@@ -174,7 +174,7 @@ def test_a_topic_that_changed_its_shards_is_noticed(
 
 def test_many_loops_add_many_jobs_and_none_is_lost_or_doubled() -> None:
     def some(number: int) -> list[AddedJob]:
-        # Every third id is wanted by all.
+        # All of them add every third id.
         requests = Requests()
         asked = [requests.add(f"{n}" if n % 3 == 0 else f"{number}-{n}") for n in range(30)]
         answers = [each.result(30) for each in asked]

@@ -1,7 +1,7 @@
-"""J5, J3: a job is one, whatever the order in which the statements of several callers come.
+"""J5, J3: a job stays one, in every order of the callers' statements.
 
-Each caller is a connection that is told one statement at a time; who has to wait for a lock goes on
-when it is given to it. Every day a part of the orders is tried, in `make test-all` each.
+Each caller is a connection that gets one statement at a time; a caller blocked by a lock continues
+once the lock is free. Daily runs try a part of the orders, and ``make test-all`` tries each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.processes import wait_until
 from tests.support.sampling import sample
 
 Connection = psycopg.Connection[Any]
-# A step that returns True has its caller begin again, after all others.
+# A step that returns True makes its caller start again, after all others.
 Step = Callable[[Connection], Any]
 
 PULLED, CALLED = kinds_of_topic("orders", 1)
@@ -53,7 +53,7 @@ def lock(connection: Connection) -> None:
 
 
 def put(connection: Connection) -> bool:
-    """Give jobs x and a another body and a url."""
+    """Update jobs x and a with another body and a url."""
     rows = connection.execute(
         PUT_JOBS,
         {
@@ -75,14 +75,14 @@ UPDATE: Final[Sequence[Step]] = (lock, put, commit)
 DELETION: Final[Sequence[Step]] = (
     lock, drop, run(DROP_DEAD_JOB, topic="orders", key="a"), commit
 )  # fmt: skip
-# By whoever leased it.
+# By the caller that leased it.
 DEATH: Final[Sequence[Step]] = (
     run(DEAD_LETTER, ids=[-1], lease_id="leased", reason="no", error=None, fingerprint="", now=NOW),
 )
 
 
 def redrive(*, careless: bool = False) -> Sequence[Step]:
-    """Redrive the letters that there are when it begins, under the locks of their jobs or not."""
+    """Redrive the dead letters present at the start, with or without the locks of their jobs."""
     params: dict[str, Any] = {"kind": None, "overwrite": False, "now": NOW, "most": 200}
     params |= family_params()
 
@@ -97,7 +97,7 @@ def redrive(*, careless: bool = False) -> Sequence[Step]:
 
 
 def failure() -> Sequence[Step]:
-    """Consume job a, fail, and put it back, due at once."""
+    """Consume job a, fail, and return it, due at once."""
     taken: list[Any] = []
 
     def consume(connection: Connection) -> None:
@@ -121,7 +121,7 @@ def failure() -> Sequence[Step]:
 
 
 class Caller:
-    """One connection, and the steps that it is to take."""
+    """One connection, and its steps."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -145,7 +145,7 @@ class Caller:
         return True
 
     def is_settled(self, admin: Connection) -> bool:
-        """Return whether its last step is over, or waits for somebody."""
+        """True if its last step has finished, or waits for a lock."""
         if self.is_ready:
             return self._last is None or self._last.result()
         pid = self.connection.info.backend_pid
@@ -168,7 +168,7 @@ def callers(transactional_db: None) -> Iterator[list[Caller]]:
 
 
 def orders(counts: Sequence[int], every: int) -> Iterator[list[int]]:
-    """Yield ways to merge sequences of those lengths, as the numbers of the sequences."""
+    """Yield merges of sequences of those lengths, as the numbers of the sequences."""
     return islice(all_orders(counts), 0, None, every)
 
 
@@ -205,7 +205,7 @@ def play(
     all_steps: Sequence[Sequence[Step]],
     order: list[int],
 ) -> int:
-    """Take the steps in that order; return how many jobs named a there were at most."""
+    """Take the steps in that order; return the maximum of jobs named a."""
     cast = callers[: len(all_steps)]
     for caller, steps in zip(cast, all_steps, strict=True):
         caller.begin(steps)
@@ -232,7 +232,7 @@ def jobs_a(admin: Connection) -> int:
 
 
 def holding_x(caller: Caller) -> Sequence[Step]:
-    """Hold job x, for which an update then waits in the middle of its statement."""
+    """Lock job x, for which an update then waits in the middle of its statement."""
     caller.connection.execute("BEGIN")
     caller.connection.execute("SELECT FROM delayed_queue WHERE id = -2 FOR UPDATE")
     return (commit,)
@@ -252,7 +252,7 @@ def test_j5_an_update_a_death_and_a_redrive_leave_one_job(
 def test_j5_without_the_locks_of_its_letters_a_redrive_leaves_two(
     callers: list[Caller], admin: Connection
 ) -> None:
-    """So what is tried above is enough to find it."""
+    """The orders tried above are therefore enough to find the fault."""
     most = 1
     for order in orders([3, 1, 3, 1], 17):
         scene(admin, is_leased=True)

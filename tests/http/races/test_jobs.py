@@ -1,4 +1,4 @@
-"""Jobs: one id over several kinds, under every race that the locks are there for (J3, J5, J6)."""
+"""Jobs: one id over several kinds, under every race that the locks prevent (J3, J5, J6)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("new_process")
 
 @pytest.mark.parametrize("if_exists", IfExists)
 def test_of_many_posts_of_an_id_with_and_without_url_one_creates(if_exists: IfExists) -> None:
-    """J5: in two kinds, over which no index is unique."""
+    """J5: in two kinds, which share no unique index."""
     for turn in range(10):
         posts: list[Callable[[], AddedJob]] = [
             partial(add, f"id-{turn}", url=URL if n % 2 else None, if_exists=if_exists, body=n)
@@ -54,7 +54,7 @@ def test_of_many_posts_of_an_id_with_and_without_url_one_creates(if_exists: IfEx
 def test_a_post_waits_for_another_of_its_id(
     other: Connection, admin: Connection, url: str | None, end: str
 ) -> None:
-    """And then sees what that one stored in the other kind: the lock has a statement of its own."""
+    """It then reads the other kind's row: the lock has its own statement."""
     create_topic("orders")
     hold_job(other)
     insert(other, "orders|json" if url else "orders|callback")
@@ -110,7 +110,7 @@ def test_two_bulks_with_the_same_ids_in_opposite_order_do_not_deadlock() -> None
 def test_a_message_offered_meanwhile_under_the_id_is_not_overwritten(
     other: Connection, admin: Connection
 ) -> None:
-    """ADD_JOBS: a queue's offer takes no lock; the unique index of the kind is what holds."""
+    """ADD_JOBS: a queue's offer takes no lock; the unique index of the kind protects it."""
     create_topic("orders")
     other.execute("BEGIN")
     insert(other, "orders|json")
@@ -124,7 +124,7 @@ def test_a_message_offered_meanwhile_under_the_id_is_not_overwritten(
 def test_an_update_waits_for_an_acknowledgement_and_loses_nothing(
     other: Connection, admin: Connection, end: str
 ) -> None:
-    """PUT_JOBS: the job that moves is deleted, or was; either way the new one is stored."""
+    """PUT_JOBS: the moving job is deleted before or after; either way the new one is stored."""
     add(body=1)
     token = popped().lease_token
     other.execute("BEGIN")
@@ -137,7 +137,7 @@ def test_an_update_waits_for_an_acknowledgement_and_loses_nothing(
 
 
 class TestDeletion:
-    """J3: after the 204 the job is nowhere, whatever it was doing meanwhile."""
+    """J3: after the 204 the job is gone, in every state that it passed meanwhile."""
 
     @pytest.mark.parametrize("change", ["dies", "is redriven", "is retried", "moves"])
     def test_j3_a_job_that_changes_meanwhile_is_deleted(
@@ -176,7 +176,7 @@ class TestDeletion:
         def consume() -> int:
             taken = 0
             while not is_over.is_set():
-                # Deletions that were answered before the claim began.
+                # Deletions that were answered before the claim started.
                 gone = {job_id for job_id, was_there in list(deleted.items()) if was_there}
                 jobs = pop_jobs("orders", 3)
                 late.extend(each.job_id for each in jobs if each.job_id in gone)
@@ -211,7 +211,7 @@ class TestPopping:
     def test_a_pop_passes_by_what_another_holds_and_holds_no_more_than_it_takes(
         self, impatient: Any, other: Connection
     ) -> None:
-        """POP_JOBS: with SKIP LOCKED left out it would wait; without its lazy loop, lock all."""
+        """POP_JOBS: without SKIP LOCKED it would wait; without its lazy loop it would lock all."""
         configure_topic("orders", shards=4)
         for n in range(8):
             add(str(n))
@@ -226,7 +226,7 @@ class TestPopping:
     def test_a_consumer_that_waits_for_who_took_its_job_over_is_told(
         self, other: Connection, admin: Connection, call: Callable[..., Answer]
     ) -> None:
-        """FINISH_JOB and the others: the lease is compared again with the row as it became."""
+        """FINISH_JOB and the others: compare the lease again with the updated row."""
         add()
         token = popped().lease_token
         other.execute("BEGIN")
@@ -251,7 +251,7 @@ class TestKicking:
     def test_a_kick_waits_for_a_post_of_its_id(
         self, other: Connection, admin: Connection, end: str
     ) -> None:
-        """REDRIVE: the job that lives in the other kind is seen behind the lock."""
+        """REDRIVE: behind the lock it reads the job of the other kind."""
         add()
         bury_job("orders", "a", popped().lease_token)
         hold_job(other)

@@ -138,7 +138,7 @@ def test_a_connection_that_ends_while_taking_is_replaced_and_loses_no_more_than_
     ],
 )
 def test_processes_take_no_more_than_the_rate(per_second: float, burst: int, processes: int):
-    """And not much less, since they are in haste."""
+    """And not much less, since the takers do not wait."""
     command = [
         sys.executable, "-m", "tests.http.races.rate_taker", "shared", str(per_second), str(burst),
         str(SECONDS),
@@ -162,6 +162,6 @@ def test_processes_take_no_more_than_the_rate(per_second: float, burst: int, pro
         float(line) for each in takers for line in each.communicate(timeout=60)[0].split()
     )
 
-    # Each permit was taken after the start, and before the time that its taker printed.
+    # Each permit was taken between the start and the time that its taker printed.
     assert len(taken) <= per_second * (taken[-1] - started) + burst
     assert len(taken) >= per_second * (taken[-1] - taken[0]) / 2

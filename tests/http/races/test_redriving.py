@@ -1,4 +1,4 @@
-"""Jobs that come back: redriven, or put back by a transaction that failed (J3, J5)."""
+"""Returning jobs: redriven, or restored by a failed transaction (J3, J5)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.usefixtures("new_process")
 
 
 def dead() -> int:
-    """Make job a a dead one; return the id of its letter."""
+    """Make job a a dead letter; return its id."""
     add()
     bury_job("orders", "a", popped().lease_token)
     return DeadLetter.objects.get().id
 
 
-# From wherever letters are redriven.
+# Every call that redrives letters.
 REDRIVES: Final[dict[str, Callable[[int], Any]]] = {
     "queue": lambda letter: list(DelayedQueue("orders").redrive([letter]).values()),
     "queue, all": lambda letter: list(DelayedQueue("orders").redrive_all().elements()),
@@ -47,7 +47,7 @@ REDRIVES: Final[dict[str, Callable[[int], Any]]] = {
 
 
 class TestRedriving:
-    """J5: letters come back under the locks of their jobs, whoever redrives them."""
+    """J5: every redrive brings dead letters back under the locks of their jobs."""
 
     @pytest.mark.parametrize("way", REDRIVES)
     @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ class TestRedriving:
     def test_j5_a_redrive_waits_for_an_update_of_its_job(
         self, other: Connection, admin: Connection, way: str, end: str, outcome: OfferOutcome
     ) -> None:
-        """LOCK_JOBS_OF_LETTERS: and then sees the job live the other way, or not."""
+        """LOCK_JOBS_OF_LETTERS: it then reads the job's other kind."""
         letter = dead()
         hold_job(other)
         insert(other, "orders|callback")
@@ -83,7 +83,7 @@ class TestRedriving:
     def test_j5_a_job_that_dies_and_is_redriven_during_one_update_is_not_two(
         self, other: Connection, admin: Connection
     ) -> None:
-        """PUT_JOBS has looked already, and waits for the row of another job."""
+        """PUT_JOBS has read its rows, and waits for the row of another job."""
         add("x")
         add("a")
         for _ in range(2):
@@ -101,7 +101,7 @@ class TestRedriving:
             with calling(partial(DelayedQueue("orders").redrive_all)) as redrive:
                 wait_until_blocked(admin, redrive)
                 other.execute("COMMIT")
-                # It comes before the update asks again for the job that was gone.
+                # It comes before the update retries the job that was gone.
                 assert redrive.answer() == {OfferOutcome.CREATED: 1}
                 assert {each.outcome for each in updating.answer()} == {OfferOutcome.UPDATED}
         assert sorted(Message.objects.values_list("key", "kind")) == [
@@ -111,7 +111,7 @@ class TestRedriving:
     def test_j5_the_first_job_of_a_topic_waits_for_a_redrive_of_the_queue_of_its_name(
         self, other: Connection, admin: Connection
     ) -> None:
-        """CREATE_TOPIC: the redrive found no topic, and holds no job."""
+        """CREATE_TOPIC: the redrive found no topic, and locks no job."""
         queue = DelayedQueue("orders")
         queue.offer_or_update("a", 1)
         polled(queue).reject("no")
@@ -152,7 +152,7 @@ class TestRedriving:
     def test_the_topic_is_locked_before_its_jobs(
         self, other: Connection, admin: Connection
     ) -> None:
-        """LOCK_JOBS: as everybody does, or a redrive could wait for a post that waits for it."""
+        """LOCK_JOBS: in the common order, or a redrive could wait for a post that waits for it."""
         create_topic("orders")
         hold_job(other)
         with calling(add) as post:
@@ -165,7 +165,8 @@ class TestRedriving:
     @pytest.mark.parametrize(
         ("queue", "letters", "expected"),
         [
-            # A queue that is no topic, one that cannot be, a topic, and more than locks are for.
+            # A queue that is no topic, one that cannot be a topic, a topic, and more letters than
+            # locks.
             (DelayedQueue("other"), 3, {("ShareLock", True): 1}),
             (DelayedQueue("orders", codec="text"), 3, {}),
             (DelayedQueue("orders"), 3, {("ShareLock", True): 1, ("ExclusiveLock", True): 3}),
@@ -202,7 +203,7 @@ def own_locks() -> Counter[tuple[str, bool]]:
 
 
 def advisory_locks(connection: Connection, pid: int) -> Counter[tuple[str, bool]]:
-    """Count the advisory locks that a server process holds or (False) waits for, by mode."""
+    """Count a server process's advisory locks by mode: held, or (False) awaited."""
     found = connection.execute(
         """SELECT mode, granted FROM pg_locks
         WHERE locktype = 'advisory' AND pid = %s""", [pid]
@@ -211,11 +212,11 @@ def advisory_locks(connection: Connection, pid: int) -> Counter[tuple[str, bool]
 
 
 class TestConsumption:
-    """A transaction that consumed a job and failed puts it back as a row that no snapshot knew."""
+    """A failed consuming transaction restores a job as a row that no snapshot has."""
 
     @pytest.fixture
     def consumer(self) -> Iterator[tuple[Call[int], threading.Event]]:
-        """Who has consumed job a of the topic by its queue, and fails when told to."""
+        """A consumer that has consumed job a of the topic by its queue, and fails on request."""
         add()
         holds, fails = threading.Event(), threading.Event()
 
@@ -254,7 +255,7 @@ class TestConsumption:
         assert find_job("orders", "a") is None
 
     def test_j5_of_jobs_that_are_consumed_fail_die_move_and_are_redriven_each_is_one(self) -> None:
-        """All at once, many times: whoever comes in between is met by asking again."""
+        """All at once, many times: a caller that met another change retries."""
         policy = RetryPolicy.ladder(" ".join(["1ms"] * 4))
         queue = DelayedQueue("orders", retry_policy=policy)
         is_over = threading.Event()
@@ -291,4 +292,4 @@ class TestConsumption:
 
 
 class Poison(Exception):
-    """What a handler raises."""
+    """The exception of a handler."""

@@ -1,4 +1,4 @@
-"""Shards that come and go under jobs, and requests that come twice (J3, J5)."""
+"""Changing shards under jobs, and repeated requests (J3, J5)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TestHosts:
     def test_a_new_host_waits_for_a_pause_and_goes_by_it(
         self, other: Connection, admin: Connection, end: str
     ) -> None:
-        """HOLD_TOPIC: held by a pause, so that no shard is left out of it."""
+        """HOLD_TOPIC: a pause locks the topic, so that it covers each shard."""
         add("x", url="https://a.example/")
         other.execute("BEGIN")
         other.execute(HOLD_TOPIC, {"topic": "orders"})
@@ -125,7 +125,7 @@ class TestHosts:
         )
         with calling(partial(add, "y", url="https://b.example/")) as post:
             wait_until_blocked(admin, post)
-            # Who adds for hosts that have their shards does not wait.
+            # A post for hosts that have their shards does not wait.
             assert add("z", url="https://a.example/").outcome == "created"
             other.execute(end)
             assert post.answer().outcome == "created"
@@ -150,7 +150,7 @@ KIND: Final = "orders|json"
 
 
 def set_limits() -> int:
-    """As an operator does by the command; return how many changes were made."""
+    """As an operator does by the command; return the number of changes."""
     try:
         call_command("queuegroups", "set", "orders", "--concurrency", "1", stdout=StringIO())
     except CommandError:
@@ -159,7 +159,7 @@ def set_limits() -> int:
 
 
 def limit_in_admin(user: Any) -> Report:
-    """As an operator does by the form, which was valid."""
+    """As an operator does by the form, after its validation."""
     call = Call(Limit.objects.filter(kind=KIND), [KIND, ""], user, {"seen": "", "concurrency": 1})
     return LimitAll().run(call)
 
@@ -173,7 +173,7 @@ def more_shards() -> int:
 
 
 class TestLimits:
-    """A topic with limits has one shard: an operator and who gives it more meet at its lock."""
+    """A topic with limits has one shard: two changes of it meet at its lock."""
 
     @pytest.mark.parametrize("way", ["command", "admin"])
     def test_an_operator_waits_for_more_shards_and_is_refused(
@@ -249,7 +249,7 @@ class TestIdempotency:
     def test_a_request_under_way_refuses_its_like_and_then_answers_or_not(
         self, other: Connection, end: str
     ) -> None:
-        """TRY_KEY, READ_ANSWER, SAVE_ANSWER: kept with the commit or not at all."""
+        """TRY_KEY, READ_ANSWER, SAVE_ANSWER: stored with the commit or not at all."""
         other.execute("BEGIN")
         held = other.execute(TRY_KEY, {"lock": lock_of("idempotency", SCOPE, "key")})
         assert held.fetchone() == (True,)

@@ -16,9 +16,9 @@ REVOKE = """UPDATE delayed_queue_token SET "disabledAt" = 0"""
 def test_a_revocation_that_commits_during_the_look_counts_from_the_next(
     queue: Any, other: psycopg.Connection[Any]
 ):
-    """A look does not wait for an operator who has not committed."""
+    """A read does not wait for an operator's open transaction."""
     token = create_token("a", verbs=["add"], topics=["*"])
-    assert find_grant(token) is not None  # from here on it is not to be written
+    assert find_grant(token) is not None  # must not be written from here on
     with other.transaction():
         other.execute(REVOKE)
         assert find_grant(token) is not None

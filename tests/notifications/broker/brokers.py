@@ -1,4 +1,4 @@
-"""Brokers for the tests: the one in this process, and RabbitMQ where one answers."""
+"""Brokers for the tests: one in this process, and RabbitMQ if it answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BROKERS = ["memory://", RABBITMQ] if RABBITMQ else ["memory://"]
 
 
 class Broker:
-    """A queue of its own at a broker, and what a test does with it."""
+    """A queue at a broker for one test, and the test's operations on it."""
 
     def __init__(self, url: str) -> None:
         self.url = self._direct = url
@@ -81,11 +81,11 @@ class Broker:
                 )  # fmt: skip
 
     def waiting(self) -> int:
-        """Return how many messages wait, those in a consumer's hand aside."""
+        """Return the number of waiting messages, without those at a consumer."""
         return int(self._state().message_count)
 
     def consumers(self) -> int:
-        """Return how many take from it; one that is gone counts until its messages are back."""
+        """Return the number of consumers; a lost one counts until its messages are back."""
         return int(self._state().consumer_count)
 
     def _state(self) -> Any:
@@ -133,7 +133,7 @@ def _run(consumer: Consumer) -> None:
 
 
 def consume(broker: Broker, count: int, **options: Any) -> Consumer:
-    """Have that many messages taken, and return the consumer that did."""
+    """Consume that many messages; return the consumer."""
     consumer = consumer_of(broker, **options)
     with consuming(consumer):
         wait_until(lambda: total(consumer) >= count, 20)

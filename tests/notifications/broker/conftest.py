@@ -1,4 +1,4 @@
-"""A queue of its own for each test, at each broker there is."""
+"""A queue for each test, at each available broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.notifications.broker.brokers import BROKERS, RABBITMQ, Broker, broker_at
 
-# Where no RabbitMQ answers, there is nothing to kill and to cut.
+# Without RabbitMQ there is nothing to kill and to cut.
 collect_ignore = [] if RABBITMQ else ["test_rabbitmq.py"]
 
 
@@ -20,7 +20,7 @@ def each_broker(request: pytest.FixtureRequest, transactional_db: None) -> Itera
 
 @pytest.fixture
 def broker(transactional_db: None) -> Iterator[Broker]:
-    """RabbitMQ if there is one."""
+    """RabbitMQ if it is available."""
     with broker_at(BROKERS[-1]) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""A consumer that is killed after its first commit, before it acknowledges."""
+"""A consumer killed after its first commit, before it acknowledges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ django.setup()
 
 from delayed_queue.notifications import broker  # noqa: E402
 
-# All messages of the test come in one batch, on a busy machine too.
+# All messages of the test arrive in one batch, even on a busy machine.
 broker.LINGER_SECONDS = 3.0  # type: ignore[misc]
 
 

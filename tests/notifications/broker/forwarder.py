@@ -1,4 +1,4 @@
-"""A TCP forwarder before a broker, which can cut what it forwards."""
+"""A TCP forwarder before a broker, which can cut its connections."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import suppress
 
 
 class Forwarder:
-    """Forwards to 127.0.0.1 at a port; ``cut`` breaks all connections, ``refuse`` new ones too.
+    """Forwards to a port of 127.0.0.1; ``cut`` breaks all connections, ``refuse`` new ones too.
 
-    ``stall`` leaves those there are half open: what comes over them goes nowhere.
+    ``stall`` leaves existing connections half open: it discards their bytes.
     """
 
     def __init__(self, port: int) -> None:

@@ -146,7 +146,7 @@ def test_n2_long_ids_that_begin_alike_are_two_messages(broker):
 
 
 def test_n2_what_one_tenant_had_parked_is_its_own_when_it_is_accepted(broker):
-    """The consumer of another queue, with --tenant; and each tenant's bytes are its own."""
+    """The consumer of another queue, with --tenant; each tenant has its own bytes."""
     raw = json.dumps(email(template="welcome", subject=None, body=None, context={"name": "A"}))
     raws = [Incoming(raw.encode())]
     for tenant in ("bank", "shop"):

@@ -1,4 +1,4 @@
-"""RabbitMQ for real (N2): killed consumers, cut connections, a database that goes away."""
+"""Real RabbitMQ (N2): killed consumers, cut connections, an outage of the database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.proxies import proxied
 
 @contextmanager
 def forwarded(broker: Broker) -> Iterator[Forwarder]:
-    """Have what is connected by the broker's URL go through a forwarder."""
+    """Route connections to the broker's URL through a forwarder."""
     forwarder, direct = Forwarder(port_of(broker.url)), broker.url
     broker.url = f"amqp://guest:guest@127.0.0.1:{forwarder.port}//"
     try:
@@ -84,11 +84,11 @@ def test_n2_a_database_that_is_away_is_waited_for_and_sigterm_leaves_nothing_in_
         wait_until(lambda: stored() == 5)
         proxy.refuse()
         rabbitmq.publish(20)
-        # It has taken them, and given them back.
+        # It has received them, and returned them.
         wait_until(lambda: rabbitmq.waiting() == 20)
         proxy.accept()
         wait_until(lambda: stored() == 25)
-        # It acknowledges what it has stored before it ends.
+        # It acknowledges the messages it has stored before it stops.
         rabbitmq.publish(500)
         wait_until(lambda: stored() > 25)
         process.send_signal(signal.SIGTERM)
@@ -98,7 +98,7 @@ def test_n2_a_database_that_is_away_is_waited_for_and_sigterm_leaves_nothing_in_
 
 @contextmanager
 def consumer_process(broker: Broker, **variables: str) -> Iterator[Process]:
-    """Run the command on the broker's queue; kill it at the end if it runs still."""
+    """Run the command on the broker's queue; kill it at the end if it still runs."""
     with managed(
         "consumenotifications", "--queue", broker.queue, "--tenant", "upstream",
         "--batch-size", "20", AMQP_URL=broker.url, **variables,

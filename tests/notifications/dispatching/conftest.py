@@ -32,7 +32,7 @@ def sms() -> Iterator[FakeSms]:
 
 @pytest.fixture
 def dispatch(settings: Settings, smtp: FakeSmtp, sms: FakeSms) -> dict[str, Any]:
-    """The section of the settings, with one provider for a channel and retries at once."""
+    """The settings' section, with one provider per channel and immediate retries."""
     found: dict[str, Any] = configure(
         settings,
         {

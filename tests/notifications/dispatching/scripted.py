@@ -1,4 +1,4 @@
-"""Third parties that say what a test has them say, as slowly as it has them say it."""
+"""Third parties that send scripted replies, as slowly as the script requires."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.notifications.fakes import Server
 
 
 class Scripted(Server):
-    """A server of which a subclass says what it does with one connection."""
+    """A server whose subclass scripts one connection."""
 
     async def _start(self) -> None:
         self._talks: set[asyncio.Task[None] | None] = set()
@@ -28,7 +28,7 @@ class Scripted(Server):
         try:
             await self.converse(reader, writer)
         except ConnectionError:
-            pass  # who asked has hung up
+            pass  # the client has disconnected
         finally:
             writer.close()
 
@@ -36,7 +36,7 @@ class Scripted(Server):
         raise NotImplementedError
 
     async def say(self, writer: asyncio.StreamWriter, *parts: bytes) -> None:
-        """Send each part in a packet of its own."""
+        """Send each part in its own packet."""
         for part in parts:
             writer.write(part)
             await writer.drain()
@@ -44,7 +44,7 @@ class Scripted(Server):
 
 
 class ScriptedHttp(Scripted):
-    """Answers a POST with these parts, and hangs up after them unless it is to hang."""
+    """Answers a POST with these parts, and then disconnects or hangs."""
 
     def __init__(self, parts: Sequence[bytes], *, hangs: bool = False) -> None:
         super().__init__(latency=0.02)

@@ -1,4 +1,4 @@
-"""Providers whose answers are cut, split, dripped, nonsense, or not theirs to store (N7, N8)."""
+"""Broken provider responses: cut, split, slow, invalid, or too private to store (N7, N8)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CODES = {"blocked": "permanent"}
 
 
 def answer(status: str, body: bytes, *parts: bytes, length: int = 0) -> list[bytes]:
-    """An HTTP answer; its body may come in parts, and be shorter than it says."""
+    """An HTTP response; its body may come in parts, and be shorter than Content-Length."""
     total = length or len(body) + sum(map(len, parts))
     return [b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status.encode(), total), body, *parts]
 
 
 def asked(parts: Sequence[bytes], *, hangs: bool = False, **options: Any) -> Outcome:
-    """Return what an SMS provider makes of that answer."""
+    """Return the verdict of an SMS provider on that response."""
 
     async def ask(url: str) -> Outcome:
         provider = HttpSmsProvider("texts", url=url, codes=CODES, **{"timeout": 5.0} | options)
@@ -105,7 +105,7 @@ def test_n8_an_answer_that_nobody_asked_to_be_compressed_is_not_decompressed():
     "told", ["no route to +40721234567", "40721234567", "ada@example.org", "x" * 51, "a\\nb", ""]
 )
 def test_n4_what_a_provider_says_in_place_of_a_code_is_not_shown_as_one(told: str):
-    """It is listed and logged, and may be the recipient."""
+    """It appears in lists and logs, and may be the recipient."""
     outcome = asked(answer("400 Bad Request", b'{"code": "%s"}' % told.encode()))
     assert outcome.code == "400"
 
@@ -132,7 +132,7 @@ def test_n3_ids_that_cannot_be_stored_keep_no_end_from_being_written():
 
 
 def mailed(server: Server, **options: Any) -> Outcome:
-    """Return what came of a mail over this server; fails where a thread would be held for ever."""
+    """Return the outcome of a mail over this server; fail if a thread would be held for ever."""
     provider = EmailProvider(
         "mail", sender=SENDER, host="127.0.0.1", port=server.port, threads=1, timeout=0.5, **options
     )

@@ -1,5 +1,7 @@
-"""A campaign under way, with the provider as witness: what is urgent overtakes it, and what is
-over is not sent (N9). The million rows are for the benchmark."""
+"""A running campaign with the provider as witness (N9).
+
+Urgent messages overtake it, and expired ones are not sent. The benchmark covers the million rows.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 CAMPAIGN: Final = 20_000
 SMS: Final = {"channel": Channel.SMS, "recipient": "+40721234567"}
-# A one-time code overtakes a campaign, which takes many times as long. Two seconds are promised;
-# this leaves room for a machine that is busy with other tests.
+# A one-time code overtakes a campaign, which takes many times as long. The promise is two seconds;
+# this leaves room for a busy machine.
 SOON: Final = timedelta(seconds=8)
 
 
@@ -53,7 +55,7 @@ def begin_campaign() -> None:
 
 
 def let_some_expire(soon: datetime) -> None:
-    """Have what comes next in the campaign expire, most of it before its turn."""
+    """Expire the next messages of the campaign, most of them before their turn."""
     waiting = Message.objects.filter(lease_id=None).order_by("scheduled_at", "id")
     some = list(waiting.values_list("key", flat=True)[:2000])
     Notification.objects.filter(pk__in=some, status=Status.ENQUEUED).update(expires_at=soon)
@@ -79,7 +81,7 @@ def test_n9_under_a_campaign_codes_are_prompt_and_what_has_expired_is_not_sent(
         took = [seconds_to_send_a_code(sms) for _ in range(8)]
         wait_until(lambda: Notification.objects.filter(status=Status.EXPIRED).count() > 100)
         waiting = Notification.objects.filter(priority=Priority.BULK, status=Status.ENQUEUED)
-        assert waiting.count() > 1000  # it was under way all the time
+        assert waiting.count() > 1000  # it was running all the time
 
     assert max(took) < SOON.total_seconds()
     codes = Notification.objects.filter(priority=Priority.URGENT)
@@ -90,7 +92,7 @@ def test_n9_under_a_campaign_codes_are_prompt_and_what_has_expired_is_not_sent(
     ends = {str(code.id): code.status for code in expiring}
     assert Status.EXPIRED in ends.values()
     assert not [key for key, end in ends.items() if end == Status.EXPIRED and key in sms.seen]
-    # Judged just before the call.
+    # Checked just before the call.
     late = [sms.began_at[key] - expiry.timestamp() for key in ends if key in sms.accepted]
     assert max(late, default=0.0) < SOON.total_seconds()
     assert set(sms.accepted.values()) == {1}

@@ -1,4 +1,4 @@
-"""What holds a message back at the time of sending (N9): expiry, opt-outs, throttles, rates."""
+"""Limits that hold a message back when it is sent (N9): expiry, opt-outs, throttles, rates."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_n9_a_provider_is_asked_no_more_often_than_its_rate_by_all_dispatchers(
 def test_n9_a_provider_that_is_left_alone_uses_up_no_permit_of_a_recipient(
     dispatch: dict[str, Any], sms: FakeSms
 ):
-    """Three calls are made in all, and three are what the recipient may have for an hour."""
+    """The test makes three calls in all; the recipient's limit is three per hour."""
     dispatch["THROTTLE"] = {"sms": (1 / 3600, 3)}
     dispatch |= {"CIRCUIT_FAILURES": 1, "CIRCUIT_PAUSE": timedelta(seconds=0.2)}
     notification = enqueue_sms("[503,2]")

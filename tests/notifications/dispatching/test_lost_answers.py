@@ -1,4 +1,4 @@
-"""The database goes away between the provider's answer and our writing it down (N3, N7, N8)."""
+"""Outages between the provider's answer and its record in the database (N3, N7, N8)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def outcomes(notification: Notification) -> list[str]:
 def test_n3_a_deferral_whose_answer_is_lost_comes_again_and_is_told_once(
     dispatch: dict[str, Any], sms: FakeSms, proxied: None, proxy: Proxy, text: str, made: list[str]
 ):
-    """Taken for lost, its message would be acknowledged, and nobody would ever send it."""
+    """If the dispatcher took it for lost, it would acknowledge the message and never send it."""
     notification = enqueue(channel="sms", recipient="+40721234567", body=f"{text} Your code is 7.")
     aim = proxy.aim_at(SETTLE, Stage.COMMITTED)
     with running(dispatcher()):
@@ -70,7 +70,7 @@ def test_n8_an_answer_is_not_forgotten_over_an_outage_longer_than_all_retries(
     proxy: Proxy,
     caplog: pytest.LogCaptureFixture,
 ):
-    """Without idempotency keys it would end as a doubt, which an operator may well repeat."""
+    """Without idempotency keys it would end in doubt, and an operator might repeat it."""
     dispatch["PROVIDERS"]["email"][0]["timeout"] = 30.0
     notification = enqueue(recipient="hang-after+ada@example.org")
     with running(dispatcher()):

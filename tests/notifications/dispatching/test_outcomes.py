@@ -1,4 +1,4 @@
-"""The dispatcher against providers that fail in every way they can (N7, N8)."""
+"""The dispatcher against every failure of providers (N7, N8)."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_n8_a_refused_recipient_does_not_spoil_the_connection_for_the_next(
     assert smtp.connections == 1
 
 
-# N8: SMS over HTTP, whose provider knows idempotency keys
+# N8: SMS over HTTP, from a provider with idempotency keys
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_n8_a_permanent_failure_goes_to_no_other(dispatch: dict[str, Any], two: 
 def test_n8_an_ambiguous_outcome_goes_to_no_other_but_to_the_same_again(
     dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
 ):
-    """Even though the first is out of order at the second attempt."""
+    """Even though the first is down at the second attempt."""
     notification = enqueue_sms("[drop-after,1]")
     sms.on_accepted = lambda key: setattr(sms, "is_down", True)
     with running(dispatcher()):
@@ -230,7 +230,7 @@ def test_n8_an_ambiguous_outcome_goes_to_no_other_but_to_the_same_again(
 def test_n8_after_a_failover_the_doubt_is_about_the_provider_that_was_called_last(
     dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
 ):
-    """The first is in order again, and would send it a second time."""
+    """The first works again, and would send it a second time."""
     sms.is_down = True
     two.on_accepted = lambda key: setattr(sms, "is_down", False)
     notification = enqueue_sms("[drop-after,1]")
@@ -242,7 +242,7 @@ def test_n8_after_a_failover_the_doubt_is_about_the_provider_that_was_called_las
 def test_n8_the_doubt_outlives_an_attempt_in_which_nobody_may_be_called(
     dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
 ):
-    """The provider that may have it is left alone just then."""
+    """The provider that may have the message is closed by its breaker just then."""
     dispatch |= {"CIRCUIT_FAILURES": 1, "CIRCUIT_PAUSE": timedelta(seconds=0.5)}
     notification = enqueue_sms("[drop-after,1]")
     dispatch_all(1)
@@ -298,7 +298,7 @@ def test_n3_a_dead_letter_fails_its_notification(
 
 
 class WithDatabase:
-    """A provider that has sent the message when its own database is lost."""
+    """A provider that has sent the message when it loses its own database."""
 
     is_idempotent, sent = False, 0
 
@@ -343,7 +343,7 @@ def test_n7_no_transaction_is_open_while_a_provider_is_called(
         enqueue_sms("[hang-after]")
     with running(dispatcher()):
         wait_until(lambda: len(sms.accepted) == 3)
-        # One of the calls would last as long as they hang; a poll in between does not.
+        # One of the calls would hang as long as the provider; a poll in between does not.
         wait_until(is_no_transaction_open, 10)
         assert statuses() == {Status.PROCESSING: 3}
         sms.release()
@@ -352,7 +352,7 @@ def test_n7_no_transaction_is_open_while_a_provider_is_called(
 def test_n7_connections_that_are_lost_during_a_call_cost_no_second_one(
     dispatch: dict[str, Any], sms: FakeSms
 ):
-    """Faults: the end is written on a new connection."""
+    """Faults: the settlement is written on a new connection."""
     notification = enqueue_sms("[wait]")
     dispatch["PROVIDERS"]["sms"][0]["timeout"] = 20.0
     with running(dispatcher()):
@@ -374,7 +374,7 @@ def test_n4_what_is_logged_names_neither_recipient_nor_content(
         enqueue(recipient="550+secret@example.org", body="classified", subject="hidden")
         enqueue_sms("[503,1] classified")
         dispatch_all(2)
-    # All but what the fake server itself writes.
+    # All records except those of the fake server.
     written = "".join(each.getMessage() for each in caplog.records if each.name != "mail.log")
     assert "event=polled" in written
     for word in ("secret", "classified", "hidden", SMS["recipient"]):

@@ -1,4 +1,4 @@
-"""The parts of a dispatcher by themselves: gathering, circuits, settings, Apprise."""
+"""The parts of a dispatcher alone: gathering, circuits, settings, Apprise."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_answers_are_kept_without_the_addresses_and_numbers_they_repeat():
     assert kept == "550 <(address)> unknown, call (number) or (number)"
 
 
-# Providers that are not of the table of outcomes
+# Providers without a row in the table of outcomes
 
 
 @pytest.mark.django_db(transaction=True)

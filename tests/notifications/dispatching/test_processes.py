@@ -1,4 +1,4 @@
-"""Dispatchers as processes: many at a time, and killed at every point (N3, N5, N10)."""
+"""Dispatchers as processes: several at once, and killed at every point (N3, N5, N10)."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ IN_DOUBT: Final = (Status.FAILED, "in doubt")
 def dispatchers(
     smtp: FakeSmtp, sms: FakeSms, *arguments: str, kind: str = "http"
 ) -> Iterator[Process]:
-    """Run dispatchers under a supervisor, which starts anew those that are killed."""
+    """Run dispatchers under a supervisor, which replaces killed ones."""
     providers = {
         "email": [email_entry(smtp, timeout=20.0)],
         "sms": [sms_entry(sms, kind=kind, timeout=20.0)],
     }
     queues = [part for name in QUEUES for part in ("--queue", name)]
     arguments = (*queues, "--no-cron", "--lease", "30", "--shutdown-timeout", "1", *arguments)
-    # Quiet: what a failure shows should not be each of thousands of sends.
+    # Quiet: the log of a failure should not hold thousands of sends.
     variables = {
         "DJANGO_SETTINGS_MODULE": "tests.notifications.settings",
         "NOTIFICATION_PROVIDERS": json.dumps(providers),
@@ -116,7 +116,7 @@ def test_n3_a_dispatcher_killed_around_calls_sends_once_or_records_the_doubt(
 
 def is_waiting_for_a_lock() -> bool:
     with connection.cursor() as cursor:
-        # A transaction sees the same activity for as long as it lasts, unless it is told.
+        # A transaction sees one snapshot of the activity until it clears it.
         cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity "
@@ -133,7 +133,7 @@ def is_waiting_for_a_lock() -> bool:
 def test_n3_a_dispatcher_killed_while_it_begins_or_settles_sends_once(
     smtp: FakeSmtp, sms: FakeSms, text: str
 ):
-    """Its notification is held by another transaction, so that it waits in the statement."""
+    """Another transaction locks its notification, so that it waits in the statement."""
     notification = enqueue(channel="sms", recipient="+40721234567", body=text)
     with ExitStack() as stack:
         if text.startswith("["):

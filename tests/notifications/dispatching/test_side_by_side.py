@@ -1,4 +1,4 @@
-"""Dispatchers side by side, and which notifications go first (N5, N6, N9)."""
+"""Concurrent dispatchers, and the order of notifications (N5, N6, N9)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def enqueue_sms(text: str = "", **values: Any) -> Notification:
 
 
 def warm(dispatchers: list[Worker]) -> int:
-    """Have each of the dispatchers send some; return how many were sent in all."""
+    """Make each of the dispatchers send some; return the total."""
     sent = 0
 
     def have_all() -> bool:
@@ -47,7 +47,7 @@ def warm(dispatchers: list[Worker]) -> int:
 def test_n5_two_dispatchers_with_batch_two_process_three_events_in_parallel(
     dispatch: dict[str, Any], sms: FakeSms, claim: str, is_warm: bool
 ):
-    """The test of the original design. The provider answers none before it has all three."""
+    """The test of the original design. The provider answers only once it has all three."""
     options: dict[str, Any] = {"claim": claim, "batch_size": 2, "async_concurrency": 2}
     dispatchers = [dispatcher(**options) for _ in range(2)]
     with running(dispatchers[0]), running(dispatchers[1]):
@@ -81,7 +81,7 @@ def test_n7_a_locked_notification_holds_up_no_other_queue(
 
 
 def test_n9_an_urgent_one_overtakes_a_campaign(dispatch: dict[str, Any], sms: FakeSms):
-    """One at a time, so that their order shows; it comes when the campaign has begun."""
+    """One at a time, so that their order shows; it is enqueued after the campaign has started."""
     first = enqueue_sms("[wait]", priority=Priority.BULK)
     for _ in range(200):
         enqueue_sms(priority=Priority.BULK)
@@ -90,7 +90,7 @@ def test_n9_an_urgent_one_overtakes_a_campaign(dispatch: dict[str, Any], sms: Fa
         urgent = enqueue_sms(priority=Priority.URGENT)
         sms.release()
         wait_until(lambda: sms.accepted[str(urgent.id)] == 1)
-        # Counters keep the order in which things came.
+        # Counters keep the order of arrival.
         order = list(sms.accepted)
         wait_until(lambda: ended() == 202)
     assert order.index(str(first.id)) == 0

@@ -1,4 +1,4 @@
-"""Webhooks, and callbacks about how a notification ended: signed, guarded, with stable ids."""
+"""Webhooks, and callbacks on outcomes: signed, guarded, with stable ids."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_n8_a_host_that_is_down_is_left_alone_and_its_webhooks_fail_in_time(
 
 
 def tell_all(count: int) -> None:
-    """Deliver callbacks until so many messages are gone."""
+    """Deliver callbacks until ``count`` messages are gone."""
     worker = worker_with(handler_of(CALLBACK_QUEUE, tell))
     with running(worker):
         wait_until(lambda: worker.counts.done + worker.counts.dead == count)

@@ -1,4 +1,4 @@
-"""An intake whose database goes away (N1): stored once and 202, or 503 and nothing half done."""
+"""Intake during an outage (N1): stored once and 202, or 503 and no row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ URL = "/v1/notifications"
 
 @pytest.fixture
 def shop(proxied: None, caller: Client) -> Client:
-    """A caller whose token is known to the process, so that what fails is the intake."""
+    """A caller whose token is cached, so that the intake itself fails."""
     assert caller.get(URL).status_code == 200
     return caller
 

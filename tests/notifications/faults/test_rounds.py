@@ -1,4 +1,4 @@
-"""What a request costs the database, in round trips: the server has said so often "ready"."""
+"""Database round trips of a request: the proxy counts the server's "ready" replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.proxy import Proxy
 pytestmark = pytest.mark.usefixtures("proxied")
 
 URL = "/v1/notifications"
-# What most upstream services send.
+# Fields that most upstream services send.
 USUAL = {
     "channel": "email", "to": "ada@example.org", "template": "welcome", "context": {"name": "Ada"},
 }  # fmt: skip
@@ -26,7 +26,7 @@ USUAL = {
 
 @pytest.fixture
 def shop(proxied: None, caller: Client) -> Client:
-    """A caller whose token, connection and template this process knows."""
+    """A caller with a cached token and template, and an open connection."""
     add_version(template())
     assert post(caller, USUAL | {"dedupeKey": "first"})[0] == 202
     return caller
@@ -45,7 +45,7 @@ def post(client: Client, request: Any) -> tuple[int, Any]:
     ids=["alone", "with a key", "a hundred of one queue"],
 )  # fmt: skip
 def test_n1_a_request_takes_three_round_trips(shop: Client, proxy: Proxy, request_: Any):
-    """Begin, claim and store; offer and announce; commit."""
+    """BEGIN, claim and store; offer and announce; COMMIT."""
     stored = Notification.objects.count()
     before = proxy.rounds
     assert (post(shop, request_)[0], proxy.rounds - before) == (202, 3)
@@ -54,7 +54,7 @@ def test_n1_a_request_takes_three_round_trips(shop: Client, proxy: Proxy, reques
 
 
 def test_n9_a_duplicate_takes_three_round_trips(shop: Client, proxy: Proxy):
-    """Begin, claim and store nothing; look who holds the key; commit."""
+    """BEGIN, claim and store nothing; read the holder of the key; COMMIT."""
     before = proxy.rounds
     code, answer = post(shop, USUAL | {"dedupeKey": "first"})
     assert (code, answer["duplicate"], proxy.rounds - before) == (202, True, 3)
@@ -76,9 +76,9 @@ def test_a_batch_in_a_transaction_is_offered_and_announced_in_one(proxied: None,
     before = proxy.rounds
     with transaction.atomic():
         queue.offer_batch([ScheduledMessage("a", 1), ScheduledMessage("b", 2)])
-    # With the BEGIN, and then the commit.
+    # With the BEGIN, and then the COMMIT.
     assert proxy.rounds - before == 2
     before = proxy.rounds
     queue.offer_batch([ScheduledMessage("c", 1)])
-    # One answer to the offer and one to the announcement, sent together.
+    # One reply to the offer and one to the announcement, sent together.
     assert proxy.rounds - before == 2

@@ -1,4 +1,4 @@
-"""Attempts that want a permit of a provider and one of a recipient (N9): none is lost over both."""
+"""Attempts that need a provider's and a recipient's permit (N9): neither loses one."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ ONE: Final = b"\x01" * 16
 
 @pytest.fixture(autouse=True)
 def throttled(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A recipient gets one an hour; who finds no permit of a provider does not wait for it."""
+    """A recipient gets one per hour; an attempt without a provider's permit does not wait."""
     configure(settings, {"THROTTLE": {"email": (HOURLY, 1)}, "WAIT": timedelta(0)})
-    # By the process's clock no permit is lost on the way.
+    # By the process's clock no permit is lost in between.
     monkeypatch.setattr("delayed_queue.http.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
     rates.forget()
     yield
@@ -48,7 +48,7 @@ def throttled(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 class Willing:
-    """A provider that takes everything."""
+    """A provider that accepts everything."""
 
     name, is_idempotent = "mail", True
 
@@ -79,7 +79,7 @@ def attempt(waiting: Waiting, way: Route) -> Settlement:
 
 
 def throttles() -> int:
-    """Return how many recipients have had a permit taken."""
+    """Return the number of recipients with a used permit."""
     return Rate.objects.filter(name__startswith="recipient:").count()
 
 
@@ -121,7 +121,7 @@ def test_n9_of_twenty_for_one_recipient_one_is_sent_and_the_provider_s_permits_a
 
 @pytest.mark.parametrize("hinders", ["the recipient", "the provider"])
 def test_n9_a_probe_that_is_not_made_is_left_to_the_next(hinders: str):
-    """A provider that was down is found to be well by the first that is really sent."""
+    """The first real send shows that a provider has recovered."""
     circuit = Circuit(1, timedelta(hours=1))
     circuit.set(State.HALF_OPEN)
     if hinders == "the recipient":

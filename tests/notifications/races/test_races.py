@@ -1,4 +1,4 @@
-"""Two at the same notification, the same key, the same template: locks held to order them."""
+"""Races for one notification, key or template; locks fix their order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def claim_params(id_: uuid.UUID) -> dict[str, object]:
 
 
 def begin_params(notification: Notification) -> dict[str, object]:
-    """Lease its message, and return what begins it under that lease."""
+    """Lease its message, and return a function that starts it under that lease."""
     envelope = lease(notification)
     kind = services.queue_of(notification.priority, notification.channel).kind
     ids, leases = [notification.pk], [envelope.lease_id]
@@ -146,7 +146,7 @@ def test_n3_a_takeover_waits_for_the_end_and_finds_nothing_to_do(other, admin):
 
 
 def test_n3_overlapping_batches_wait_in_one_order(other, admin):
-    """With the higher id held, both wait; who asks for it first must not have taken it before."""
+    """With the higher id locked, both wait; the first in line holds no other lock."""
     rows = [enqueue(channel=each) for each in ("email", "sms")]
     envelopes = [lease(each) for each in rows]
     other.execute("BEGIN")

@@ -1,4 +1,4 @@
-"""Requests made up from the description (N1): never 500, never an answer it does not name."""
+"""Generated requests from the description (N1): no 500, and no undocumented answer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from delayed_queue.notifications.api import api
 
 @schemathesis.serializer("application/x-ndjson")
 def lines(context: Any, value: Any) -> bytes:
-    """Send what was made up for the array as lines."""
+    """Send the generated array as lines."""
     each_of = value if isinstance(value, list) else [value]
     return "\n".join(json.dumps(each) for each in each_of).encode("utf-8", "replace")
 
 
-# Not whether the right ones are accepted: that a number is one of its country, or a template is
-# there, no schema says.
+# No check that good requests are accepted. A schema cannot express that a number belongs to its
+# country, or that a template exists.
 CHECKS: Final[Any] = [
     not_a_server_error, status_code_conformance, content_type_conformance,
     response_schema_conformance,

@@ -1,4 +1,4 @@
-"""A project on Django's defaults, with all apps but the pipeline; the others change one thing."""
+"""A project on Django's defaults, with all apps but the pipeline; others change one thing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ env = environ.Env()
 ALIAS = "default"
 # Packages whose versions are in the table.
 DISTRIBUTIONS = ["Django", "psycopg"]
-# The first that an admin page matches is its breadcrumbs.
+# The first match in an admin page is its breadcrumbs.
 BREADCRUMBS = r'class="breadcrumbs?">.*?</(?:div|ol)>'
 SECRET_KEY = "for tests only"
 DEBUG = False

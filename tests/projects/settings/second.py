@@ -1,4 +1,4 @@
-"""The package on a second PostgreSQL database, to which a router leads."""
+"""The package on a second PostgreSQL database, through a router."""
 
 from __future__ import annotations
 

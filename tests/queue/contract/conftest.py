@@ -1,4 +1,4 @@
-"""The queues under test: in memory, and on PostgreSQL over a session and by Django's cursors."""
+"""The queues under test: in memory, and on PostgreSQL with both kinds of cursors."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def _backends(mark: pytest.MarkDecorator) -> list[Any]:
 
 @pytest.fixture(params=_backends(pytest.mark.django_db))
 def make_queue(request: pytest.FixtureRequest, settings: Settings) -> MakeQueue:
-    """Make queues that see each other's messages, inside one transaction of the test."""
+    """Return a function for queues that share messages, inside one transaction of the test."""
     return _maker(request.param, settings)
 
 
 @pytest.fixture(params=_backends(pytest.mark.django_db(transaction=True)))
 def make_shared_queue(request: pytest.FixtureRequest, settings: Settings) -> MakeQueue:
-    """Make queues whose calls commit, for tests with threads or transactions of their own."""
+    """Return a function for queues whose calls commit, for tests with threads."""
     return _maker(request.param, settings)
 
 
 def _maker(backend: str, settings: Settings) -> MakeQueue:
     if backend == "memory":
         return partial(InMemoryQueue, store=InMemoryStore())
-    # A query log, in every thread: then all statements go through Django's cursors.
+    # A query log in every thread, so that all statements use Django's cursors.
     settings.DEBUG = backend == "cursors"
     return DelayedQueue
 

@@ -1,4 +1,4 @@
-"""What several contract tests share: threads that leave no connection, and watched sleeps."""
+"""Helpers of contract tests: threads that close their connections, and watched sleeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MakeQueue = Callable[..., DelayedQueue]
 
 
 def in_thread(call: Callable[[], T]) -> Future[T]:
-    """Run in a thread of its own, which closes its database connections at the end."""
+    """Run in a new thread, which closes its database connections at the end."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -47,7 +47,7 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
 
 
 class WatchedStop(StopSignal):
-    """A stop signal that tells when a poller goes to sleep: it asks for the file then."""
+    """A stop signal that detects when a poller goes to sleep: the poller then needs its file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class WatchedStop(StopSignal):
         return super().fileno()
 
     def await_sleep(self) -> None:
-        assert self.is_slept_on.wait(TIMEOUT), "nobody slept"
+        assert self.is_slept_on.wait(TIMEOUT), "no poller slept"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The a-prefixed wrappers answer as their namesakes do."""
+"""The a-prefixed wrappers return what their namesakes return."""
 
 from __future__ import annotations
 

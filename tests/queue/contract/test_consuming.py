@@ -27,7 +27,7 @@ from tests.queue.contract.support import (
 
 @pytest.fixture
 def audit(make_queue: MakeQueue, manual_clock: ManualClock) -> DelayedQueue:
-    """Another queue of the same database: what handlers write in these tests."""
+    """Another queue of the same database, to which the handlers write."""
     return make_queue("audit", clock=manual_clock)
 
 

@@ -1,4 +1,4 @@
-"""Q29: what dead letters keep, and their way back."""
+"""Q29: the content of dead letters, and their redrive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOut
 
 
 def dead_letter(queue: DelayedQueue, key: str, payload: Any = 1, reason: str = "bad") -> DeadLetter:
-    """Make a dead letter of a message that is the first due."""
+    """Reject the first due message; return its dead letter."""
     queue.offer_or_update(key, payload, headers={"of": key})
     envelope = leased(queue)
     assert envelope.key == key

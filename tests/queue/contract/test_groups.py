@@ -1,4 +1,4 @@
-"""Groups: how many at a time, in which order, by turns, and at which rate (G1-G6, G11, G12)."""
+"""Groups: concurrency, order, fair turns and rates (G1-G6, G11, G12)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.queue.contract.support import (
 
 
 def offer(queue: DelayedQueue, *names: str) -> None:
-    """Offer messages named as a group and a number, ``a1``; without a letter they have no group."""
+    """Offer messages named by group and number, ``a1``; without a letter they have no group."""
     queue.offer_batch(
         [ScheduledMessage(name, name, group=name.rstrip("0123456789") or None) for name in names]
     )
@@ -148,7 +148,7 @@ def test_a_group_is_found_among_many_that_have_nothing_but_leases(queue: Delayed
     queue.groups.set(Groups(concurrency=1))
     offer(queue, *(f"{chr(97 + n // 26)}{chr(97 + n % 26)}1" for n in range(60)))
     assert len(queue.try_poll_many(60)) == 60
-    offer(queue, "cgz1")  # the last on the way round from "ch"
+    offer(queue, "cgz1")  # the last one in the rotation from "ch"
     assert polled_keys(queue, 1) == ["cgz1"]
 
 
@@ -295,7 +295,7 @@ def test_g3_a_dead_letter_lets_the_next_pass(ordered: DelayedQueue):
 
 @pytest.fixture
 def blocking(queue: DelayedQueue) -> DelayedQueue:
-    """A queue of which a group is blocked by a dead letter."""
+    """A queue with a group that a dead letter blocks."""
     queue.groups.set(Groups(order="fifo", on_dead="block"))
     offer(queue, "a1", "a2", "b1")
     leased(queue).reject("no")
@@ -422,7 +422,7 @@ def test_g4_what_was_begun_of_a_group_that_has_nothing_else_has_its_turn(
 
 
 def test_g4_a_hundred_equal_tenants_have_equal_shares(queue: DelayedQueue):
-    """Jain's index of what was begun while all had work."""
+    """Jain's index of the messages started while all groups had work."""
     queue.groups.set(Groups(concurrency=50))
     for number in range(100):
         offer_many(queue, f"tenant-{number:03}-", 6 if number else 50)
@@ -529,7 +529,7 @@ def _raise_after_a_clear(queue: DelayedQueue) -> None:
 def test_g6_a_raised_rate_holds_at_once(
     queue: DelayedQueue, clock: ManualClock, change: Callable[[DelayedQueue], None], is_polled: bool
 ):
-    """Whether or not a poll comes before its first permit."""
+    """With and without a poll before its first permit."""
     queue.groups.set(Groups(rate="1/d"))
     offer(queue, "a1", "a2", "a3")
     assert polled_keys(queue) == ["a1"]
@@ -681,7 +681,7 @@ def test_g9_a_rate_of_the_queue_holds_its_groups(queue: DelayedQueue, clock: Man
     assert (held.reason, held.until) == ("queue_throttled", now + 60_000)
 
 
-# What is refused
+# Refused rules
 
 
 @pytest.mark.parametrize(

@@ -241,13 +241,13 @@ class TestTimes:
 
 @pytest.fixture(params=[DelayedQueue, InMemoryQueue])
 def unreachable(request: pytest.FixtureRequest) -> DelayedQueue:
-    """A queue in a test that may not touch the database: pytest-django would raise."""
+    """A queue in a test without database access: pytest-django would raise."""
     queue: DelayedQueue = request.param("orders")
     return queue
 
 
 class TestRefusals:
-    """Q8: refused before any SQL, which these tests are not allowed to run."""
+    """Q8: refused before any SQL, which these tests must not run."""
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(

@@ -1,4 +1,4 @@
-"""W12: a paused queue hands out nothing, and everything else goes on."""
+"""W12: a paused queue hands out nothing, and everything else still works."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_w12_only_the_queue_of_that_kind_is_paused(make_queue: MakeQueue):
 
 
 def test_w12_a_paused_queue_is_no_reason_to_look_again_at_once(queue: DelayedQueue):
-    """Due messages that nobody gets must not make a worker spin."""
+    """Due messages of a paused queue must not make a worker spin."""
     queue.offer_or_update("a", 1)
     queue.pause()
     assert queue.seconds_to_next_look() == queue.poll_interval.total_seconds()

@@ -1,4 +1,4 @@
-"""Q15, Q16, Q18 to Q20, Q22 to Q24: leasing what is due."""
+"""Q15, Q16, Q18 to Q20, Q22 to Q24: leasing due messages."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class TestLeases:
 class TestUndecodablePayloads:
     @pytest.fixture
     def raw(self, queue: DelayedQueue, make_queue: MakeQueue, manual_clock: ManualClock):
-        """Store any bytes in the queue of JSON."""
+        """Store arbitrary bytes in the JSON queue."""
         return make_queue("raw", codec="bytes", kind=queue.kind, clock=manual_clock)
 
     def test_q22_the_next_message_is_delivered(self, queue: DelayedQueue, raw: DelayedQueue):

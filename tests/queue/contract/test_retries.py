@@ -1,4 +1,4 @@
-"""Q28: what becomes of a failed attempt."""
+"""Q28: the outcome of a failed attempt."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_q28_a_snooze_is_no_failure(make_queue: MakeQueue, manual_clock: ManualC
         assert stored.scheduled_at == manual_clock() + MINUTE
         assert (stored.attempts, stored.last_error) == (0, "")
         manual_clock.advance(MINUTE)
-    # The message has been here before, all the same.
+    # The message counts as delivered before.
     assert leased(queue).delivery_type is DeliveryType.REDELIVERY
 
 

@@ -1,6 +1,6 @@
-"""The PostgreSQL queue and the in-memory queue, side by side through random histories.
+"""The PostgreSQL and the in-memory queue, through the same random histories.
 
-``HYPOTHESIS_PROFILE=thorough`` looks longer.
+``HYPOTHESIS_PROFILE=thorough`` runs longer.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class Pair(NamedTuple):
 
 
 class Queues(RuleBasedStateMachine):
-    """Do the same to both queues; each answer and all that can be observed must be equal."""
+    """Call both queues; their answers and visible states must be equal."""
 
-    held = Bundle("held")  # envelopes, whatever became of their leases
+    held = Bundle("held")  # envelopes, with live or expired leases
     batches = Bundle("batches")
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
         self.start = self.clock()
-        # Of its own in every example: the transaction of the test is never rolled back between.
+        # A name per example: the transaction of the test is never rolled back between them.
         name = f"machine-{next(numbers)}"
         options: dict[str, Any] = {
             "clock": self.clock,
@@ -163,7 +163,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(target=held, key=keys, payload=payloads)
     def offer_and_poll(self, key, payload):
-        """Hold a live lease: most random ones are stale."""
+        """Use a live lease: most random ones are stale."""
         self.both(lambda queue: queue.offer_or_update(key, payload, self.start))
         return self.poll()
 
@@ -218,7 +218,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(failures=st.lists(failures, min_size=1, max_size=4))
     def fail_again_and_again(self, failures):
-        """Fail what is delivered next as often, which most random histories do not."""
+        """Fail the next delivered message that often, which few random histories do."""
         for failure in failures:
             pair = self.polled()
             if pair is not None:
@@ -283,7 +283,7 @@ class Queues(RuleBasedStateMachine):
 
     @staticmethod
     def redriven(queue: DelayedQueue, indexes: list[int], overwrite: bool) -> dict[int, str]:
-        """Redrive by place among the dead letters: their ids are not the same in both."""
+        """Redrive by position among the dead letters: their ids differ."""
         ids = [letter.id for letter in dead_letters(queue)]
         chosen = [ids[index] if index < len(ids) else -index for index in indexes]
         outcomes = queue.redrive(chosen, overwrite=overwrite)
@@ -307,7 +307,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(key=keys)
     def pause_while_something_is_due(self, key):
-        """Most random histories have nothing due while they are paused."""
+        """In most random histories no message is due while the queue is paused."""
         self.both(lambda queue: queue.offer_or_update(key, "due", self.start))
         self.both(lambda queue: queue.pause())
         assert self.polled() is None

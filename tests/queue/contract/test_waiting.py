@@ -93,7 +93,7 @@ def test_q21_wakes_for_a_release_and_a_redrive(patient: DelayedQueue):
 
 
 def test_q21_what_is_due_already_is_no_time_to_wake(queue: DelayedQueue):
-    # Somebody else may hold it, and then its waiters would spin.
+    # Another consumer may hold it, and then its waiters would spin.
     queue.offer_or_update("a", 1)
     assert queue.seconds_to_next_look() == queue.poll_interval.total_seconds()
     queue.offer_or_update("b", 1, delay=SECOND)
@@ -159,7 +159,7 @@ def test_q21_a_poll_interval_is_reasonable(queue_type: type[DelayedQueue], inter
 
 
 def test_q21_watched_sleeps_are_those_of_the_poller(patient: DelayedQueue):
-    # The other tests rest on this: no poller asks for the file before it has looked twice.
+    # The other tests rest on this: each poller polls twice before it needs the file.
     patient.offer_or_update("a", 1)
     with watched_stop() as stop:
         assert patient.poll(stop=stop) is not None

@@ -1,4 +1,4 @@
-"""Every public call with what it needs, and the statement of it whose answer is to be lost."""
+"""Every public call with its arguments, and the statement whose answer the proxy drops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.aiming import COMMIT
 from tests.support.losing import OFFER, REDRIVE
 from tests.support.operations import PAST
 
-# Any statement of the package; and the one that settles, where others come before it.
+# Any statement of the package; and the one that settles, if others come before it.
 ANY: Final = "delayed_queue"
 LEASED: Final = r"(UPDATE|DELETE FROM) delayed_queue\s"
 HOUR: Final = timedelta(hours=1)
@@ -40,7 +40,7 @@ HOUR: Final = timedelta(hours=1)
 
 @dataclass
 class Ready:
-    """The queue, job, token and so on that one call needs, under a tag of its own."""
+    """The queue, job, token and so on that one call needs, under its own tag."""
 
     tag: str
     queue: DelayedQueue = field(init=False)

@@ -1,4 +1,4 @@
-"""A bulk run carried out by workers that are killed: each letter once, none lost (O9)."""
+"""A bulk run by workers that are killed: each letter once, none lost (O9)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SELECT
     'bulk|json', 'key-' || n, '1', 1, 'no', 0, 0, extract(epoch FROM now()) * 1000 - 2000000 + n
 FROM generate_series(1, %s) AS n
 """
-# In one statement's view: nothing is in both tables, nothing in neither, no key twice in one.
+# In one snapshot no letter is in both tables, none in neither, and no key twice in one.
 AUDIT = """
 SELECT
     (SELECT count(*) FROM delayed_queue_dead_letter) + (SELECT count(*) FROM delayed_queue),
@@ -54,7 +54,7 @@ def done(run_id: int) -> int:
 def test_each_letter_is_redriven_once_through_kills_of_the_workers(
     letters: int, kills: int, pace: int | None
 ) -> None:
-    """Each worker dies in the middle of it; nobody handles what comes back."""
+    """Each worker dies in the middle of it; no worker handles the redriven messages."""
     with connection.cursor() as cursor:
         cursor.execute(FILL, [letters])
     run_id = BulkPlan("redrive", "bulk|json", pace=pace).start()
@@ -79,7 +79,7 @@ def test_each_letter_is_redriven_once_through_kills_of_the_workers(
 def test_a_run_begins_at_once_in_a_worker_that_idles() -> None:
     with worker("--queue", "ledger", "--processes", "0"):
         wait_until(Worker.objects.exists, 30)
-        # Well before the next heartbeat, which would find it, too.
+        # Well before the next heartbeat, which would also find it.
         DeadLetterFactory.create(kind="bulk|json")
         run_id = BulkPlan("drop", "bulk|json").start()
         wait_until(lambda: BulkRun.objects.get(pk=run_id).state == "done", 5)

@@ -1,4 +1,4 @@
-"""Consumers that are killed or cut off in the midst of their transaction (Q30)."""
+"""Consumers killed or cut off in the middle of their transaction (Q30)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ POINTS: Final = {
     "point", sample(POINTS, "after the effect is written", "before the commit")
 )
 def test_a_consumer_killed_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
-    """Q30: lost 0, duplicates 0, and no attempt is counted of what was undone."""
+    """Q30: lost 0, duplicates 0, and no attempt is counted for rolled back messages."""
     keys = offer(DelayedQueue("exact"), 20)
     aim = proxy.aim_at(*POINTS[point], nth=5)
     with running(*CONSUMER, url=proxy.url) as consumer:
@@ -54,7 +54,7 @@ def test_a_consumer_killed_there_has_each_effect_exactly_once(proxy: Proxy, poin
     "point", sample(POINTS, "before the commit", "after the commit, before its answer arrives")
 )
 def test_a_consumer_cut_off_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
-    """Q30: the consumer lives on, and learns of the loss by an error."""
+    """Q30: the consumer continues, and gets an error for the loss."""
     keys = offer(DelayedQueue("exact"), 20)
     aim = proxy.aim_at(*POINTS[point], nth=5)
     with running(*CONSUMER, url=proxy.url) as consumer:

@@ -1,4 +1,4 @@
-"""Every public call loses its connection, and does as the table of the documentation says (Q33)."""
+"""Every public call loses its connection, and behaves as documented (Q33)."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from tests.tasks.conftest import configured
 pytestmark = pytest.mark.slow
 
 TABLE: Final = ROOT / "docs" / "internals" / "lost-connections.md"
-# Parts of the calls in the table, which workers, views and commands use.
+# Parts of the calls in the table; workers, views and commands use them.
 INTERNAL: Final = {
-    # They start a thread that installs again by itself.
+    # They start a thread that repeats the installation.
     "CronService": {
         "install", "install_daily_schedule", "install_periodic_tick", "install_schedule",
         "installer",
     },
-    # Envelopes run the others in it.
+    # Envelopes call the others in it.
     "DelayedQueue": {"in_thread"},
     "DelayedQueueBackend": {"check", "task_class", "validate_task"},
     "bulk": {"step"},
@@ -103,7 +103,7 @@ def _named(owner: str, name: str) -> Iterator[str]:
 
 
 def rows() -> dict[str, tuple[str, ...]]:
-    """Return what the table says of each call: nothing sent, answer lost, server away."""
+    """Return the documented outcomes of each call: nothing sent, answer lost, server away."""
     found = {}
     for line in TABLE.read_text().splitlines():
         calls, *outcomes = [each.strip() for each in line.strip("|").split("|")]
@@ -124,7 +124,7 @@ def test_the_table_has_every_public_call() -> None:
 
 @pytest.fixture
 def ready(proxied: None, settings: Settings) -> None:
-    """Retries that outlast what the test does, and tasks."""
+    """Retries that outlast the test, and tasks."""
     settings.TASKS = configured()
     settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
         "BACKOFF": Backoff(
@@ -174,7 +174,7 @@ def is_as_said(found: Any, outcome: str) -> bool:
 
 
 def cut_before(proxy: Proxy, call: Callable[[], Any]) -> Any:
-    """Nothing is sent: the connection is broken, and nobody has noticed yet."""
+    """Nothing is sent: the connection is broken, and the caller has not noticed yet."""
     connection.ensure_connection()
     proxy.cut()
     return call()
@@ -186,7 +186,7 @@ def answer_lost(proxy: Proxy, call: Callable[[], Any], pattern: str) -> Any:
 
 
 def away(proxy: Proxy, call: Callable[[], Any]) -> Any:
-    """The server hangs up on every connection until a retry has met that."""
+    """The server closes every connection until a retry has failed."""
     connection.ensure_connection()
     is_over = threading.Event()
     retried_at = proxy.accepted + 2
@@ -205,7 +205,7 @@ def away(proxy: Proxy, call: Callable[[], Any]) -> Any:
             coming.result()
 
 
-# What the answers after a loss are worth
+# Answers after a loss
 
 
 def test_a_unique_task_whose_answer_is_lost_is_enqueued_once(ready: None, proxy: Proxy) -> None:
@@ -218,7 +218,7 @@ def test_a_unique_task_whose_answer_is_lost_is_enqueued_once(ready: None, proxy:
 def test_a_unique_task_that_ran_before_its_answer_was_lost_is_not_enqueued_again(
     ready: None, proxy: Proxy, other: psycopg.Connection[Any]
 ) -> None:
-    """Its result is kept, so the truth is known."""
+    """Its result is stored, so the true outcome is available."""
 
     def run() -> None:
         other.execute("DELETE FROM delayed_queue")
@@ -274,7 +274,7 @@ def test_a_secret_is_rotated_once(ready: None, proxy: Proxy) -> None:
 def test_a_change_of_limits_that_was_made_is_never_said_not_to_be(
     ready: None, proxy: Proxy, settings: Settings
 ) -> None:
-    """The answer is lost, and then the server stays away."""
+    """The answer is lost, and then the server stays down."""
     settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
         "BACKOFF": Backoff(retries=2, initial=timedelta(milliseconds=10))
     }

@@ -1,7 +1,7 @@
-"""Any mixture of offers, cut off at any moment: each version is handled at most once (Q33).
+"""Random offers, cut off at any moment: each version is handled at most once (Q33).
 
-The referee knows what was sent and what was answered, and counts what a consumer got. A few seconds
-in the everyday suite; ``make chaos`` looks twenty times as long.
+The referee records the calls and their answers, and counts the messages of a consumer. It takes a
+few seconds in the everyday suite; ``make chaos`` runs twenty times as long.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.support.proxy import Proxy
 
 KEYS: Final = ("a", "b", "c")
 AHEAD: Final = 86_400_000
-# Until due, in seconds; None is at once, and a schedule that is over has a fixed instant.
+# Delay in seconds; None is at once, and a schedule in the past has a fixed instant.
 offsets: Final = st.sampled_from([None, -3600, 3600, 1])
 
 
 class Version:
-    """A payload that is offered once, under a key and due after so many seconds."""
+    """A payload that is offered once, under a key, with a delay in seconds."""
 
     made = 0
 
@@ -74,7 +74,7 @@ def offers(draw: st.DrawFn) -> tuple[str, list[Version]]:
 @given(
     found=offers(),
     before=st.lists(st.sampled_from(KEYS), max_size=2, unique=True),
-    # Most often what is the most dangerous.
+    # The most dangerous offer is the most frequent.
     stage=st.sampled_from([*Stage, Stage.COMMITTED]),
     is_handled=st.sampled_from([True, True, False]),
 )
@@ -87,7 +87,7 @@ def test_q33_each_version_is_handled_at_most_once(
     stage: Stage,
     is_handled: bool,
 ) -> None:
-    """And just once, where the call was answered and nothing has replaced it."""
+    """Exactly once, if the call was answered and no offer has replaced it."""
     Message.objects.all().delete()
     kind, versions = found
     versions = versions if kind == "batch" else versions[:1]

@@ -1,4 +1,4 @@
-"""A connection that is lost while a message is consumed (Q30)."""
+"""A connection lost while a message is consumed (Q30)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.proxy import Proxy
 
 
 class Failed(Exception):
-    """What a handler raises of its own."""
+    """The handler's own exception."""
 
 
 def terminate(proxy: Proxy, admin: psycopg.Connection[Any]) -> None:
@@ -42,11 +42,11 @@ def fail() -> None:
 
 
 LOSSES: Final = {"terminated": terminate, "cut": cut}
-# What the handler does once the connection is gone.
+# Actions of the handler after the connection is lost.
 REST: Final = {"returns": lambda: None, "writes": write, "fails": fail}
 
 
-# What becomes of the session whose statement the proxy holds.
+# Faults of the session whose statement the proxy holds.
 LOSSES_OF_AIMED: Final[dict[str, Callable[[Proxy, psycopg.Connection[Any], int], object]]] = {
     "terminated": lambda proxy, admin, pid: admin.execute(
         "SELECT pg_terminate_backend(%s, 10000)", [pid]
@@ -62,7 +62,7 @@ def filled(queue: DelayedQueue) -> DelayedQueue:
 
 
 def consume(queue: DelayedQueue, *steps: Callable[[], Any]) -> None:
-    """Write an effect, and do what else is asked."""
+    """Write an effect, then run the steps."""
     with queue.consume() as envelope:
         Group.objects.create(name=present(envelope).key)
         for step in steps:
@@ -78,7 +78,7 @@ def test_a_connection_lost_inside_the_handler_leaves_the_message_as_it_was(
     loss: str,
     rest: str,
 ):
-    """Q30: an error, no effect, and the next consumer gets it as its first attempt."""
+    """Q30: an error and no effect; the next consumer gets it as its first attempt."""
     with pytest.raises(Failed if rest == "fails" else OperationalError):
         consume(filled, lambda: LOSSES[loss](proxy, admin), REST[rest])
 
@@ -88,7 +88,7 @@ def test_a_connection_lost_inside_the_handler_leaves_the_message_as_it_was(
     seen: list[tuple[str, int]] = []
 
     def is_handed_out() -> bool:
-        """Return whether it was; the lost session's lock goes when the server notices."""
+        """True if it was; the lost session's lock ends when the server notices."""
         with filled.consume() as envelope:
             seen.extend([] if envelope is None else [(envelope.key, envelope.attempt)])
         return bool(seen)
@@ -101,7 +101,7 @@ def test_a_connection_lost_inside_the_handler_leaves_the_message_as_it_was(
 def test_a_commit_whose_answer_was_swallowed_is_an_error_and_has_happened(
     filled: DelayedQueue, proxy: Proxy
 ):
-    """Q27, Q30: the effect and the deletion are there together."""
+    """Q27, Q30: the effect and the deletion commit together."""
     proxy.swallow_answer("COMMIT")
 
     with pytest.raises(OperationalError):
@@ -130,7 +130,7 @@ def test_a_commit_that_is_lost_leaves_the_message_or_its_effect(
 
 
 def is_there(admin: psycopg.Connection[Any], pid: int) -> bool:
-    """Return whether the session has not noticed its end."""
+    """True while the session has not noticed its end."""
     found = admin.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone()
     return found is not None
 
@@ -165,7 +165,7 @@ def test_a_connection_lost_before_is_an_error_and_replaced_for_the_next_time(
 def test_a_connection_that_another_query_found_lost_does_not_stop_consumers_for_ever(
     filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str
 ):
-    """Q33: a consumer outside of requests has nobody else who would replace it."""
+    """Q33: outside of requests, the consumer itself must replace the connection."""
     LOSSES[loss](proxy, admin)
     with pytest.raises(OperationalError):
         Group.objects.count()

@@ -1,4 +1,4 @@
-"""A claim by group of which the connection is cut at any stage (G2, G3, G5)."""
+"""A claim by group whose connection is cut at any stage (G2, G3, G5)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UPDATE delayed_queue SET "scheduledAt" = "scheduledAtInitially" WHERE "lockUuid"
 
 
 def lose(queue: DelayedQueue, proxy: Proxy, statement: str, stage: Stage) -> list[str]:
-    """Return what a poll found whose first claim was cut off: it is made again."""
+    """Return the result of a poll whose first claim was cut off and retried."""
     queue.offer_batch([ScheduledMessage(key, None, group=key[0]) for key in ("a1", "a2", "a3")])
     batch = losing(
         proxy, lambda: queue.try_poll_many(10), lambda: None,
@@ -34,7 +34,7 @@ def lose(queue: DelayedQueue, proxy: Proxy, statement: str, stage: Stage) -> lis
 def test_a_lost_claim_holds_its_slots_and_loses_no_message(
     queue: DelayedQueue, proxy: Proxy, statement: str, stage: Stage, rules: Groups, most: int
 ):
-    """What it leased that nobody has seen is leased again when its leases run out."""
+    """Messages of a claim whose answer was lost are leased again once their leases expire."""
     queue.groups.set(rules)
     found = lose(queue, proxy, statement, stage)
     assert len(found) == (0 if stage is Stage.COMMITTED else most)

@@ -1,4 +1,4 @@
-"""Offers whose answer is lost: handled once, and never said to be what they are not (Q33)."""
+"""Offers whose answer is lost: handled once, and never reported as another outcome (Q33)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def consumer(queue: DelayedQueue, other: psycopg.Connection[Any]) -> Consumer:
 
 
 def nothing() -> None:
-    """Nobody handles anything meanwhile."""
+    """No consumer runs meanwhile."""
 
 
 OFFERS: dict[str, Any] = {
@@ -145,7 +145,7 @@ def test_q33_the_error_says_how_much_of_a_batch_was_stored_before(
 def test_q33_other_content_under_the_key_leaves_it_open_what_became_of_the_offer(
     queue: DelayedQueue, proxy: Proxy, consumer: Consumer, offer: str
 ) -> None:
-    """It was stored and handled, and then somebody offered something else."""
+    """It was stored and handled, and then another caller offered another message."""
 
     def handled_and_offered() -> None:
         consumer.drain()
@@ -180,7 +180,7 @@ def test_q33_while_the_lost_try_may_still_run_nothing_is_offered(
     admin: psycopg.Connection[Any],
     delay: timedelta | None,
 ) -> None:
-    """It waits for somebody who holds the row, and does not see that nobody waits for it."""
+    """It waits for the holder of the row, and does not notice that its caller is gone."""
     queue.offer_or_update("key", "old")
     other.execute("BEGIN")
     other.execute("SELECT FROM delayed_queue FOR UPDATE")
@@ -224,7 +224,7 @@ def test_q33_a_lost_try_that_comes_to_its_end_is_waited_for(
 def test_q33_behind_a_pooler_what_is_not_found_is_not_offered_again(
     queue: DelayedQueue, proxy: Proxy, consumer: Consumer, stage: Stage
 ) -> None:
-    """Whether the lost try is over cannot be seen there: its session is not known."""
+    """Its session is unknown, so nothing shows if the lost try is over."""
     found = connections["default"].settings_dict
     found["DISABLE_SERVER_SIDE_CURSORS"] = True
     try:
@@ -242,7 +242,7 @@ def test_q33_behind_a_pooler_what_is_not_found_is_not_offered_again(
 def test_q29_an_older_letter_does_not_follow_a_newer_one_of_its_key(
     queue: DelayedQueue, proxy: Proxy, consumer: Consumer
 ) -> None:
-    """The newer was put back and handled before the answer was lost; the older stays dead."""
+    """The newer was handled before the answer was lost; the older stays dead."""
     for payload in ("older", "newer"):
         queue.offer_or_update("key", payload)
         polled(queue).reject("no")
@@ -272,7 +272,7 @@ def test_q29_a_redrive_that_has_not_happened_is_made(
 def test_c7_ticks_that_were_handled_before_the_answer_was_lost_are_not_installed_again(
     queue: DelayedQueue, proxy: Proxy, consumer: Consumer
 ) -> None:
-    """The schedule's row, locked by the lost try to its end, says how far ticks were written."""
+    """The lost try locks the schedule's row until it ends; the row holds the last written tick."""
     ticks = [CronMessage("payload", PAST + each * HOUR) for each in range(3)]
     install = partial(queue.cron.install_tick, "hash", "daily", ticks)
 
@@ -286,7 +286,7 @@ def test_c7_ticks_that_were_handled_before_the_answer_was_lost_are_not_installed
 def test_a_lost_answer_leaves_it_open_also_when_the_database_stays_away(
     queue: DelayedQueue, proxy: Proxy, consumer: Consumer
 ) -> None:
-    """Without a look at what is stored it is not known, and not said to be unavailable alone."""
+    """Without a read of the stored row the outcome is unknown, and is raised as unknown."""
     with pytest.raises(OutcomeUnknown):
         losing(proxy, lambda: LATER["a delay"](queue), proxy.refuse)
 

@@ -79,7 +79,7 @@ def test_a_key_inserted_meanwhile_costs_only_that_key(
 
 
 def test_racing_batches_in_opposite_orders_create_every_key_once(queue: DelayedQueue):
-    """Q12, Q13: in transactions of their own, where a deadlock would not be repeated."""
+    """Q12, Q13: in separate transactions, which are not retried after a deadlock."""
 
     def offer(thread: int) -> list[OfferOutcome]:
         messages = batch(payload=f"batch {thread}")
@@ -106,7 +106,7 @@ def test_racing_batches_if_not_exists_create_every_key_once(queue: DelayedQueue)
 def test_two_batches_with_the_same_keys_in_opposite_orders_take_turns(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
-    """Q13: the first holds a and waits for b; the second holds nothing and waits for a."""
+    """Q13: the first locks a and waits for b; the second locks nothing and waits for a."""
     with ExitStack() as stack:
         calls: list[Call[list[Any]]] = []
         other.execute("BEGIN")

@@ -1,4 +1,4 @@
-"""Bulk runs that several workers are at, and that begin at the same moment (O9)."""
+"""Bulk runs that several workers process, and that start at the same moment (O9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many consumers of one queue, each handling in one transaction with the deletion (Q30)."""
+"""Many consumers of one queue, each in one transaction with the deletion (Q30)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTEMPTS: Final = 40
 
 
 class Poison(Exception):
-    """What the handler raises, with the attempt it was raised on."""
+    """The handler's exception, with its attempt."""
 
 
 def consume_until_empty(queue: DelayedQueue) -> list[str]:

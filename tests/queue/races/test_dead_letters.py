@@ -1,4 +1,4 @@
-"""Moves to the dead letters and back, seen from other connections (Q28, Q29)."""
+"""Rejecting and redriving, seen from other connections (Q28, Q29)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.concurrency import (
 from tests.support.processes import wait_until
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
-# In one statement, so both counts are of the same instant.
+# In one statement, so both counts have the same snapshot.
 COUNTS: Final = """
 SELECT (SELECT count(*) FROM delayed_queue), (SELECT count(*) FROM delayed_queue_dead_letter)
 """
@@ -49,7 +49,7 @@ def redrive(
 
 
 def test_a_message_is_always_in_the_queue_or_dead_never_both_never_neither(queue: DelayedQueue):
-    """Q28: as two readers see it while fifty messages are rejected one by one, and redriven."""
+    """Q28: as two readers see it while fifty messages are rejected and redriven."""
     queue.offer_batch([ScheduledMessage(f"key-{each}", None) for each in range(50)])
     is_over = threading.Event()
     are_reading = threading.Barrier(3, timeout=20)
@@ -75,7 +75,7 @@ def test_a_message_is_always_in_the_queue_or_dead_never_both_never_neither(queue
     _, *seen = together([move, read, read])
 
     assert {sum(counts) for each in seen for counts in each} == {50}
-    assert all(len(each) > 2 for each in seen), "the readers saw next to nothing"
+    assert all(len(each) > 2 for each in seen), "the readers saw almost nothing"
 
 
 def test_a_burial_is_seen_whole_or_not_at_all(
@@ -112,7 +112,7 @@ def test_a_redrive_waits_for_an_offer_of_its_key(
     end: str,
     expected: OfferOutcome,
 ):
-    """Q29: a newer message is not overwritten, unless asked; what stays dead is kept."""
+    """Q29: only ``overwrite`` replaces a newer message; otherwise the dead letter stays."""
     [letter] = bury(queue, "key")
     other.execute("BEGIN")
     other.execute(
@@ -140,7 +140,7 @@ def test_an_offer_waits_for_a_redrive_of_its_key(
     end: str,
     expected: OfferOutcome,
 ):
-    """Q29: the offer is the newer one, and stays."""
+    """Q29: the offer is newer, and stays."""
     letters = bury(queue, "key")
     other.execute("BEGIN")
     redrive(other, letters)
@@ -185,7 +185,7 @@ def test_redrives_of_the_same_letters_put_each_back_once(queue: DelayedQueue):
 def test_redrives_of_two_letters_of_one_key_put_one_back(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
-    """Q29: the one that comes second finds the key alive, and leaves its letter dead."""
+    """Q29: the second redrive finds the key alive, and leaves its letter dead."""
     first, second = bury(queue, "key", "key")
     other.execute("BEGIN")
     redrive(other, [first])
@@ -201,7 +201,7 @@ def test_redrives_of_two_letters_of_one_key_put_one_back(
 def test_pruning_passes_letters_that_are_being_redriven(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """Q29: neither waits for the other, and none is lost."""
+    """Q29: neither waits for the other, and no letter is lost."""
     first, _ = bury(queue, "first", "second")
     params = {"kind": queue.kind, "now": 10**14, "age": 0, "limit": 10}
 
@@ -215,7 +215,7 @@ def test_pruning_passes_letters_that_are_being_redriven(
 
 
 def test_redriving_all_ends_though_every_message_dies_again(queue: DelayedQueue):
-    """Q29: a handler that rejects at once does not keep the call going."""
+    """Q29: a handler that rejects at once does not make the call endless."""
     queue.offer_batch([ScheduledMessage(f"key-{each}", None) for each in range(2500)])
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Claims by group against each other, and against what happens to leases meanwhile (G2, G3, G5)."""
+"""Claims by group against each other, and against changes of leases (G2, G3, G5)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_of_ten_pollers_at_once_none_exceeds_the_limit(
 def test_a_poll_waits_for_one_that_is_being_made_and_sees_what_it_leased(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
-    """Its look has a snapshot of its own, later than the lock."""
+    """Its read has a snapshot later than the lock."""
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
     with other.transaction():
@@ -110,7 +110,7 @@ def test_a_limit_that_is_set_while_a_poll_waits_holds_for_it(
 def test_a_lease_that_is_extended_while_it_is_taken_again_stays_one(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """The extension is not committed yet: the message is passed over, and its slot is not free."""
+    """The extension is uncommitted: the claim skips the message, and its slot is used."""
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
     (held,) = queue.try_poll_many(10)
@@ -129,7 +129,7 @@ def test_a_lease_that_is_extended_while_it_is_taken_again_stays_one(
 def test_a_lease_that_was_taken_again_cannot_be_extended(
     queue: DelayedQueue, admin: psycopg.Connection[Any]
 ):
-    """The claim is not committed yet: the extension waits, and finds another lease."""
+    """The claim is uncommitted: the extension waits, and finds another lease."""
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
     (held,) = queue.try_poll_many(10)

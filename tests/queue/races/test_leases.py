@@ -1,4 +1,4 @@
-"""Holders of a lease that race whoever takes it from them (Q24, Q25, Q26)."""
+"""Holders of a lease that race a consumer that takes it over (Q24, Q25, Q26)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.answers import polled
 from tests.support.concurrency import calling, together, wait_until_blocked
 
 LEASE: Final = timedelta(minutes=5)
-# What can be done with a lease. All of it answers False, and changes nothing, once it is lost.
+# Operations on a lease. Once the lease is lost, each answers False and changes nothing.
 ACTIONS: Final[dict[str, Callable[[Envelope], bool]]] = {
     "acknowledge": Envelope.acknowledge,
     "release": lambda envelope: envelope.release(timedelta(minutes=1), "failed"),
@@ -29,7 +29,7 @@ ACTIONS: Final[dict[str, Callable[[Envelope], bool]]] = {
 
 
 class Clock:
-    """A clock that is moved by hand."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = datetime(2030, 1, 1, tzinfo=UTC)
@@ -55,7 +55,7 @@ def timed(transactional_db: None, clock: Clock) -> DelayedQueue:
 
 @pytest.fixture
 def late(timed: DelayedQueue, clock: Clock) -> Envelope:
-    """An envelope whose lease has expired, though nobody else has leased the message yet."""
+    """An envelope whose lease has expired, though no other consumer has leased the message yet."""
     timed.offer_or_update("key", "payload")
     envelope = polled(timed)
     clock.now += LEASE + timedelta(seconds=1)
@@ -67,7 +67,7 @@ def row(key: str = "key") -> dict[str, Any]:
 
 
 def lease_again(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
-    """Lease the message for somebody else, and leave the transaction to the caller."""
+    """Lease the message for another consumer, and leave the transaction to the caller."""
     params = {
         "kind": timed.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
         "lease": 60_000, "floor": NO_FLOOR, "floor_id": 0, "now": clock.milliseconds,
@@ -100,7 +100,7 @@ def test_while_the_lease_is_being_lost_nothing_is_done(
     theft: Callable[..., None],
     action: str,
 ):
-    """Q25: it waits for the other transaction, and believes what that leaves."""
+    """Q25: it waits for the other transaction, and returns according to its outcome."""
     other.execute("BEGIN")
     theft(other, timed, clock)
 
@@ -125,7 +125,7 @@ def test_a_late_action_succeeds_when_the_theft_is_rolled_back(
     late: Envelope,
     action: str,
 ):
-    """Q25: late, but nobody has leased it."""
+    """Q25: the lease has expired, but no other consumer has the message."""
     other.execute("BEGIN")
     lease_again(other, timed, clock)
 

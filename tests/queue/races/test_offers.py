@@ -1,4 +1,4 @@
-"""Offers that race each other, and offers that race the deletion of their key (Q6, Q7)."""
+"""Offers that race each other, and the deletion of their key (Q6, Q7)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_hundred_rapid_updates_from_ten_threads_lose_nothing(queue: DelayedQue
     assert stored(queue, "key").payload[1] == 9
 
 
-# Q7. What deletes the key, in a transaction that is held open while the key is offered again.
+# Q7. Statements that delete the key, in a transaction held open during the next offer.
 DELETIONS: Final = {
     "acknowledge": (ACKNOWLEDGE, ("ids", "lease_id")),
     "acknowledge a batch": (ACKNOWLEDGE_LEASE, ("lease_id",)),
@@ -52,7 +52,7 @@ def offer_in_a_batch(queue: DelayedQueue, key: str, payload: Any, *, can_update:
     return queue.offer_batch([ScheduledMessage(key, payload, can_update=can_update)])[0]
 
 
-# How it is offered again, and what comes of it when the deletion is rolled back.
+# The second offer, and its outcome if the deletion is rolled back.
 OFFERS: Final[dict[str, tuple[Callable[..., Any], OfferOutcome]]] = {
     "offer_or_update": (DelayedQueue.offer_or_update, UPDATED),
     "offer_if_not_exists": (DelayedQueue.offer_if_not_exists, IGNORED),
@@ -62,7 +62,7 @@ OFFERS: Final[dict[str, tuple[Callable[..., Any], OfferOutcome]]] = {
 
 
 def delete(connection: psycopg.Connection[Any], queue: DelayedQueue, deletion: str) -> None:
-    """Offer the key, lease it where the deletion needs that, and delete it on the connection."""
+    """Offer the key, lease it if necessary, and delete it on the connection."""
     statement, names = DELETIONS[deletion]
     queue.offer_or_update("key", "old", PAST)
     params: dict[str, Any] = {
@@ -87,7 +87,7 @@ def test_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
     offer: str,
     end: str,
 ):
-    """Q7: CREATED, or what it is without the deletion when that is rolled back."""
+    """Q7: CREATED, or the outcome without the deletion if that is rolled back."""
     call, otherwise = OFFERS[offer]
     other.execute("BEGIN")
     delete(other, queue, deletion)
@@ -105,7 +105,7 @@ def test_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
 
 
 def produce(queue: DelayedQueue, producer: int) -> Counter[OfferOutcome]:
-    """Offer sixty different payloads, none of them slowly."""
+    """Offer sixty different payloads as fast as possible."""
     found: Counter[OfferOutcome] = Counter()
     for turn in range(60):
         with at_most(5.0):
@@ -130,7 +130,7 @@ def drop(queue: DelayedQueue) -> bool:
 def test_offers_and_deletions_of_a_key_that_race_all_the_time_account_for_each_other(
     queue: DelayedQueue,
 ):
-    """Q7: as many were created as were deleted, but for the one that is left."""
+    """Q7: as many were created as were deleted, plus the one that is left."""
     producers = [partial(produce, queue, producer) for producer in range(3)]
     are_over = threading.Event()
 

@@ -33,7 +33,7 @@ def test_w12_a_claim_does_not_wait_for_an_operator_who_has_not_committed(
 def test_w12_an_operator_does_not_wait_for_handlers(
     impatient: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """A message that is being consumed is finished; its queue is paused at once."""
+    """A consumed message is finished; its queue is paused at once."""
     impatient.offer_or_update("a", 1)
     with impatient.consume() as envelope:
         assert envelope is not None

@@ -1,4 +1,4 @@
-"""Claims that are made one at a time (N6), and what that leaves as it was."""
+"""Claims one at a time (N6), with the guarantees of fast claims."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def take_turn(connection: psycopg.Connection[Any]) -> bool:
 
 
 class Rounds:
-    """Two pollers that start each of their rounds at the same moment."""
+    """Two pollers that start each round at the same moment."""
 
     def __init__(self, queue: DelayedQueue, messages: int, batch: int) -> None:
         self._queue = queue
@@ -112,7 +112,7 @@ def test_what_was_leased_while_it_waited_does_not_count_for_its_limit(
 def test_a_fast_poll_does_not_wait_and_takes_what_is_left(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """How two messages are split by SKIP LOCKED alone: why there is a strict claim."""
+    """SKIP LOCKED alone may split two messages: the reason for the strict claim."""
     first, second = offer(queue, 2)
     with other.transaction():
         assert claim(other, 1, statement=CLAIM) == [first]
@@ -142,7 +142,7 @@ def test_the_queues_have_their_turns_apart(strict: DelayedQueue, other: psycopg.
 def test_a_killed_holder_gives_up_its_turn_and_its_messages(
     strict: DelayedQueue, admin: psycopg.Connection[Any]
 ):
-    """Faults: neither the lock nor what it claimed outlives the session."""
+    """Faults: neither the lock nor the claim outlives the session."""
     keys = offer(strict, 2)
     with raw_connection() as holder:
         holder.execute("BEGIN")
@@ -157,14 +157,14 @@ def test_a_killed_holder_gives_up_its_turn_and_its_messages(
 def test_two_threads_with_batch_two_process_three_messages_in_parallel(
     queue: DelayedQueue, mode: str
 ):
-    """N5, the test of the original design: each handler ends only once both have begun."""
+    """N5, the test of the original design: each handler returns only once both have started."""
     pollers = DelayedQueue(queue.name, claim=mode)
     offer(queue, 3)
     both = threading.Barrier(2, timeout=TIMEOUT)
 
     def poll() -> list[str]:
         batch = pollers.try_poll_many(2)
-        while not batch:  # one of a fast claim may find all locked
+        while not batch:  # a fast claim may find all locked
             batch = pollers.try_poll_many(2)
         both.wait()
         assert batch.acknowledge() == len(batch)
@@ -191,7 +191,7 @@ def test_strict_workers_handle_everything_once_and_their_handlers_overlap(queue:
     places = iter(range(4))
 
     def handle(envelope: Envelope) -> None:
-        # The first four, of which each worker has threads for two.
+        # The first four; each worker has threads for two of them.
         if next(places, None) is not None:
             four.wait()
         handled.append(envelope.key)
@@ -205,7 +205,7 @@ def test_strict_workers_handle_everything_once_and_their_handlers_overlap(queue:
 def test_a_worker_that_is_refused_looks_again_soon_and_goes_on_with_its_other_queues(
     strict: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """It neither waits for the lock nor sleeps for its interval, which is an hour here."""
+    """It neither waits for the lock nor sleeps for its interval, an hour."""
     handled: list[str] = []
     note = handler_of("races", lambda each: handled.append(each.key), claim="strict")
     aside = handler_of("aside", lambda each: handled.append(each.key))

@@ -1,4 +1,4 @@
-"""All that a release may add: columns to each table, one of them with a default, and a table."""
+"""Every addition that a release may make: columns, one with a default, and a table."""
 
 from __future__ import annotations
 

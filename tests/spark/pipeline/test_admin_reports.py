@@ -1,4 +1,4 @@
-"""The page of the pipeline's reports: the last one, its plots, and who may see them (P9)."""
+"""The page of the pipeline's reports: the last one, its plots, and its permissions (P9)."""
 
 from __future__ import annotations
 

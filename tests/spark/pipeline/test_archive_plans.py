@@ -41,7 +41,7 @@ def test_a_range_is_read_by_its_keys_alone(notes: Layout, other: psycopg.Connect
 def test_a_sample_looks_at_so_many_pages_and_no_more(
     notes: Layout, other: psycopg.Connection[Any]
 ) -> None:
-    """However large the table is: here at some twenty of its nine hundred pages."""
+    """For any size of the table: here at some twenty of its nine hundred pages."""
     params = {"table": "spark_notes", "pages": 20, "ranges": 4, "cutoff": 2**42}
     statement = notes.statement(SAMPLED_KEYS).as_string(None)
     plan = explain(other, statement, params, generic=False)

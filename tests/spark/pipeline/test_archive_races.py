@@ -101,7 +101,7 @@ HOLD_LETTER = """SELECT FROM delayed_queue_dead_letter WHERE "pKey" = %s FOR UPD
 
 @pytest.fixture
 def task(first: Manifests) -> Task:
-    """A task of an archive that is written: ten letters, in batches of four."""
+    """A task of a written archive: ten letters, in batches of four."""
     letters(10)
     table = KNOWN["dead-letters"]
     layout = Layout.of(first.connection, table)
@@ -124,7 +124,7 @@ class Task:
 
 
 def became() -> tuple[int, int, int]:
-    """The numbers of rows of the file that are done, deleted, changed."""
+    """Return the numbers of the file's rows that are done, deleted, changed."""
     found: tuple[int, int, int] = ArchiveFile.objects.values_list(
         "position", "deleted", "changed"
     ).get()
@@ -132,7 +132,7 @@ def became() -> tuple[int, int, int]:
 
 
 def blocked(observer: psycopg.Connection[Any], number: int) -> bool:
-    """Return whether ``number`` sessions of this database wait for others."""
+    """True if ``number`` sessions of this database wait for others."""
     observer.execute("SELECT pg_stat_clear_snapshot()")
     found = observer.execute(
         """SELECT count(*) FROM pg_stat_activity
@@ -195,7 +195,7 @@ def test_who_loses_the_archive_while_it_deletes_takes_the_batch_back(
 def test_who_takes_an_archive_over_waits_for_a_batch_that_is_counted(
     task: Task, first: Manifests, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ) -> None:
-    """And who keeps what is its own does, too, for that moment."""
+    """A renewal by the same owner waits for it, too."""
     found = first.unfinished("delayed_queue_dead_letter")
     assert found is not None
     batch = {"id": found.id, "holder": first.holder, "name": "a", "from": 0, "to": 4,

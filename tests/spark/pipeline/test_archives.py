@@ -78,7 +78,7 @@ def alter(part: Path) -> None:
     place = rows.schema.get_field_index("reason")
     pq.write_table(rows.set_column(place, "reason", [reasons]), part)
     part.with_name(f".{part.name}.crc").unlink(missing_ok=True)
-    # As if a file could be changed and stay as large.
+    # As if a changed file could keep its size.
     ArchiveFile.objects.filter(name=part.name).update(size=part.stat().st_size)
 
 
@@ -91,7 +91,7 @@ def add(part: Path) -> None:
 
 
 def restart(server: EmbeddedPostgres, holder: psycopg.Connection[Any]) -> None:
-    """Crash the server when two tasks wait for the holder's lock, and start it again."""
+    """Crash the server when two tasks wait for the holder's lock, and restart it."""
     with closing(holder), psycopg.connect(server.socket_url, autocommit=True) as watcher:
         wait_until(lambda: watcher.execute(WAITING).fetchone() == (2,))
         crash(server)
@@ -119,7 +119,7 @@ UPDATE spark_notes SET born = NULL WHERE id = 5
 
 
 def elsewhere(figures: str, lake: str) -> tuple[Any, ...]:
-    """Query the files by an engine that has not written them."""
+    """Query the files by another engine than their writer."""
     counted = duckdb.execute(f"SELECT {figures} FROM read_parquet(?)", [f"{lake}/*/*/*.parquet"])  # noqa: S608
     found: tuple[Any, ...] = counted.fetchall()[0]
     return found
@@ -157,12 +157,12 @@ class TestArchiveAndReplay:
         stored = {each.key: (bytes(each.payload), each.headers) for each in Message.objects.all()}
         assert stored == original
         spans = [each.scheduled_at - each.created_at for each in Message.objects.all()]
-        # From the beginning of the replay, a moment before the first offer.
+        # From the start of the replay, a moment before the first offer.
         assert timedelta(seconds=-30) < min(spans) < timedelta(minutes=20)
         assert timedelta(minutes=100) < max(spans) < timedelta(hours=2)
         queue.drop_all_messages("Yes, please, I know what I'm doing!")
         assert replays.run(spark, asked, CONSOLE).was_done
-        assert Message.objects.count() == 0  # the very same replay changes nothing
+        assert Message.objects.count() == 0  # a repeated replay changes nothing
 
     def test_replays_what_the_filters_choose_under_new_keys(
         self, queue: DelayedQueue, spark: Any, lake: str
@@ -199,7 +199,7 @@ class TestArchiveAndReplay:
         monkeypatch.setattr(archives.Archive, "write", meddle)
         found = archive(spark, lake)
         assert (found.archives, found.rows, found.deleted, found.changed) == (1, 10, 8, 1)
-        # The next command archives it as it is now.
+        # The next command archives its current content.
         assert [each.key for each in DeadLetter.objects.all()] == ["k3"]
         assert archive(spark, lake).deleted == 1
 
@@ -405,7 +405,7 @@ class TestArchiveAndReplay:
     def test_of_two_drivers_the_later_finishes(
         self, queue: DelayedQueue, spark: Any, lake: str, known: str
     ) -> None:
-        """The first, whose lease has run out while its tasks delete, changes nothing more."""
+        """The first changes nothing more, since its lease ended while its tasks delete."""
         letters(50)
         with ThreadPoolExecutor(2) as pool, holding(known, "k25") as holder:
             first = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)

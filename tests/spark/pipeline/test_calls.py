@@ -1,4 +1,4 @@
-"""How a task on Spark calls a handler for several messages at once: without a JVM."""
+"""Calls of a task on Spark to batch handlers: without a JVM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.processes import wait_until
 def handled(
     queue: DelayedQueue, payloads: list[Any], handling: Handling, attempt: int = 0
 ) -> Counter[str]:
-    """Lease all, and handle them as a task does."""
+    """Lease all messages, and handle them as a task does."""
     queue.offer_batch(
         [ScheduledMessage(f"k{number}", payload) for number, payload in enumerate(payloads)]
     )
@@ -85,7 +85,7 @@ class TestConcurrency:
 def test_a_repeated_task_settles_one_by_one(
     queue: DelayedQueue, attempt: int, left: list[int]
 ) -> None:
-    """The message that it handles may have killed the task before it."""
+    """Its message may have killed the task before it."""
     LEFT.clear()
     handling = Handling(f"{TARGETS}:noting_what_is_left", "orders")
     assert handled(queue, [1] * 500, handling, attempt)["done"] == 500

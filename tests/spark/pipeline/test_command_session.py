@@ -1,4 +1,4 @@
-"""The session of a command, and what ``doctor`` sees on one in this process."""
+"""The session of a command, and the findings of ``doctor`` on one in this process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_signal_ends_a_drain(
     number: signal.Signals,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """P7: a continuous one, and its last batch is acknowledged."""
+    """P7: a continuous drain stops, and its last batch is acknowledged."""
     for n in range(20):
         queue.offer_or_update(f"k{n}", n)
 

@@ -55,7 +55,7 @@ class TestDrain:
         rows = spark.read.parquet(lake)
         assert {row["key"] for row in rows.collect()} == {f"k{n}" for n in range(30)}
         assert {"kind", "date", "drained_at", "attempts"} <= set(rows.columns)
-        # Nothing is due any more: nothing is written, nothing is left under a lease.
+        # No message is due any more: no file is written, and no lease is left.
         assert drain(spark, tmp_path, to=lake).messages == 0
         assert spark.read.parquet(lake).count() == 30
 
@@ -63,7 +63,7 @@ class TestDrain:
     def test_files_that_another_checkpoint_has_numbered_are_refused_before_anything_is_leased(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        """Spark would skip the batch as one that is written, and it would be acknowledged."""
+        """Spark would skip the batch as already written, and it would be acknowledged."""
         lake = str(tmp_path / "lake")
         queue.offer_or_update("a", 1)
         assert drain(spark, tmp_path, to=lake).messages == 1
@@ -127,7 +127,7 @@ class TestDrain:
             assert main(to) == 1
         assert "other transactions hold them" in capsys.readouterr().err
         assert main(to) == 0
-        # Nothing in the database knows the queue now, but its checkpoint does.
+        # The database has no trace of the queue now, but its checkpoint has.
         assert main(to) == 0
 
     def test_a_log_that_was_compacted_counts_too(self, spark: Any, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ class TestDrain:
     def test_a_directory_is_one_checkpoints_from_its_start_on(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        """Also where nothing is written yet; and the checkpoint may move."""
+        """Even before the first write; and the checkpoint may move."""
         lake, checkpoint = str(tmp_path / "lake"), str(tmp_path / "checkpoint")
         of_queue = tmp_path / "lake" / "kind=orders|json"
         claim_lake(spark, str(of_queue), checkpoint)
@@ -153,14 +153,14 @@ class TestDrain:
         assert queue.stats().due == 1
         shutil.move(checkpoint, tmp_path / "moved")
         claim_lake(spark, str(of_queue), str(tmp_path / "moved"))
-        # The remedy of the error: give the first checkpoint up.
+        # The error's remedy: abandon the first checkpoint.
         [claim] = of_queue.glob("_delayed_queue-*")
         claim.unlink()
         assert drain(spark, tmp_path / "other", to=lake).messages == 1
         assert [row["key"] for row in spark.read.parquet(lake).collect()] == ["a"]
 
     def test_an_old_note_outlives_one_that_is_about_to_go(self, spark: Any, tmp_path: Path) -> None:
-        """A rival checks before the note is made, and again after."""
+        """A rival checks before the mark is written, and again after."""
         lake, checkpoint = tmp_path / "lake", str(tmp_path / "checkpoint")
         claim_lake(spark, str(lake), checkpoint)
         rival = lake / "_delayed_queue-rival"
@@ -188,7 +188,7 @@ class TestDrain:
         both, touch = threading.Barrier(2), Files.touch
 
         def together(self: Files, path: str) -> None:
-            """Both have checked, and found no note."""
+            """Both have checked, and found no mark."""
             if path.startswith(lake):
                 both.wait(30)
             touch(self, path)
@@ -215,7 +215,7 @@ class TestDrain:
     def test_a_payload_that_is_no_text_is_kept_as_it_is(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any]
     ) -> None:
-        """It must not stop what comes after it, and comes back by a replay byte for byte."""
+        """It must not block later messages, and a replay restores it byte for byte."""
         lake = str(tmp_path / "lake")
         for key in ("a", "b", "c"):
             queue.offer_or_update(key, {"é": key})
@@ -280,14 +280,14 @@ class TestDrain:
     def test_a_message_that_kills_runs_out_of_attempts_and_takes_none_along(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        """Under one lease, which a repeated task has too, and a batch that comes again."""
+        """Under one lease, which repeated tasks and repeated batches share."""
         for n in range(20):
             queue.offer_or_update(f"k{n:02}", "die" if n == 7 else n)
         handling = Handling(f"{TARGETS}:deadly", "orders", retry=RetryPolicy.ladder("1s"))
         assert drain(spark, tmp_path, handling=handling).report()["dead"] == 1
         assert Message.objects.count() == 0
         letter = DeadLetter.objects.get()
-        # Two deliveries, and a third that was not made any more.
+        # Two deliveries, and a third that was prevented.
         assert (letter.key, letter.attempts) == ("k07", 3)
         assert letter.reason == "attempts exhausted: no delivery ended with an answer"
 

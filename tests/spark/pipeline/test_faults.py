@@ -1,4 +1,4 @@
-"""The pipeline's commands in processes of their own: killed, stopped, submitted, broken."""
+"""The pipeline's commands in separate processes: killed, stopped, submitted, broken."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ pytestmark = [*with_jvm, pytest.mark.slow]
 WORDS = {0: "fail", 1: "reject", 2: "snooze"}
 SMALL = [
     "--memory", "1g", "--conf", "spark.ui.enabled=false",
-    # On a machine that does much else a worker needs its time to start.
+    # On a busy machine a worker needs its time to start.
     "--conf", "spark.python.authenticate.socketTimeout=60s",
 ]  # fmt: skip
-# Java writes the second of these before Spark has set its log.
+# Java writes the second of these before Spark has configured its log.
 PROGRESS = re.compile(r"\[ +[\d.]+ s\] |WARNING: Using incubator modules: ")
 
 
 @contextmanager
 def command(*arguments: str, **more: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command of the pipeline, and kill at the end what is left of it."""
+    """Run a command of the pipeline, and kill its remaining processes at the end."""
     line = [sys.executable, "-m", "delayed_queue.spark", *arguments, *SMALL]
     with spawned(line, ROOT, environment(**more)) as process:
         yield process
@@ -80,7 +80,7 @@ class TestArchive:
     def test_killed_while_its_tasks_delete(
         self, queue: DelayedQueue, spark: Any, lake: str, known: str
     ) -> None:
-        """They continue for the dead holder, until another process takes the archive over."""
+        """They continue for the dead holder, until another process takes over the archive."""
         letters(50)
         original = set(DeadLetter.objects.values_list("id", "key"))
         with holding(known, "k25") as holder:
@@ -97,7 +97,7 @@ class TestArchive:
 
     @contextmanager
     def archiving(self, step: str, spark: Any, lake: str) -> Iterator[subprocess.Popen[str]]:
-        # PySpark has no other way to find the port of its JVM.
+        # PySpark has no other access to the port of its JVM.
         gateway = spark.sparkContext._gateway.gateway_parameters  # noqa: SLF001
         with subprocess.Popen(
             [sys.executable, "-m", "tests.spark.archiver", step, lake, "2000000000000"],
@@ -112,7 +112,7 @@ class TestArchive:
         return set(DeadLetter.objects.values_list("id", "key"))
 
     def check_the_rest(self, spark: Any, lake: str, original: set[Any]) -> None:
-        """The next command finishes what another has left, and counts all of it."""
+        """The next command finishes the work of another, and counts all of it."""
         left = self.left()
         assert left <= original
         assert ArchiveManifest.objects.exclude(state="pruned").count() == 1
@@ -140,7 +140,7 @@ class TestArchive:
     def test_another_process_at_work_is_waited_for(
         self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A holder that is alive keeps its archive until its lease ends; then it has lost it."""
+        """A live holder keeps its archive until its lease ends, and then loses it."""
         letters(5)
         write = archives.Archive.write
 
@@ -158,18 +158,18 @@ class TestArchive:
 
 
 class TestImport:
-    """P6: the parts are the whole after any crash."""
+    """P6: the chunks equal the whole after any crash."""
 
     # In the run's own session: test_repeated_after_a_crash_it_offers_only_what_is_missing.
     @pytest.mark.long
     def test_the_driver_is_killed_between_two_chunks(
         self, queue: DelayedQueue, spark: Any, known: str, other: Any, tmp_path: Path
     ) -> None:
-        """The same command offers the rest: nothing twice of what was handled meanwhile."""
+        """The same command offers the rest: no handled message twice."""
         records = [{"key": f"k{n}", "payload": {"n": n}} for n in range(60_000)]
         path = lines(tmp_path / "in.jsonl", records)
         with psycopg.connect(known) as holder:
-            # The last of three chunks, in the order of their keys, waits for this.
+            # The last of three chunks, in key order, waits for this.
             holder.execute(
                 """INSERT INTO delayed_queue
                 ("pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt")
@@ -225,7 +225,7 @@ class TestDrain:
     def test_an_executor_is_killed_while_it_handles(
         self, queue: DelayedQueue, known: str, tmp_path: Path
     ) -> None:
-        """The rules of a worker hold: what was settled stays so, and the rest is handled again."""
+        """The rules of a worker hold: settled messages stay so, and the rest is handled again."""
         words = {f"k{n:04}": WORDS.get(n % 50, "done") for n in range(2400)}
         words |= {"k0660": "kill", "k0661": "often"}
         queue.offer_batch(
@@ -242,12 +242,12 @@ class TestDrain:
         calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
         times = Counter(key for key, _ in calls)
         assert (tmp_path / "killed").exists()
-        # Nothing is lost, and a message without attempts left is not handled.
+        # No message is lost, and a message without attempts left is not handled.
         assert times.keys() == words.keys() - {"k0661"}
-        # A message that the task had not settled counts one more delivery.
+        # A message not yet settled by the task counts one more delivery.
         second = [place for place, (_, attempt) in enumerate(calls) if attempt == "2"]
         assert min(second) > calls.index(["k0660", "1"])
-        # Handled again is what the executor had handled and not yet acknowledged, and no more.
+        # Only messages that the executor had handled and not yet acknowledged are handled again.
         again = {key for key, number in times.items() if number > 1}
         assert "k0660" in again
         assert again <= {calls[place][0] for place in second}

@@ -24,7 +24,7 @@ from tests.support.sampling import sample
 
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
 
-# Texts that formats may change.
+# Texts that some formats change.
 PAYLOADS: Final = (
     "plain", " spaced ", 'a,b;"c"', "line\nbreak\r\nand return", "\ttab", "ключ é", '\\ back \\"',
     "", "null", "0042", '{"a": "b\\"c"}',
@@ -74,7 +74,7 @@ def test_another_engine_reads_what_was_drained(spark: Any, lake: str, form: str)
 
 @pytest.mark.parametrize("age", ["scheduled_at_initially", "diedAt"])
 def test_a_column_without_a_value_has_no_type(spark: Any, tmp_path: Path, age: str):
-    """So pyarrow writes it to Parquet, where Spark takes it for a number."""
+    """pyarrow thus writes it to Parquet, where Spark takes it for a number."""
     began = datetime(2026, 5, 1, tzinfo=UTC)
     row = {"kind": "orders|json", "key": "k", "payload": b"1", age: began}
     if age == "diedAt":
@@ -99,7 +99,7 @@ def test_a_sink_that_spark_lacks_is_named_before_anything_is_leased(spark: Any, 
 
 
 def test_a_table_takes_a_batch_once_that_is_written_twice(spark: Any, tmp_path: Path):
-    """The drain dies between the table's commit and Spark's own, and is given once more."""
+    """The drain dies between the table's commit and Spark's own, and runs again."""
     fill()
     spark.dataSource.register(Table)
     table = tmp_path / "table"

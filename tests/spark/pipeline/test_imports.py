@@ -49,9 +49,9 @@ class TestImport:
         assert queue.stats().due == 989
         stored = queue.read("k1")
         assert stored is not None
-        assert stored.payload == {"n": 1}  # of repeated keys the first is offered
+        assert stored.payload == {"n": 1}  # for repeated keys the first is offered
         self.check_quarantine(spark, report)
-        # The key is kept as far as PostgreSQL can store it.
+        # The key is stored as far as PostgreSQL can store it.
         assert [each["key"] for each in report.samples][1] == "a\ufffdb"
         again = imports.run(spark, options(tmp_path, path), CONSOLE)
         assert again == replace(report, was_done=True)
@@ -68,7 +68,7 @@ class TestImport:
     def test_lines_are_right_across_blocks(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        """Spark cuts the files; the lines, and the times of a spread, continue over the cuts."""
+        """Spark splits the files; line numbers and spread times continue across splits."""
         texts = [json.dumps({"key": f"k{n:05}", "payload": n}) for n in range(4000)]
         texts[3210] = "bad"
         path = lines(tmp_path / "in.jsonl", texts)
@@ -138,12 +138,12 @@ class TestImport:
     def test_repeated_after_a_crash_it_offers_only_what_is_missing(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: Any
     ) -> None:
-        """Chunks are known again by what is in them: what was handled meanwhile stays away."""
+        """The content identifies a chunk: messages handled since are not offered again."""
         records = [{"key": f"k{n}", "payload": n} for n in range(200)]
         path = lines(tmp_path / "in.jsonl", records)
         asked = options(tmp_path, path, spread=Spread.of(over=timedelta(hours=1)))
         assert imports.run(spark, asked, CONSOLE).created == 200
-        # As a driver leaves it that dies before its end.
+        # As left by a driver that dies before its end.
         other.execute('DELETE FROM delayed_queue_offer_ledger WHERE "partition" = -1')
         other.execute("""DELETE FROM delayed_queue WHERE "pKey" < 'k5'""")
         left = other.execute("SELECT count(*) FROM delayed_queue").fetchone()
@@ -169,7 +169,7 @@ class TestImport:
         assert report.created == 30
         assert [DelayedQueue(f"q{n}").stats().due for n in range(3)] == [10, 10, 10]
         assert Message.objects.filter(group="g1").count() == 15
-        # In one job, however many queues there are.
+        # In one job for any number of queues.
         assert counts(report.job).offered == 30
 
     def test_a_target_is_given_the_rows_that_its_check_lets_through(

@@ -1,4 +1,4 @@
-"""Files as they come: many of them, cut into blocks, of several schemas, with line breaks (P6)."""
+"""Input files: many, split into blocks, with several schemas and line breaks (P6)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestFiles:
     def test_files_that_spark_passes_over_are_refused(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        """Else nothing would be imported, and all be well."""
+        """Otherwise the import would succeed without a row."""
         seen = lines(tmp_path / "seen.jsonl", [{"key": "a", "payload": 1}])
         hidden = lines(tmp_path / "_hidden.jsonl", [{"key": "b", "payload": 1}])
         (tmp_path / "empty").mkdir()
@@ -109,13 +109,13 @@ def test_a_database_that_is_away_is_told_before_anything_is_read(
 
 
 class TestRepeated:
-    """After a crash: as a driver leaves it that dies before its end."""
+    """After a crash: as left by a driver that dies before its end."""
 
     @pytest.mark.long
     def test_what_is_missing_gets_the_times_that_it_would_have_had(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, other: psycopg.Connection[Any]
     ) -> None:
-        """Counted from the repetition, seconds would get up to twice their rate."""
+        """Counted from the repetition, seconds would exceed their rate up to twice."""
         records = [{"key": f"k{n}", "queue": f"q{n % 2}", "payload": n} for n in range(100)]
         asked = options(
             tmp_path, lines(tmp_path / "in.jsonl", records), spread=Spread.of(per_second=10)
@@ -136,7 +136,7 @@ class TestRepeated:
     def test_a_replay_on_another_cluster_brings_the_same_chunks(
         self, queue: DelayedQueue, spark: Any, lake: str, other: psycopg.Connection[Any]
     ) -> None:
-        """By other chunks what was delivered meanwhile would be offered, and delivered, again."""
+        """Other chunks would offer, and deliver, the messages handled since a second time."""
         letters(200)
         archive(spark, lake, rows_per_file=50)
         spread = Spread.of(per_second=1000)

@@ -1,4 +1,4 @@
-"""Kinds as they were written: names of directories are texts, also numbers (P7-P11)."""
+"""Kinds in their original form: directories are named by texts, also numbers (P7-P11)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.support.sampling import sample
 
 pytestmark = with_jvm
 
-# Others share the tables, so a kind need not have a bar and a codec; each is alone in its lake,
-# as among others that are texts it would be read as a text anyway.
+# Other queues share the tables, so a kind need not have a bar and a codec. Each kind is alone in
+# its lake; among texts Spark would read it as a text anyway.
 NUMBER, DATE, REAL = "0042", "2024-01-01", "1e3"
-# Spark escapes what a directory cannot be named by.
+# Spark escapes characters that a directory's name cannot have.
 ESCAPED = [
     "a/b|json", "100%|json", "%2F|json", "10:30|json", "k=v|json", "#?*[]{}^|json",
     "back\\slash'\"|json", " spaced |json", "ключ é|json", "a+b&c;d,e|json", "..|json",
@@ -32,7 +32,7 @@ ALL_AT_ONCE = "a/b%2F 10:30 k=v#?*[]{}^\\'\"+&;,é|json"
 
 
 def offered(*kinds: str) -> set[tuple[str, str]]:
-    """Offer one message to each kind, and return kinds and keys."""
+    """Offer one message to each kind; return kinds and keys."""
     for n, kind in enumerate(kinds):
         DelayedQueue("orders").offer_or_update(f"k{n}", n)
         Message.objects.filter(key=f"k{n}", kind="orders|json").update(kind=kind)
@@ -86,7 +86,7 @@ def test_a_kind_of_a_snapshot_comes_back_as_it_was(
 def test_kinds_that_name_no_directory_come_back_as_they_were(
     queue: DelayedQueue, spark: Any, lake: str
 ) -> None:
-    """Spark has one directory for texts that are empty and values that are none."""
+    """Spark has one directory for both empty texts and nulls."""
     before = offered(*ESCAPED, "")
     path = snapshots.run(spark, None, lake, CONSOLE).path
     figures = measured(spark, snapshot=path, uses_database=False)

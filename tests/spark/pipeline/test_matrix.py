@@ -1,4 +1,4 @@
-"""Imports by format, codec and defect: what is stored, quarantined and refused (P6)."""
+"""Imports by format, codec and defect: stored, quarantined and refused rows (P6)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AT: Final = datetime(2031, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Case:
-    """Files, and the outcome: a payload by key, a part of the reason by line, or a refusal."""
+    """Files, and their result: a payload by key, part of a reason by line, or a refusal."""
 
     files: Mapping[str, bytes | pa.Table]
     stored: Mapping[str, bytes] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The counts of a report beside those of DuckDB, from the same files and rows."""
+"""The counts of a report match those of DuckDB from the same data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drained(count: int = 600) -> pa.Table:
 
 
 def write_letters(count: int = 40) -> None:
-    """Letters of three causes, each with values of its own; some of before fingerprints."""
+    """Letters of three causes, each with different values; some from before fingerprints."""
     reasons = ("no customer 'Alice {n}' in order {n}", "HTTP 503 for job {n}", "rejected")
     texts = [reasons[n % 3].format(n=n) for n in range(count)]
     DeadLetter.objects.bulk_create(
@@ -57,7 +57,7 @@ def write_letters(count: int = 40) -> None:
 
 
 def test_counts_are_those_of_another_engine(queue: DelayedQueue, spark: Any, tmp_path: Path):
-    """Drained files and the database's dead letters; and what DuckDB finds in the facts."""
+    """Drained files and the database's dead letters; and DuckDB's results for the facts."""
     pq.write_table(drained(), tmp_path / "drained.parquet")
     write_letters()
     asked = reports.ReportOptions(
@@ -74,7 +74,7 @@ def test_counts_are_those_of_another_engine(queue: DelayedQueue, spark: Any, tmp
 
 
 def ask(sql: str, letters: pa.Table | None = None) -> list[tuple[Any, ...]]:
-    """Ask DuckDB, of ``drained`` and ``letters``."""
+    """Query ``drained`` and ``letters`` with DuckDB."""
     with duckdb.connect() as engine:
         engine.execute("SET TimeZone = 'UTC'")
         engine.register("drained", drained())
@@ -119,7 +119,7 @@ def check_counts(measured: Mapping[str, Any]) -> None:
 
 
 def check_reasons(measured: Mapping[str, Any]) -> None:
-    """Those of one cause are one, and say no values."""
+    """Letters of one cause are one row, without values."""
     counted = ask("SELECT kind, left(reason, 6), count(*) FROM letters GROUP BY ALL", stored())
     found = {(each["kind"], each["reason"][:6], each["messages"]) for each in measured["reasons"]}
     assert found == set(counted)

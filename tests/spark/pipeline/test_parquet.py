@@ -40,7 +40,7 @@ class TestImport:
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         mode: str, winner: bytes, most: int,
     ) -> None:  # fmt: skip
-        """Also where more of them come again than are given to each task."""
+        """Also if more of them repeat than each task receives."""
         monkeypatch.setattr(offers, "MOST_REPEATED", most)
         keys = [f"k{n}" for n in range(400)]
         found = imports.run(
@@ -57,7 +57,7 @@ class TestImport:
         codec: str,
     ) -> None:  # fmt: skip
         path, queues = str(tmp_path / "in.parquet"), 2_000
-        # Three records for each queue, the first two with one key that all queues have.
+        # Three records for each queue; the first two share a key, the same in all queues.
         columns = {"key": [f"k{n // 2}" for n in range(3) for _ in range(queues)],
                    "queue": [f"tenant-{n}" for n in range(queues)] * 3,
                    "payload": [b"1"] * queues * 3}  # fmt: skip
@@ -81,7 +81,7 @@ class TestImport:
         self, queue: DelayedQueue, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         other: Any, most: int,
     ) -> None:  # fmt: skip
-        """Pieces depend on the files alone; also those of a partition that is cut anew."""
+        """Chunks depend on the files alone, even if a partition is split anew."""
         monkeypatch.setattr(imports, "MOST_OF_PARTITION", most)
         asked = self.asked(tmp_path, [f"k{n}" for n in range(500)])
         assert imports.run(spark, asked, CONSOLE).created == 500

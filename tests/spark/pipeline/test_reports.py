@@ -55,7 +55,7 @@ class TestReport:
     def test_figures_are_those_of_a_hand(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
     ) -> None:
-        """Ten messages that took 1 to 10 s, 1 s of it before they were due; two letters."""
+        """Ten messages of 1 to 10 s, 1 s of it before their due time; two letters."""
         begin = datetime(2026, 5, 1, 12, tzinfo=UTC)
         rows = [
             {

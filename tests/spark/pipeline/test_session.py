@@ -1,4 +1,4 @@
-"""Finding Java, and the environment of executors, without starting either."""
+"""The search for Java, and the executors' environment, without starting either."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_executors_elsewhere_are_told_where_the_database_is(monkeypatch: pytest.
     assert session.executor_environment("local[2,4]") == {}
     told = session.executor_environment("spark://master:7077")
     assert told[f"spark.executorEnv.{VARIABLE}"] == "dbname=x"
-    # And Spark hides it, by what it calls a secret.
+    # Spark hides it too, since its name counts as a secret.
     assert "dsn" in session.DEFAULTS["spark.redaction.regex"]
     assert "PATH" not in {name.rpartition(".")[2] for name in told} - {"PYTHONPATH"}
     assert os.environ[VARIABLE] == "dbname=x"

@@ -1,4 +1,4 @@
-"""Several queues in one lake, and places that are another queue's (P7)."""
+"""Several queues in one lake, and directories of another queue (P7)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.spark.support import with_jvm
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
 
 QUEUES: Final = ("alpha", "beta")
-# An error that Spark finds when it writes, so after the lease.
+# Spark detects the error when it writes, so after the lease.
 BROKEN: Final = {"compression": "nope"}
 
 
@@ -64,7 +64,7 @@ class TestOneLake:
         assert leased() == 3
         with pytest.raises(InvalidConfiguration, match="nothing was drained to there yet"):
             read_lake(spark, lake)
-        # One after the other: what the first has leased is its own.
+        # One after the other: the first leases its own messages.
         assert run(spark, "beta", to=lake).messages == 3
         assert set(kinds_of(spark, lake)) == {("beta|json", f"beta-{n}") for n in range(3)}
         DelayedQueue("beta").offer_or_update("beta-3", 1)
@@ -74,7 +74,7 @@ class TestOneLake:
             assert [each.result(120).messages for each in both] == [4, 1]
         assert kinds_of(spark, lake) == each_once(4)
         assert Message.objects.count() == 0
-        # The directories of queues, as other readers find them.
+        # The queues' directories, for other readers.
         assert {each.name for each in Path(lake).iterdir()} == {
             "kind=alpha|json", "kind=beta|json", "_checkpoint",
         }  # fmt: skip
@@ -82,7 +82,7 @@ class TestOneLake:
         self.check_files_of_a_process_that_died_are_not_read(spark, lake)
 
     def check_files_of_a_process_that_died_are_not_read(self, spark: Any, lake: str) -> None:
-        """As a batch leaves them that is written once more."""
+        """As a batch leaves them that is written a second time."""
         of_queue = f"{lake}/kind=alpha|json"
         written = next(Path(of_queue).rglob("*.parquet"))
         shutil.copy(written, written.with_name("part-9.parquet"))
@@ -99,7 +99,7 @@ class TestOneLake:
         assert found == {"alpha-0": b"1", "r": b"\xff\x00"}
 
     def test_that_another_stream_has_written_as_a_whole_is_refused(self, spark: Any, lake: str):
-        """Its readers would see that stream's files alone."""
+        """Its readers would see only that stream's files."""
         fill(1)
         rows = spark.readStream.format("delayed_queue").option("queue", "alpha").load()
         drain(rows.writeStream.format("parquet").option("path", lake), f"{lake}/_checkpoint")
@@ -112,7 +112,7 @@ BOTH: Final = r"'alpha\|json' of the database .*'beta\|json' of the database"
 
 
 class TestAnotherQueuesCheckpoint:
-    """It is refused by a sentence that names both, and nothing is leased."""
+    """The error names both, and no message is leased."""
 
     def test_of_the_command(self, spark: Any, lake: str, tmp_path: Path):
         fill(2)
@@ -141,7 +141,7 @@ class TestAnotherQueuesCheckpoint:
         assert leased() == Message.objects.filter(kind="alpha|json", lease_id__isnull=False).count()
         start("alpha")
         assert {row.key for row in spark.read.parquet(lake).collect()} == {"alpha-0", "alpha-1"}
-        # The same for the one that has ended, and for its directory.
+        # The same after the drain has ended, and for its directory.
         with pytest.raises(Exception, match=r"'alpha\|json'.*'beta\|json'"):
             start("beta")
         with pytest.raises(InvalidConfiguration, match="written under another checkpoint"):
@@ -158,7 +158,7 @@ class TestAnotherQueuesCheckpoint:
         monkeypatch.setenv(VARIABLE, make_conninfo(dsn, dbname="postgres"))
         with pytest.raises(InvalidConfiguration, match=r"database 'test_.*database 'postgres'"):
             run(spark, "alpha", to=lake)
-        # Nor with a checkpoint of its own: the directory belongs to the other one.
+        # Even with another checkpoint: the directory belongs to the other one.
         monkeypatch.undo()
         with pytest.raises(InvalidConfiguration, match="written under another checkpoint"):
             run(spark, "alpha", to=lake, checkpoint=f"{lake}/_checkpoint/mine")
@@ -179,7 +179,7 @@ def failure_of(spark: Any, asked: drains.DrainOptions, stopping: threading.Event
 def test_whatever_fails_each_message_ends_once_under_its_own_kind(
     spark: Any, lake: str, tmp_path: Path, seed: int
 ):
-    """Drains of two queues that fail or are stopped, in one lake, perhaps with one checkpoint."""
+    """Failing and stopped drains of two queues in one lake, perhaps with one checkpoint."""
     chance = random.Random(seed)
     checkpoint = str(tmp_path / "checkpoint") if chance.random() < 0.5 else None
     fill(20)

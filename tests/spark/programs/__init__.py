@@ -1,1 +1,1 @@
-"""Drivers of Spark that tests start, kill and start again."""
+"""Spark drivers that tests start, kill and restart."""

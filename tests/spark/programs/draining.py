@@ -1,8 +1,8 @@
 """Drain two queues into Parquet: ``draining.py DIRECTORY BLOCK MASTER``.
 
-The queue "file" goes through Spark's own sink, "batch" through a foreachBatch that writes. With
-the block "stand" the driver stands still until it is killed: in a task of the first batch of the
-one, and behind the sink of the other, before the commit. With "executor" a task kills its executor.
+The queue "file" goes through Spark's own sink, "batch" through a foreachBatch that writes. With the
+block "stand" the driver waits until it is killed: in a task of the first batch of the one, and
+behind the sink of the other, before the commit. With "executor" a task kills its executor.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def only_once(lake: Path) -> bool:
 
 
 def executor() -> int:
-    """Return the process id of the JVM above this worker, which its daemon has forked."""
+    """Return the id of the JVM process above this worker, whose daemon forked it."""
     daemon = os.getppid()
     return int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -13,7 +13,7 @@ from tests.spark.support import wait_in_task
 
 
 def run(spark: Any, directory: str) -> None:
-    """Let the executor of the first attempt at partition 0 die when chunks of it were committed."""
+    """Kill the executor of the first attempt at partition 0 after it has committed chunks."""
     lake = Path(directory) / "filling"
     lake.mkdir()
 

@@ -1,4 +1,4 @@
-"""Handlers for machines that have nothing but this file and the package in a zip."""
+"""Handlers for machines that have only this file and the package in a zip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def answer(envelope: Envelope) -> None:
 
 
 def gated(envelope: Envelope) -> None:
-    """Note the call; of the message whose payload is a directory, wait until it has no gate."""
+    """Record the call; wait until the directory in the payload, if any, has no gate."""
     if not isinstance(envelope.payload, str):
         return
     directory, pause = Path(envelope.payload), threading.Event()

@@ -1,7 +1,7 @@
-"""What Spark's workers run that name it by ``spark.python.worker.module``: tasks wait at a gate.
+"""A module for ``spark.python.worker.module``: Spark's workers wait at a gate.
 
 Each task takes a number. From GATE_FIRST to GATE_LAST they wait until the directory GATE has a file
-"open". So a test stops a command in the middle of its work, for any command.
+"open". Thus a test stops any command in the middle of its work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(infile: Any, outfile: Any) -> None:
 
 
 def take_number(gate: Path) -> int:
-    """Return the first number that no other task has taken."""
+    """Return the first number that no other task has."""
     for number in count(1):
         with suppress(FileExistsError):
             (gate / f"task-{number}").touch(exist_ok=False)

@@ -1,7 +1,7 @@
 """Use the source on executors of their own: ``telling.py DIRECTORY``.
 
 First they are killed while they offer and while they drain. Then the source is used in every way,
-with all that Spark can tell about it.
+with every output of Spark about it recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.spark.support import QUIET
 
 
 def command_lines() -> Iterator[str]:
-    """Yield what ps shows to all users of the machine: the JVM, its executors, their workers."""
+    """Yield the command lines that ps shows to all users: JVM, executors, workers."""
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # a zombie too
             yield " ".join(each.cmdline())

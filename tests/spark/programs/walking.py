@@ -1,6 +1,6 @@
-"""All commands of the pipeline, one after the other: ``walking.py DIRECTORY HANDLER [MASTER]``.
+"""All commands of the pipeline in order: ``walking.py DIRECTORY HANDLER [MASTER]``.
 
-On a session of Spark Connect where the master is ``connect``, else on one of its own.
+It uses a session of Spark Connect if the master is ``connect``, else its own session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From what PostgreSQL answers to what Spark expects: without a database and without a JVM."""
+"""Conversion of PostgreSQL's results to Spark's rows: without a database and a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and writing queues with a real session of Spark (P1, P2)."""
+"""Reading and writing queues with a real Spark session (P1, P2)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def messages(spark: Any, count: int, partitions: int = 2) -> Any:
 
 
 def bulky(spark: Any, count: int) -> Any:
-    """Rows so large that Spark hands a few of them on, and does not wait for more."""
+    """Rows so large that Spark passes on a few of them without waiting for more."""
     return messages(spark, count).selectExpr("key", "repeat('x', 5000) AS payload")
 
 
 def activate(spark: Any) -> None:
-    """Make the session that of this thread: elsewhere Spark finds no source of Python's."""
+    """Make the session that of this thread: elsewhere Spark finds no Python source."""
     spark.createDataFrame([(1,)], "number int")
 
 
@@ -104,7 +104,7 @@ class TestWriting:
     def test_tasks_that_die_and_are_repeated(
         self, spark: Any, other: psycopg.Connection[Any], atomic: str
     ):
-        """Each partition's first attempt dies when chunks of the job were committed."""
+        """Each partition's first attempt dies after some of the job's chunks were committed."""
 
         def die_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             from pyspark import TaskContext
@@ -237,7 +237,7 @@ class TestReading:
         assert (row.headers, row.id) == ('{"h": 1}', stored.pk)
         leased = Message.objects.get(key="leased")
         assert (found["leased"].attempts, found["leased"].lock_uuid) == (1, leased.lease_id)
-        due = queue.try_poll()  # a read has leased nothing
+        due = queue.try_poll()  # a read leases no message
         assert due is not None
         assert due.key == "due"
 

@@ -1,4 +1,4 @@
-"""Encoded columns, given to a real COPY and read back."""
+"""Encoded columns, passed to a real COPY and read back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def columns(rows: list[tuple[Any, ...]]) -> dict[str, pa.Array]:
 
 
 def copied(connection: Connection, made: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Copy into the empty table and return what is there."""
+    """Copy into the empty table and return its rows."""
     connection.execute("TRUNCATE copied")
     copy_rows(connection, TABLE, made, encode_rows(made))
     found = fetch(connection, "SELECT * FROM copied ORDER BY place", {})

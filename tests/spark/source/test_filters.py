@@ -1,4 +1,4 @@
-"""Which filters go to PostgreSQL, and that it decides them as Spark would: without a JVM."""
+"""Filters that go to PostgreSQL, with the same result as in Spark: without a JVM."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def taken(given: Filter) -> tuple[str, str, Any] | None:
 class TestWhichAreTaken:
     def test_keys_are_compared_for_equality_alone(self):
         assert taken(EqualTo(("key",), "a")) == ("key", "=", "a")
-        # The order of a collation is not that of Spark.
+        # The order of a collation differs from Spark's order.
         for kind in (LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual):
             assert taken(kind(("key",), "a")) is None
 

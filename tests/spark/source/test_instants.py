@@ -1,4 +1,4 @@
-"""Every hour of ten years, also those that clocks repeat, in every zone a session can have."""
+"""Every hour of ten years, repeated ones included, in every session zone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_hour_is_the_same_instant_in_every_zone(zone: str):
 
     checker = Checker(Rules("orders", codec="bytes"))
     assert checker.check(batch(instants)).columns["schedule_ms"].equals(wanted)
-    # Record by record, as an import checks them, where the zone's clocks change.
+    # Record by record, as an import checks them, around the zone's clock changes.
     some = beside_changes(instants)
     checked = checker.check(batch(some).to_pylist()).columns["schedule_ms"]
     assert checked.equals(floored(some))

@@ -1,4 +1,4 @@
-"""The leases of a stream on PostgreSQL, without Spark: who gets what, and who deletes it (P3)."""
+"""A stream's leases on PostgreSQL, without Spark: claims and deletions (P3)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestBatches:
         assert read(source, start, end) == read(source, start, end) == keys
 
     def test_a_lease_is_that_of_a_claim(self, queue: DelayedQueue, source: LeasingReader):
-        """Attempts rise, no other consumer gets it, and an expired lease is taken over."""
+        """Attempts rise, no other consumer gets it, and the stream takes over an expired lease."""
         fill(queue, 2)
         queue.try_poll_many(1)
         start = source.initialOffset()
@@ -122,7 +122,7 @@ class TestRestarts:
         fill(queue, 5)
         start = source.initialOffset()
         end = source.latestOffset(start, FIVE)
-        settled(source)  # that looked for more
+        settled(source)  # it polled for more
         expire("k000", "k001")
         theirs = queue.try_poll_many(9)
         after = reader()
@@ -145,7 +145,7 @@ class TestRestarts:
         after.stop()
 
     def test_a_replay_is_one_delivery_more(self, queue: DelayedQueue, source: LeasingReader):
-        """A message that kills each process which handles it has to use up its attempts."""
+        """A message that kills each of its processes has to use up its attempts."""
         fill(queue, 2)
         start = source.initialOffset()
         end = source.latestOffset(start, FIVE)
@@ -187,7 +187,7 @@ class TestRenewal:
         source = reader(renew="true")
         fill(queue, 3)
         source.latestOffset(source.initialOffset(), FIVE)
-        # The copy of an executor holds no leases that it could release.
+        # An executor's copy holds no leases that it could release.
         pickle.loads(pickle.dumps(source)).stop()  # noqa: S301 - our own
         assert queue.try_poll() is None
         source.stop()

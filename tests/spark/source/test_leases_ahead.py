@@ -37,7 +37,7 @@ class TestAhead:
     @pytest.mark.parametrize(
         ("count", "options"),
         [
-            (4, {}),  # what comes next is not due yet, and has not to wait in a lease
+            (4, {}),  # the next message is not due yet, and need not wait in a lease
             (9, {"prefetch": "false"}),
         ],
     )
@@ -51,7 +51,7 @@ class TestAhead:
     def test_after_a_restart_it_is_the_next_batch(
         self, queue: DelayedQueue, source: LeasingReader, other: psycopg.Connection[Any]
     ):
-        """Also of a stream that ends with what was due at its start."""
+        """Also for a stream that ends with the messages due at its start."""
         keys = fill(queue, 12)
         start = source.initialOffset()
         first = source.latestOffset(start, FIVE)
@@ -85,7 +85,7 @@ class TestAhead:
     def test_a_repeated_take_over_finds_what_the_first_has_moved(
         self, queue: DelayedQueue, source: LeasingReader
     ):
-        """As after a commit that was not answered."""
+        """As after an unanswered commit."""
         fill(queue, 10)
         first = source.latestOffset(source.initialOffset(), FIVE)
         settled(source)
@@ -98,7 +98,7 @@ class TestAhead:
     def test_a_consumer_that_takes_an_expired_one_keeps_it(
         self, queue: DelayedQueue, source: LeasingReader, other: psycopg.Connection[Any]
     ):
-        """The take-over waits for the claim that holds the row, and then leaves it."""
+        """The take-over waits for the claim that locks the row, and then skips the row."""
         keys = fill(queue, 10)
         first = source.latestOffset(source.initialOffset(), FIVE)
         settled(source)

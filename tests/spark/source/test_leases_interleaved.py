@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("queue")
 class Interleaving(RuleBasedStateMachine):
     """A stream that crashes and starts again, beside a consumer of the queue's own.
 
-    The stream is driven as Spark drives it: an offset is logged before its batch runs, a batch
-    is committed after its sink, and only then the next offset is asked for.
+    The test drives the stream as Spark does: it logs an offset before its batch runs, and commits a
+    batch after its sink. Only then it requests the next offset.
     """
 
     @initialize(count=st.integers(1, 12), prefetch=st.sampled_from(["true", "false"]))
@@ -52,7 +52,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 4))
     def plan(self, most: int) -> None:
-        """Log the next offset, if the last batch is done."""
+        """Log the next offset, if the last batch has been committed."""
         if self.committed < len(self.logged) - 1:
             return
         before = self.remaining()
@@ -74,7 +74,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule(again=st.booleans())
     def work(self, again: bool) -> None:
-        """Run the batch that is logged, and perhaps crash before it is committed."""
+        """Run the logged batch, and perhaps crash before its commit."""
         if self.committed == len(self.logged) - 1:
             return
         start, end = self.logged[-2:]
@@ -86,7 +86,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        """Spark calls commit() for what is done, also twice."""
+        """Spark calls commit() for finished batches, even twice."""
         before = self.remaining()
         self.source.commit(self.logged[self.committed])
         self.count_deletions(before)
@@ -112,7 +112,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def run_out(self, data: st.DataObject) -> None:
-        """Let some leases run out: of the stream, of the consumer, of both."""
+        """Expire some leases: of the stream, of the consumer, of both."""
         leased = sorted(self.remaining())
         if leased:
             expire(*data.draw(st.lists(st.sampled_from(leased), unique=True)))

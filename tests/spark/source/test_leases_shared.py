@@ -34,13 +34,13 @@ pytestmark = pytest.mark.usefixtures("queue")
 # `make chaos` raises it.
 ROUNDS: Final = int(os.environ.get("CHAOS_ROUNDS", "1"))
 QUEUES: Final = ("alpha", "beta")
-# How far a drain comes before its process dies; the last is to its end.
+# Steps of a drain at which its process dies; the last is its end.
 STEPS: Final = ("leased", "logged", "read", "written", "committed", "done")
 
 
 class TestAnotherQueuesCheckpoint:
     def offsets(self, queue: DelayedQueue) -> tuple[Any, Any]:
-        """Lease a batch, and one ahead, as a driver that dies then."""
+        """Lease a batch, and one ahead, as a driver before its death."""
         fill(queue, 10)
         source = reader()
         start = source.initialOffset()
@@ -82,10 +82,10 @@ class TestAnotherQueuesCheckpoint:
 
 
 class TestAnotherQueuesMessageUnderTheLease:
-    """However it came there, it is not read, not handled, and not taken over."""
+    """The drain never reads, handles or takes it over."""
 
     def mixed(self, queue: DelayedQueue) -> str:
-        """Return a lease that has a message of two queues each."""
+        """Return a lease with one message of each of two queues."""
         queue.offer_or_update("ours", 1)
         DelayedQueue("beta").offer_or_update("theirs", 1)
         Message.objects.update(lease_id="lease")
@@ -116,11 +116,11 @@ class TestAnotherQueuesMessageUnderTheLease:
 
 
 class Sharing(RuleBasedStateMachine):
-    """Drains of two queues that die at any step, and are started again, at one place or two.
+    """Drains of two queues that die at any step, and start again, with one checkpoint or two.
 
-    Driven as Spark drives it: an offset is logged before its batch runs, a batch is committed after
-    its sink, and only then the next offset is asked for. The sink is Spark's own for files: a batch
-    whose number it has is not written again.
+    The test drives them as Spark does: it logs an offset before its batch runs, and commits a batch
+    after its sink. Only then it requests the next offset. The sink is Spark's own for files: a
+    batch whose number it has is not written again.
     """
 
     @initialize(count=st.integers(1, 6), shared=st.sampled_from(["checkpoint", "lake"]))
@@ -131,7 +131,7 @@ class Sharing(RuleBasedStateMachine):
                 [ScheduledMessage(f"{name}-{each}", 1) for each in range(count)]
             )
         self.keys = {name: {f"{name}-{each}" for each in range(count)} for name in QUEUES}
-        # Of a lake each queue has a checkpoint and a directory of its own, as drain makes them.
+        # In a lake each queue has its own checkpoint and directory, as drain creates them.
         self.places = {name: "both" if shared == "checkpoint" else name for name in QUEUES}
         self.logs: dict[str, list[Any]] = {}
         self.commits: Counter[str] = Counter()
@@ -144,7 +144,8 @@ class Sharing(RuleBasedStateMachine):
         try:
             self.run(source, name, step, most)
         except InvalidConfiguration:
-            # Somebody else's place: as the error says, one of its own from here on.
+            # The checkpoint belongs to the other queue: as the error advises, use an own one from
+            # here on.
             assert self.places[name] == "both"
             assert self.of(name) == before
             self.places[name] = name
@@ -156,7 +157,7 @@ class Sharing(RuleBasedStateMachine):
         return set(rows.values_list("key", "lease_id", "attempts"))
 
     def run(self, source: Any, name: str, step: str, most: int) -> None:
-        """Go on until the step is reached, or to the end."""
+        """Run until the step, or to the end."""
         source.prepareForTriggerAvailableNow()
         for reached in self.steps(source, name, most):
             if reached == step:
@@ -188,7 +189,7 @@ class Sharing(RuleBasedStateMachine):
         while Message.objects.exists():
             for name in QUEUES:
                 self.drain(name, "done", 4)
-            # What a process has leased and not logged: nobody has seen it.
+            # Messages that a dead process had leased and not logged: no batch holds them.
             logged = {each[part] for log in self.logs.values() for each in log
                       for part in ("lock", "next")}  # fmt: skip
             lost = Message.objects.exclude(lease_id__in=logged)

@@ -1,4 +1,4 @@
-"""Spark tasks that are repeated, die after their commit or run twice, without Spark (P2)."""
+"""Spark tasks that repeat, die after their commit or run twice, without Spark (P2)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestRepetitions:
     def test_what_was_consumed_meanwhile_is_not_offered_again(
         self, queue: DelayedQueue, other: psycopg.Connection[Any]
     ):
-        """The reason for the ledger: by the key alone a repetition would deliver it twice."""
+        """The reason for the ledger: with the key alone a repetition would deliver it twice."""
         one = job(chunk="2")
         with pytest.raises(OSError, match="killed"):
             offer(one, failing_after([rows(letters("abcd"))]))
@@ -61,7 +61,7 @@ class TestRepetitions:
     def test_what_was_consumed_before_the_answer_to_a_commit_was_lost_is_not_offered_again(
         self, other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
     ):
-        """The ledger's claim committed with the rows, or waits for a lost commit to end."""
+        """The ledger's claim commits with the rows, or waits for a lost commit to end."""
         with proxied() as proxy, ThreadPoolExecutor(1) as pool:
             monkeypatch.setenv(VARIABLE, proxy.url)
             aim = proxy.aim_at(COMMIT, Stage.COMMITTED, after="^COPY")
@@ -83,14 +83,14 @@ class TestRepetitions:
         assert (triple(), keys_of(other)) == ((3, 0, 2), letters("abc"))
 
     def test_an_attempt_that_brings_other_rows_loses_none(self, other: psycopg.Connection[Any]):
-        """A ledger that skipped by number alone would take them for the old ones."""
+        """A ledger that compared numbers alone would take them for the old ones."""
         one = job(chunk="2")
         with pytest.raises(OSError, match="killed"):
             offer(one, failing_after([rows(letters("abcd"))]))
         offer(one, [rows(letters("abxy"))])
         offer(one, [rows(letters("uvxy"))])
         assert set(keys_of(other)) >= set("abuvxy")
-        # Six messages of four rows: the counts do not say more than was given.
+        # Six messages of four rows: the counts do not exceed the input.
         assert (len(keys_of(other)), counts("job").offered) == (6, 4)
 
     def test_another_order_counts_once_too(self):
@@ -109,7 +109,7 @@ class TestRepetitions:
         assert triple() == (2, 0, 4)
 
     def test_a_closed_job_takes_no_more(self, other: psycopg.Connection[Any]):
-        """A task that Spark gave up on lives on, and comes when all is over."""
+        """An abandoned Spark task survives, and writes after the job has closed."""
         one = job()
         offer(one, [rows(["a"])])
         close(one, 1)
@@ -122,13 +122,13 @@ class TestRepetitions:
         def closing() -> Iterator[pa.RecordBatch]:
             yield rows(["a"])
             yield rows(["b"])
-            # The first chunk is being written meanwhile, and closing must not come before it.
+            # The first chunk is still being written, and closing must not come before it.
             wait_until(lambda: keys_of(other) == ["a"])
             close(one, 2)
             yield rows(["late"])
 
         offer(one, closing())
-        # The last chunk is offered when the one behind it comes, or the end.
+        # The last chunk is offered when the next one arrives, or at the end.
         assert keys_of(other) == ["a"]
 
     def test_until_it_is_closed_the_counts_are_of_what_was_offered(self):
@@ -198,7 +198,7 @@ class TestJobsThatGoOn:
     def test_a_chunk_in_another_order_is_the_same_chunk(
         self, queue: DelayedQueue, other: psycopg.Connection[Any]
     ):
-        """So what was handled since is not offered again."""
+        """Messages handled since are therefore not offered again."""
         self.failed("abcd")
         assert queue.try_poll_many(9).acknowledge() == 2
         again = self.writer()
@@ -206,7 +206,7 @@ class TestJobsThatGoOn:
         assert (triple(), keys_of(other)) == ((4, 0, 0), letters("cd"))
 
     def test_rows_that_differ_each_time_fail_the_job_and_are_not_counted(self):
-        """As keys by uuid() do when a task is repeated."""
+        """As with keys by uuid() in a repeated task."""
         self.failed("abcd")
         again = self.writer()
         written = again.write(iter([rows(letters("uvwx"))]))

@@ -1,4 +1,4 @@
-"""The offers of a task, in trouble too, on PostgreSQL, without Spark."""
+"""The offers of a task, with and without faults, on PostgreSQL, without Spark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("queue")
 
 
 def ours(connection: psycopg.Connection[Any]) -> list[int]:
-    """Return the servers' processes that serve us."""
+    """Return our server processes."""
     found = connection.execute(
         """SELECT pid FROM pg_stat_activity
         WHERE datname = current_database() AND application_name = %s""",
@@ -48,7 +48,7 @@ def ours(connection: psycopg.Connection[Any]) -> list[int]:
 
 
 class TestSameAsDjango:
-    """An offer through Spark does to the table what the queue's own offer does."""
+    """An offer through Spark changes the table as the queue's own offer does."""
 
     @pytest.mark.parametrize("mode", ["offer", "upsert"])
     def test_outcomes_and_rows(self, queue: DelayedQueue, mode: str):
@@ -90,7 +90,7 @@ class TestSameAsDjango:
     def test_q4_what_is_offered_with_headers_names_its_version(
         self, queue: DelayedQueue, mode: str
     ):
-        """By COPY, then by the merge; so a new version of another language is distinguished."""
+        """By COPY, then by the merge; a new version by another language is thus distinguished."""
         texts = pa.array(['{"a": 1}', None])
         offer(job(mode=mode), [rows(["a", "b"]).append_column("headers", texts)])
         queue.offer_or_update("d", 0)
@@ -130,7 +130,7 @@ class TestTrouble:
         assert counts("one").created + counts("two").created == 2000
 
     def test_a_deadlock_is_repeated(self, other: psycopg.Connection[Any]):
-        """The other holds "b" and wants "a", of which this one has written the first."""
+        """The other holds "b" and waits for "a", the first row that this one has written."""
         other.execute("SET deadlock_timeout = '10s'")  # so that ours is the victim
         other.execute("BEGIN")
         self.insert(other, "b")
@@ -155,7 +155,7 @@ class TestTrouble:
     def test_a_connection_that_is_cut_is_made_anew(self, other: psycopg.Connection[Any]):
         def cutting() -> Any:
             yield rows(letters("ab"))
-            # Those of earlier tests end a moment after they were closed.
+            # Sessions of earlier tests end a moment after their close.
             wait_until(lambda: len(ours(other)) == 1)
             other.execute("SELECT pg_terminate_backend(%s)", ours(other))
             yield rows(letters("cd"))
@@ -175,7 +175,7 @@ class TestTrouble:
     def test_the_next_chunk_is_made_ready_while_one_is_written_and_no_more(
         self, other: psycopg.Connection[Any]
     ):
-        """So a task holds two of them, however many there are."""
+        """A task thus holds two of them, for any number of rows."""
         drawn: list[str] = []
 
         def one_by_one() -> Iterator[pa.RecordBatch]:
@@ -187,7 +187,7 @@ class TestTrouble:
             with other.transaction():
                 other.execute("LOCK TABLE delayed_queue")
                 offering = pool.submit(offer, job(chunk="1"), one_by_one())
-                # A chunk is known to end when what follows it has come.
+                # The end of a chunk is known only with the row after it.
                 wait_until(lambda: len(drawn) == 3 and is_waiting_for(other))
                 assert not offering.done()
                 assert drawn == ["a", "b", "c"]
@@ -232,7 +232,7 @@ class TestWaking:
 
 
 class TestManyQueues:
-    """Rows that say which queue they are for, and their group."""
+    """Rows that name their queue and group."""
 
     @pytest.mark.parametrize("mode", ["offer", "upsert"])
     def test_new_ones_are_copied_and_the_rest_is_merged(self, mode: str):

@@ -1,4 +1,4 @@
-"""From rows to offers, and from filters to SQL: without a database and without a JVM."""
+"""From rows to offers, and filters to SQL: without a database and a JVM."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class TestOrder:
 class TestRanges:
     @given(st.integers(1, 10**6), st.integers(0, 10**5), st.lists(st.integers(-9, 10**6 + 9)))
     def test_they_cover_every_id_once(self, first: int, span: int, cuts: list[int]):
-        """Wherever they are cut: between sample and read messages come and go."""
+        """For each cut: messages come and go between sample and read."""
         cut = ranges(first, first + span, cuts)
         assert (cut[0][0], cut[-1][1]) == (first, first + span + 1)
         assert all(one[1] == two[0] for one, two in pairwise(cut))

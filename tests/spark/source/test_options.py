@@ -1,4 +1,4 @@
-"""Options: what is accepted, what is refused, and what is never shown (P5)."""
+"""Options: accepted, refused and hidden values (P5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delayed_queue.spark.settings import VARIABLE
 from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import Options, parse_options
 
-SECRET = "hunter2-s3cret"  # searched for, everywhere
+SECRET = "hunter2-s3cret"  # the tests search all output for it
 
 
 def function_with_secret() -> str:
@@ -80,7 +80,7 @@ class TestPasswords:
         ],
     )
     def test_an_option_must_not_hold_one(self, dsn: str, name: str):
-        """Where libpq does not know the parameter, it is no connection string."""
+        """If libpq lacks the parameter, the text is no connection string."""
         said = rf"must not hold {name}\b|no connection string of libpq"
         with pytest.raises(InvalidConfiguration, match=said) as caught:
             parse_options({"dsn": dsn})

@@ -1,4 +1,4 @@
-"""Filters that go to the database with ``pushFilters``, as its log shows; and that it is opt-in."""
+"""Filters pushed to the database with ``pushFilters``, seen in its log; opt-in only."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ AT = datetime(2030, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Logged:
-    """A server that writes down each statement, with a queue of sixty messages."""
+    """A server that logs each statement, with a queue of sixty messages."""
 
     url: str
     log: Path
 
     @contextmanager
     def reads(self) -> Iterator[list[str]]:
-        """Give, at the end, the conditions of the reads that reached it meanwhile."""
+        """Yield the conditions of the reads within the block; they are complete at its end."""
         before = self.log.stat().st_size
         found: list[str] = []
         yield found
@@ -66,7 +66,7 @@ def logged() -> Iterator[Logged]:
 
 @pytest.fixture
 def pushing(spark: Any) -> Iterator[None]:
-    """Spark hands filters over."""
+    """Spark pushes filters down."""
     spark.conf.set(CONF, "true")
     yield
     spark.conf.unset(CONF)
@@ -116,7 +116,7 @@ def test_the_database_filters(spark: Any, logged: Logged, condition: str, sent: 
 
 @pytest.mark.long
 def test_where_spark_hands_none_over_the_query_runs(spark: Any, logged: Logged):
-    """Which is Spark's default, under which it fails a reader that could take some."""
+    """Spark's default, under which it fails a reader that could take some filters."""
     with logged.reads() as reads:
         asked = frame(spark, logged, pushFilters="true")
         assert asked.where("key = 'k7'").count() == 1
@@ -126,7 +126,7 @@ def test_where_spark_hands_none_over_the_query_runs(spark: Any, logged: Logged):
 
 @pytest.mark.usefixtures("pushing")
 def test_without_the_option_none_is_taken(spark: Any, logged: Logged):
-    """So that queries on one frame do not touch each other, also where Spark hands filters over."""
+    """Queries on one frame do not affect each other, even if Spark pushes filters."""
     with logged.reads() as reads:
         asked = frame(spark, logged)
         assert asked.where("key = 'k7'").count() == 1
@@ -138,7 +138,7 @@ def test_without_the_option_none_is_taken(spark: Any, logged: Logged):
 @pytest.mark.long
 @pytest.mark.usefixtures("pushing")
 def test_one_query_for_each_frame(spark: Any, logged: Logged):
-    """The warning of the guide, until Spark is fixed."""
+    """The guide's warning, until Spark is fixed."""
     asked = frame(spark, logged, pushFilters="true")
     assert asked.where("key = 'k7'").count() == 1
     assert asked.count() == 1, "Spark keeps filters with their query: the warning can go"
@@ -148,7 +148,7 @@ def test_one_query_for_each_frame(spark: Any, logged: Logged):
 @pytest.mark.long
 @pytest.mark.usefixtures("pushing")
 def test_a_frame_with_its_filter_may_be_used_again(spark: Any, logged: Logged):
-    """Each query hands the filter over anew, and what it adds with it."""
+    """Each query passes the filter anew, with its own additions."""
     wanted = frame(spark, logged, pushFilters="true").where(f"created_at >= timestamp'{AT:%F}'")
     assert wanted.where("attempts = 1").count() == ROWS // 4
     assert wanted.count() == ROWS

@@ -1,4 +1,4 @@
-"""How a range of ids is read, on PostgreSQL and without Spark (P1)."""
+"""Reads of a range of ids, on PostgreSQL and without Spark (P1)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEYS = [f"{each * 7919 % 10_007:05}" for each in range(5000)]
 
 
 def test_each_page_is_visited_once(other: psycopg.Connection[Any]):
-    """Tasks that write at the same time fill many pages in turns."""
+    """Tasks that write at the same time interleave over many pages."""
     offer(job(), [rows(KEYS, "1" * 100)])
     other.execute("ANALYZE delayed_queue")
     statement, params = wrap(READ_RANGE, ["id", "payload"], [])
@@ -66,7 +66,7 @@ def test_each_driver_reads_in_the_transaction_of_the_statements_before(driver: s
 
 
 def outliers(queue: DelayedQueue, other: psycopg.Connection[Any], count: int) -> None:
-    """One message of long ago, then a jump of ten million ids, then the others."""
+    """One old message, then a jump of ten million ids, then the others."""
     fill(queue, 1)
     other.execute(
         "SELECT setval(seq, nextval(seq) + 10000000) "

@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Broken())
 def test_nothing_that_travels_holds_the_password(
     queue: DelayedQueue, known: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """On the socket, where a password that is not asked for does no harm."""
+    """Over the socket, where the server ignores an unneeded password."""
     monkeypatch.setenv(VARIABLE, f"{known} password={SECRET}")
     queue.offer_or_update("a", 1)
     source = DelayedQueueDataSource({"queue": "orders"})
@@ -69,7 +69,7 @@ def told(code: str) -> tuple[str, str]:
 
 
 def test_the_module_that_spark_looks_for_never_raises():
-    """Without PySpark, without Arrow: it has no source, and breaks nobody else's."""
+    """Without PySpark or Arrow it has no source, and breaks no other import."""
     refuse = REFUSE_DJANGO.replace('"psycopg"', '"pyspark", "pyarrow"')
     look = "\nimport pyspark_delayed_queue as m\nprint(hasattr(m, 'DefaultSource'))"
     output, errors = told(refuse + look)

@@ -1,4 +1,4 @@
-"""A queue in Spark SQL: the forms that work, and those that would read or write another queue."""
+"""A queue in Spark SQL: working forms, and forms that would use another queue."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_forms_that_say_the_queue(sql: Sql):
     ),
 )
 def test_without_a_queue_it_is_refused_and_says_how(sql: Sql, statement: str):
-    """Spark passes the OPTIONS of the table to no source: all queues were read."""
+    """Spark passes the table's OPTIONS to no source: it would read all queues."""
     with pytest.raises(Exception, match=r"WITH \(queue='orders'\)"):
         sql(statement)
     assert sql("SELECT count(*) FROM t WITH (allQueues='true')") == [(4,)]
 
 
 def test_the_catalogs_own_properties_are_passed_over(sql: Sql, tmp_path: Any):
-    """Without columns Spark hands them over, to ask for the schema."""
+    """Without columns Spark passes them, to infer the schema."""
     sql(
         "CREATE TABLE found USING delayed_queue OPTIONS (queue 'orders') COMMENT 'orders' "
         f"LOCATION '{tmp_path}'"

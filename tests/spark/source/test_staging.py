@@ -1,4 +1,4 @@
-"""A whole job or none of it: staged by tasks, merged once by the driver; without Spark."""
+"""A whole job or nothing: staged by tasks, merged once by the driver; without Spark."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class TestAtomic:
     def test_nothing_is_offered_until_all_is(self, other: psycopg.Connection[Any], mode: str):
         one = job(mode=mode, chunk="2", atomic="true")
         staged = [self.stage(one, "abc"), self.stage(one, "xa", 1)]
-        self.stage(one, "zz", 1)  # of a twin that Spark did not choose
+        self.stage(one, "zz", 1)  # of a twin that Spark did not select
         assert keys_of(other) == []
-        for _ in range(2):  # commit() is called again after an answer that was lost
+        for _ in range(2):  # commit() is called again after a lost answer
             self.merge(one, staged)
         assert (triple(), keys_of(other)) == ((4, 0, 1), letters("abcx"))
         assert OfferStage.objects.count() == 0

@@ -1,4 +1,4 @@
-"""Draining and filling queues with streams, on a real session of Spark (P3, P4)."""
+"""Draining and filling queues with streams, in a real Spark session (P3, P4)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestDraining:
         assert Message.objects.count() == 0
 
     def test_what_a_stream_had_leased_ahead_is_given_back(self, spark: Any, lake: str):
-        """After a failure, so that no consumer waits for the end of a lease."""
+        """After a failure, so that no consumer waits for a lease to end."""
         fill(25)
 
         def break_at_once(frame: Any, batch: int) -> None:
@@ -102,7 +102,7 @@ class TestDraining:
 
 
 def closing(function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-    """Close what the function has opened by Django: Spark calls it in a thread that lives on."""
+    """Close the function's Django connections: Spark calls it in a thread that lives on."""
 
     def call(frame: Any, batch: int) -> None:
         try:
@@ -127,7 +127,7 @@ def run_batches(frame: Any, lake: str, function: Callable[[Any, int], None], **t
 class TestReplays:
     """The first run fails in its batch; the second one continues from the checkpoint.
 
-    A lease that ends meanwhile is in test_leases.py.
+    test_leases.py covers leases that end between them.
     """
 
     def run(self, spark: Any, lake: str, *, is_broken: bool) -> list[str]:
@@ -218,7 +218,7 @@ def test_django_workers_and_a_stream_share_a_queue(
     frame = stream(spark, queue="ledger", maxMessagesPerTrigger="50")
     with ThreadPoolExecutor(1) as pool:
         draining = pool.submit(drain, to_lake(frame, lake), f"{lake}/checkpoint")
-        # The worker needs less time to begin than the stream has batches.
+        # The worker starts faster than the stream finishes its batches.
         wait_until(lambda: len(keys_of(other)) < 3000)
         with worker("--queue", "ledger"):
             draining.result(120)

@@ -1,1 +1,1 @@
-"""A database backend as django-tenants has it: each cursor first sets the schema of the tenant."""
+"""A database backend like django-tenants: each cursor first sets the tenant's schema."""

@@ -1,4 +1,4 @@
-"""Connections that break between a task's effect and its result: the result is true (T4)."""
+"""Connections broken between a task's effect and its result: the result is true (T4)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def work(queue: DelayedQueue, settings: Settings) -> Iterator[Any]:
 
 
 def run_cutting(proxy: Proxy, pattern: str, stage: Stage, **aim: Any) -> Counts:
-    """Run what is due; break the connection of that statement once, at that stage."""
+    """Run the due tasks; break the connection of that statement once, at that stage."""
     aimed = proxy.aim_at(pattern, stage, **aim)
     worker = worker_of_tasks()
     with running(worker):
@@ -52,7 +52,7 @@ def run_cutting(proxy: Proxy, pattern: str, stage: Stage, **aim: Any) -> Counts:
 def test_a_result_is_written_once_whatever_its_connection_does(
     work: Any, proxy: Proxy, stage: Stage
 ) -> None:
-    """Behind the effect, which is committed: the task is not run again."""
+    """After the effect has committed: the task is not run again."""
     result = work.settle.enqueue("a")
     assert run_cutting(proxy, RECORD, stage) == Counts(done=1)
 
@@ -90,7 +90,7 @@ def test_a_transaction_that_is_undone_never_says_successful(
 def test_a_transaction_that_was_committed_and_not_answered_says_what_it_did(
     work: Any, proxy: Proxy
 ) -> None:
-    """The worker takes it for failed; its message is gone, so that it writes nothing of it."""
+    """The worker counts it as failed; its message is gone, so the worker writes no result."""
     result = work.pay.enqueue("a")
     run_cutting(proxy, COMMIT, Stage.COMMITTED, after=EFFECT)
 

@@ -1,4 +1,4 @@
-"""A task result that the database refuses concerns that task alone (W19)."""
+"""A task result that the database refuses affects that task alone (W19)."""
 
 from __future__ import annotations
 

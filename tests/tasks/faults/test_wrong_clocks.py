@@ -1,4 +1,4 @@
-"""Hosts whose clock is days off: the database's clock decides what is kept and what is due."""
+"""Hosts whose clock is days off: the database's clock decides on retention and due times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 DAYS = pytest.mark.parametrize("days", [-40, 40], ids=["behind", "ahead"])
 RESULTS, SAMPLES = "delayed_queue_task_result", "delayed_queue_sample"
 
-# Each use of a host's clock in the package. None decides what is due, kept or dropped.
+# Each use of a host's clock in the package. None of them decides on due times or retention.
 CLOCKS: Final = re.compile(
     r"(datetime|timezone)\.now\(|time\.time(_ns)?\(|utcnow\(|\.today\(|(local|gm)time\("
 )
@@ -94,7 +94,7 @@ def host(days: int, *command: str) -> Iterator[Process]:
 @pytest.mark.slow
 @DAYS
 def test_a_worker_with_a_wrong_clock_drops_no_result(work: Any, days: int) -> None:
-    """It makes the partitions of the database's days, and drops those that are over there."""
+    """It creates partitions by the database's date, and drops those that are too old by it."""
     result = work.add.enqueue(1, 2)
     drained()
     assert keep_days("default")

@@ -1,4 +1,4 @@
-"""Messages in flight beside one that kills the process, none of which may be retried (O27, W5)."""
+"""Messages in flight beside one that kills the process; none may be retried (O27, W5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling across processes: who holds the message is told, wherever that is (O13)."""
+"""Cancelling across processes: the holder of the message is notified on every host (O13)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_process_that_holds_it_is_told_and_no_other_also_when_one_was_killed
 
         assert heeding.drop_message("heeding 1")
         wait_until(lambda: pid_of("heeding 1 cancelled"), 5)
-        asking.offer_or_update("asking 1", 2)  # and whoever is free handles the new one
+        asking.offer_or_update("asking 1", 2)  # and any free process handles the new one
         wait_until(lambda: pid_of("asking 1 cancelled"), 5)
         assert Effect.objects.filter(key__endswith="cancelled").count() == 2
         assert pid_of("heeding 1") == pid_of("heeding 1 cancelled")
@@ -39,7 +39,7 @@ def test_the_process_that_holds_it_is_told_and_no_other_also_when_one_was_killed
         victim = pid_of("heeding 2")
         assert victim is not None
         os.kill(victim, signal.SIGKILL)
-        assert heeding.drop_message("heeding 2")  # nobody is there to be told
+        assert heeding.drop_message("heeding 2")  # no process is left to notify
         heeding.offer_or_update("heeding 3", 1)
         wait_until(lambda: pid_of("heeding 3") not in (None, victim))
         assert heeding.drop_message("heeding 3")

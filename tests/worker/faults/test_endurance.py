@@ -1,4 +1,4 @@
-"""A worker that has handled many messages takes no more than one that has handled few (W8)."""
+"""A worker's memory does not grow with the number of handled messages (W8)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 PORTION: Final = 4000
 # 20,000 messages; the long form has the contract's 100,000.
 PORTIONS: Final = 25 if len(ROUNDS) > 1 else 5
-# Measured 0.1 MB over 100,000 messages; 200 bytes leaked for each are above it in the short form.
+# Measured 0.1 MB over 100,000 messages; a leak of 200 bytes each exceeds this in the short form.
 GROWTH: Final = 2 * 2**20
-# Connections that a thread has just opened or not yet closed; a leak is one for each portion.
+# Connections just opened or not yet closed by a thread; a leak adds one per portion.
 PASSING: Final = 2
 
 
@@ -35,7 +35,7 @@ def test_memory_and_connections_stay_as_they_are() -> None:
 
 
 def after_portion(queue: DelayedQueue, worker: Program, number: int) -> tuple[int, int]:
-    """Have a portion handled; return the connections and the bytes the worker then has."""
+    """Handle a portion; return the worker's connections and bytes."""
     offer(queue, PORTION, prefix=f"{number}-")
     wait_until(is_drained)
     return backends(), sum(each.memory_info().rss for each in worker.tree())

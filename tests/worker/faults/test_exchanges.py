@@ -1,4 +1,4 @@
-"""A worker whose exchange with the database breaks off in the middle (W7)."""
+"""A worker whose round trip breaks in the middle (W7)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR = timedelta(hours=1)
 
 
 class Calls:
-    """A handler that notes its calls and, until let go, does not return."""
+    """A handler that records its calls and waits for its release."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []
@@ -63,7 +63,7 @@ def test_an_acknowledgement_that_never_arrived_is_made_again(
 def test_what_is_lost_besides_an_outage_is_counted_as_lost(
     queue: DelayedQueue, proxy: Proxy, calls: Calls
 ):
-    """An outage between two exchanges leaves no outcome in doubt."""
+    """An outage between two round trips leaves no outcome in doubt."""
     queue.offer_or_update("key", None, PAST)
     worker = worker_of(calls)
     with running(worker):
@@ -80,7 +80,7 @@ def test_what_is_lost_besides_an_outage_is_counted_as_lost(
 def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
     queue: DelayedQueue, proxy: Proxy, calls: Calls
 ):
-    """Not after its lease of an hour, and as a first attempt: nobody has seen it."""
+    """At once, before its lease of an hour ends, and as a first attempt: no handler saw it."""
     calls.go_on.set()
     worker = worker_of(calls)
     with running(worker):
@@ -97,7 +97,7 @@ def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
 def test_what_was_given_back_by_an_exchange_whose_answer_was_swallowed_is_not_lost(
     queue: DelayedQueue, proxy: Proxy, calls: Calls
 ):
-    """Leased ahead of one that takes long: uncounted, and handled once."""
+    """Leased ahead of a slow message: no attempt counted, and handled once."""
     calls.go_on.set()
     worker = worker_of(calls, concurrency=1, batch_size=10)
     with running(worker):

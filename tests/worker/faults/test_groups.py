@@ -1,4 +1,4 @@
-"""Limits of groups while worker processes are killed (G2, G3), by a referee in the database."""
+"""Limits of groups while workers are killed (G2, G3), with a referee in the database."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def offer(queue: DelayedQueue) -> set[str]:
 
 
 def kill_one(programs: list[Program], source: random.Random) -> None:
-    """Kill a process below one of the workers, or all of it; whoever looks after it mends that."""
+    """Kill a process below one of the workers, or all of it; its supervisor replaces it."""
     tree = source.choice(programs).tree()
     if tree:
         with suppress(psutil.NoSuchProcess):
@@ -60,9 +60,9 @@ def test_g2_g3_no_limit_is_exceeded_while_processes_are_killed(referee: None, se
         left_at_last_kill = len(expected)
 
         def is_drained() -> bool:
-            """Kill one now and then, but not again before something was handled.
+            """Kill one now and then, after the worker has handled a message since the last kill.
 
-            On a busy machine all would be killed before they have begun.
+            Otherwise all would die before they have started, on a busy machine.
             """
             nonlocal left_at_last_kill
             for program in programs:
@@ -87,7 +87,7 @@ def test_g2_g3_no_limit_is_exceeded_while_processes_are_killed(referee: None, se
 
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_the_referee_sees_a_claim_that_does_not_ask(referee: None, is_ordered: bool):
-    """So that its silence means something."""
+    """Otherwise its silence would prove nothing."""
     queue = DelayedQueue("limited")
     queue.groups.set(Groups(concurrency=1))
     queue.offer_batch([ScheduledMessage(key, None, group="a") for key in ("a1", "a2")])

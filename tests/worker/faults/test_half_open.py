@@ -73,7 +73,7 @@ def test_a_slow_answer_is_waited_for_longer_the_next_time(
                 assert own.connection.closed
                 own.close()
         assert taken == 2  # after 0.5 s and 1 s
-        # The server does not carry out later what was given up.
+        # The abandoned statements stop on the server, too.
         wait_until(lambda: running_statements(other) == 0)
     finally:
         own.close()

@@ -1,4 +1,4 @@
-"""SIGKILL and lost answers at each point of a message's way through a worker (W4, W7)."""
+"""SIGKILL and lost answers at each step of a message through a worker (W4, W7)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ POINTS: Final = {
     "before the acknowledgement commits": (ACKNOWLEDGE, Stage.EXECUTED),
     "before the answer to the acknowledgement arrives": (ACKNOWLEDGE, Stage.COMMITTED),
 }
-# Small claims, so that there are several; a lease that ends only when the test says so.
+# Small claims, so that there are several; a lease that ends only when the test expires it.
 OPTIONS: Final = ("--queue", "ledger", "--lease", "600", "--batch-size", "5", "--concurrency", "1")
 
 
@@ -53,7 +53,7 @@ OPTIONS: Final = ("--queue", "ledger", "--lease", "600", "--batch-size", "5", "-
 def test_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settled(
     proxy: Proxy, point: str
 ) -> None:
-    """W4: handled twice is what was handled, and still under its lease at the kill."""
+    """W4: only messages handled and still under their lease at the kill are handled twice."""
     keys = offer(DelayedQueue("ledger"), 30)
     aim = proxy.aim_at(*POINTS[point], nth=2)
     with working(*OPTIONS, url=proxy.url) as worker:
@@ -76,14 +76,14 @@ def test_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settl
     ),
 )
 def test_a_worker_cut_off_there_handles_each_message_once(proxy: Proxy, point: str) -> None:
-    """W7: it connects again, and knows or learns what became of its statement."""
+    """W7: it reconnects, and learns the outcome of its statement."""
     keys = offer(DelayedQueue("ledger"), 30)
     aim = proxy.aim_at(*POINTS[point])
     with working(*OPTIONS, url=proxy.url) as worker:
         aim.wait()
         wait_until_quiet()
         if POINTS[point] == (CLAIM, Stage.COMMITTED):
-            expire_leases()  # those of the first claim, which nobody will ever hear of
+            expire_leases()  # those of the first claim, whose answer is lost
         proxy.cut_aimed()
         wait_while_tending(worker, is_drained)
         assert worker.starts == 1

@@ -1,4 +1,4 @@
-"""A worker of a queue with limits whose exchange breaks off: no slot is had twice (G2, G3, W7)."""
+"""A worker of a limited queue whose round trip breaks: no slot is used twice (G2, G3, W7)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EACH: Final = 30
 
 
 class Busy:
-    """A handler that notes what it handles, and how many of a group at most at a time."""
+    """A handler that records its messages, and the maximum of each group at a time."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []
@@ -55,7 +55,7 @@ def test_a_lost_exchange_loses_no_message_and_no_slot(
     stage: Stage,
     nth: int,
 ):
-    """At once, not after leases of an hour; and as a first attempt: no handler saw what it took."""
+    """At once, before leases of an hour end, and as a first attempt: no handler saw them."""
     queue.offer_batch(
         [
             ScheduledMessage(f"{group}{number:02}", None, PAST, group=group)

@@ -1,4 +1,4 @@
-"""What is offered while a worker cannot hear of it is found when it is back (W7)."""
+"""Offers that a worker misses during an outage are found after it (W7)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 def test_an_offer_during_an_outage_that_began_in_an_acknowledgement_is_found_at_once(
     proxy: Proxy, other: psycopg.Connection[Any]
 ) -> None:
-    """W7: the worker had looked, and meant to sleep for its poll interval."""
+    """W7: the worker had polled, and was about to sleep for its poll interval."""
     queue = DelayedQueue("gated")
     other.execute("SELECT pg_advisory_lock(%s)", [GATE])
     queue.offer_or_update("before", 1)

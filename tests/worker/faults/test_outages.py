@@ -1,4 +1,4 @@
-"""Workers whose database goes away and comes back: nothing lost, no hurry meanwhile (W7)."""
+"""Workers during an outage of the database: no losses, no busy loop (W7)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ pytestmark = [
 ]
 
 OUTAGE_SECONDS: Final = 3.0
-# Of one core. Idle workers are near 0.01, a loop that spins takes all of it.
+# As a fraction of one core. Idle workers are near 0.01; a busy loop takes 1.
 BUSY: Final = 0.3
-# Less than the longest nap of a worker, a quarter of WATCHDOG: after that it reads what it was told
-# meanwhile, and a notification that woke nobody would be found all the same.
+# Less than the longest sleep of a worker, a quarter of WATCHDOG. After that sleep the worker reads
+# its notifications anyway, so a longer limit would hide a missed wakeup.
 WOKEN: Final = 20.0
 LOSSES: Final[dict[str, Callable[[Proxy], object]]] = {
     "cut": Proxy.cut,
@@ -44,7 +44,7 @@ def is_handled(key: str) -> bool:
 
 @pytest.mark.parametrize("loss", sample(LOSSES, "cut"))
 def test_connections_lost_again_and_again_lose_no_message(proxy: Proxy, loss: str) -> None:
-    """W7: every connection of the worker, five times while it drains."""
+    """W7: every connection of the worker breaks, five times while it drains."""
     keys = offer(DelayedQueue("patient"), 1500)
     with working("--queue", "patient", "--lease", "1", url=proxy.url) as worker:
         for _ in range(5):
@@ -63,7 +63,7 @@ def _went_on(effects_before: int) -> bool:
 
 @pytest.mark.parametrize("loss", sample(LOSSES, "cut"))
 def test_a_worker_that_lost_its_connection_asleep_listens_again(proxy: Proxy, loss: str) -> None:
-    """W7: and is woken by NOTIFY, for its poll interval is longer than this waits."""
+    """W7: a NOTIFY wakes it, for its poll interval exceeds this wait."""
     queue = DelayedQueue("ledger")
     with working("--queue", "ledger", "--poll-interval", "600", url=proxy.url):
         wait_until_asleep(proxy, 0)
@@ -72,18 +72,18 @@ def test_a_worker_that_lost_its_connection_asleep_listens_again(proxy: Proxy, lo
         wait_until_asleep(proxy, seen)
         queue.offer_or_update("after", 1)
         wait_until(partial(is_handled, "after"), WOKEN)
-        # Its own connections once each, and the handler's: not one more for every look.
+        # Its own connections once each, and the handler's: not one more per poll.
         assert proxy.accepted - accepted <= 10
 
 
 def wait_until_asleep(proxy: Proxy, seen: int) -> None:
-    """Return once it has listened, and what it then had to look at is over."""
+    """Return once it has listened, and has finished the polls after that."""
     wait_until(lambda: "LISTEN" in proxy.answers[seen:])
     wait_until(lambda: not answers_within(proxy, 0.3))
 
 
 def answers_within(proxy: Proxy, seconds: float) -> int:
-    """Return how many statements are answered in that time."""
+    """Return the number of statements answered in that time."""
     before = len(proxy.answers)
     threading.Event().wait(seconds)
     return len(proxy.answers) - before
@@ -93,7 +93,7 @@ def answers_within(proxy: Proxy, seconds: float) -> int:
 def test_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
     proxy: Proxy, outage: str
 ) -> None:
-    """W7: what it spends is little, and what was offered meanwhile is handled soon after."""
+    """W7: it uses little CPU, and handles messages offered during the outage soon after."""
     queue = DelayedQueue("ledger")
     queue.offer_or_update("before", 1)
     with working("--queue", "ledger", "--poll-interval", "600", url=proxy.url) as worker:
@@ -107,7 +107,7 @@ def test_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
 
 
 def test_a_stop_during_an_outage_is_in_order(proxy: Proxy) -> None:
-    """W4: coroutines whose results nobody takes are cancelled, and leave no traceback."""
+    """W4: coroutines whose results are dropped are cancelled, and leave no traceback."""
     offer(DelayedQueue("frail_awaited"), 1000)
     options = ("--queue", "frail_awaited", "--processes", "0", "--shutdown-timeout", "1")
     with working(*options, url=proxy.url) as worker:
@@ -119,7 +119,7 @@ def test_a_stop_during_an_outage_is_in_order(proxy: Proxy) -> None:
 
 
 def share_of_core(worker: Program, seconds: float) -> float:
-    """Measure for so long how much of one core the worker's processes take."""
+    """Measure for ``seconds`` the fraction of one core that the worker's processes use."""
     before = cpu_seconds(worker.tree())
     threading.Event().wait(seconds)
     return (cpu_seconds(worker.tree()) - before) / seconds

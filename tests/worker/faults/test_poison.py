@@ -1,4 +1,4 @@
-"""Messages that kill the process that handles them: they end, and nobody else does (W5)."""
+"""Messages that kill their process are dead-lettered, and no other message is (W5)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POISON: Final = "k25"
 
 
 def offer_with_poison(death: str) -> set[str]:
-    """Offer a batch whose middle is poison; return the keys of the others."""
+    """Offer a batch with poison in its middle; return the keys of the others."""
     keys = [f"k{number}" for number in range(BATCH)]
     messages = [ScheduledMessage(key, death if key == POISON else None) for key in keys]
     DelayedQueue("poison").offer_batch(messages)
@@ -37,7 +37,7 @@ def offer_with_poison(death: str) -> set[str]:
 def test_a_poison_message_dies_and_the_rest_of_its_batch_is_handled(
     death: str, concurrency: str
 ) -> None:
-    """W5: dead after its attempts, with the reason; no other is, though claimed with it."""
+    """W5: dead after its attempts, with the reason; messages claimed with it are not."""
     others = offer_with_poison(death)
     options = ("--queue", "poison", "--lease", "0.5", "--concurrency", concurrency)
     with working(*options, "--batch-size", str(BATCH)) as worker:
@@ -62,7 +62,7 @@ def offer_frail(queue: str, poisons: list[str], innocents: int, draw: Random) ->
 
 
 def wait_for_innocents_spared(poison: set[str], innocents: int, *options: str) -> None:
-    """Run a worker until all is handled; the innocent were, and lost no attempt."""
+    """Run a worker until all are settled; innocent messages were handled and lost no attempt."""
     queues = [word for name in FRAIL for word in ("--queue", name)]
     with working(*queues, "--lease", "60", *options) as worker:
         wait_until(is_drained, 180)
@@ -77,7 +77,7 @@ def wait_for_innocents_spared(poison: set[str], innocents: int, *options: str) -
 
 @pytest.mark.parametrize("seed", [number + 1 for number in ROUNDS])
 def test_however_many_they_are_poison_messages_take_nobody_with_them(seed: int) -> None:
-    """W5, W11: poison of all kinds of handlers, among innocent messages of all kinds."""
+    """W5, W11: poison in all kinds of handlers, among innocent messages of all kinds."""
     draw = Random(seed)
     poison, innocents = set[str](), 0
     for queue in FRAIL:

@@ -1,4 +1,4 @@
-"""Real worker processes under real signals and real outages: nothing is lost (W4, W5, W7)."""
+"""Real workers under real signals and outages: no message is lost (W4, W5, W7)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = range(int(os.environ.get("CHAOS_ROUNDS", "1")))
 
 @pytest.fixture(params=ROUNDS, autouse=True)
 def _each_round(request: pytest.FixtureRequest) -> None:
-    """Run every test of this module once a round."""
+    """Run every test of this module once per round."""
 
 
 def test_w10_unknown_queue_exits_1_and_names_the_known_ones() -> None:
@@ -40,10 +40,10 @@ def test_w4_sigterm_finishes_what_is_in_flight_and_exits_0() -> None:
         process.send_signal(signal.SIGTERM)
         code, output = process.ended()
     assert code == 0
-    assert "ERROR" not in output, "a stop in order is no error"
+    assert "ERROR" not in output, "an orderly stop is no error"
     done = effects()
     assert set(done.values()) == {1}
-    # What was handled was acknowledged, and what was only claimed is due again, uncounted.
+    # Handled messages were acknowledged; claimed ones are due again without a counted attempt.
     left = Message.objects.values_list("attempts", "lease_id")
     assert len(left) == 5000 - len(done)
     assert set(left) == {(0, None)}

@@ -1,4 +1,4 @@
-"""Workers whose database is away, or will not have them: how they end, what they say (W7)."""
+"""Workers without a usable database: their exit codes and errors (W7)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REFUSALS: Final = {
 
 
 def end_of(url: str, *arguments: str) -> tuple[int, list[str], str]:
-    """Return how a worker ended, the sentences it ended with, and all it said."""
+    """Return the exit code of a worker, its last sentences, and its whole output."""
     variables = {"DATABASE_URL": url, "BACKOFF_SECONDS": "1"}
     with worker("--queue", "ledger", *arguments, **variables) as process:
         code, output = process.ended(90)

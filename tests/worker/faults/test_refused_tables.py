@@ -1,4 +1,4 @@
-"""A table that takes no writes costs the messages of other queues nothing (W19)."""
+"""A read-only table does not affect messages of other queues (W19)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHERS: Final = 20
 
 
 class Case(NamedTuple):
-    """A table, the work that writes it, and the log events that report the refusal."""
+    """A table, the work that writes it, and the log events of the refusal."""
 
     table: str
     begin: Callable[[Settings, ExitStack], Iterable[Handler | Source]]
@@ -135,14 +135,14 @@ CASES: Final = {
 }
 
 
-# A right that the first claim lacks ends the worker: see test_refusals.py.
+# A missing right of the first claim ends the worker: see test_refusals.py.
 CLAIMS: Final = ("limits", "declared limits")
 EACH: Final = [
     (name, state) for name in CASES for state in FAULTS if name not in CLAIMS or state != "42501"
 ]
 
 
-# One refusal of each table for every day.
+# One refusal of each table in daily runs.
 EVERYDAY: Final = {name: (name, state) for name, state in EACH}
 
 
@@ -186,7 +186,7 @@ def test_the_worker_goes_on(
 def test_what_a_refused_claim_has_leased_before_is_released(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each priority is claimed in a transaction of its own; that of the limited one is refused."""
+    """Each priority is claimed in its own transaction; only that of the limited one is refused."""
     from tests.tasks import work
 
     settings.TASKS = configured()

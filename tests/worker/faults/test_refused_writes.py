@@ -1,4 +1,4 @@
-"""Writes that the database refuses concern their own message alone (W19)."""
+"""Writes that the database refuses affect their own message alone (W19)."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ BAD: Final = "bad"
 
 
 NO_DELETE: Final = ("DELETE", f"""OLD."pKey" = '{BAD}'""")
-# Of a leased message, so that it can be claimed.
+# For a leased message, so that it can be claimed.
 NO_RELEASE: Final = ("UPDATE", f"""OLD."pKey" = '{BAD}' AND NEW."lockUuid" IS NULL""")
 NO_LETTER: Final = ("INSERT", f"""NEW."pKey" = '{BAD}'""", "delayed_queue_dead_letter")
 
 
 class Calls:
-    """A handler that counts its calls by key, and does what the key names."""
+    """A handler that counts its calls by key, and acts as the key names."""
 
     def __init__(self) -> None:
         self.by_key: Counter[str] = Counter()
@@ -153,7 +153,7 @@ def test_a_refused_settlement_of_a_failure_is_released(
 def test_a_dead_letter_that_was_refused_reports_the_refusal(
     calls: Calls, is_transactional: bool
 ) -> None:
-    """W19: and not a crash, for nothing has crashed."""
+    """W19: and not as a crash, since no process crashed."""
     offer(DelayedQueue("refused"), "fail", good=2)
     handler = handler_of(
         "refused", calls, retry=RetryPolicy.never(), transactional=is_transactional
@@ -188,7 +188,7 @@ def test_what_can_neither_be_deleted_nor_released_waits_for_the_end_of_its_lease
 def test_a_renewal_that_is_refused_lets_no_other_lease_lapse(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """W19: nothing is handled twice because of it."""
+    """W19: it causes no second delivery."""
     attempts: Counter[str] = Counter()
     go_on = threading.Event()
 
@@ -213,7 +213,7 @@ def test_a_renewal_that_is_refused_lets_no_other_lease_lapse(
 
 @contextmanager
 def as_role() -> Iterator[Callable[[str], None]]:
-    """Have new sessions be of a role with all rights; yield what grants or revokes one."""
+    """Give new sessions a role with all rights; yield a function that grants or revokes one."""
     name = f"refused_{connection.settings_dict['NAME']}"
     options = connection.settings_dict["OPTIONS"]
     with raw_connection() as admin:
@@ -257,7 +257,7 @@ def test_a_claim_without_the_right_is_reported_and_does_not_spin(
     assert "database_unavailable" not in caplog.text
 
 
-# What a claim writes, and what any update of the message writes.
+# Refuses the update of a claim, and any update of the message.
 NO_LEASE: Final = ("UPDATE", f"""OLD."pKey" = '{BAD}' AND NEW."lockUuid" IS NOT NULL""")
 NO_UPDATE: Final = ("UPDATE", f"""OLD."pKey" = '{BAD}'""")
 
@@ -269,7 +269,7 @@ def test_a_message_that_cannot_be_leased_holds_up_no_other(
     calls: Calls, caplog: pytest.LogCaptureFixture, trigger: tuple[str, str], place: str,
     is_burst: bool, retry: RetryPolicy, groups: Groups | None,
 ) -> None:  # fmt: skip
-    """W19: it comes back after its retry wait, or becomes a dead letter, unattempted."""
+    """W19: it comes back after its retry wait, or becomes a dead letter, without an attempt."""
     offer(DelayedQueue("refused"))
     worker = worker_with(handler_of("refused", calls, retry=retry, groups=groups), burst=is_burst)
     with refusing(*trigger):
@@ -329,7 +329,7 @@ def test_queuehealth_and_the_metric_show_what_was_refused(
     assert found == 1
 
 
-# What a worker writes beside its messages
+# Other writes of a worker
 
 
 def test_a_worker_whose_row_is_refused_still_carries_out_bulk_runs(

@@ -1,7 +1,7 @@
-"""Workers on tables of another release: newer by what only adds, older by what they spare (O16).
+"""Workers on tables of a newer release, which only adds, or an older one (O16).
 
-This release is the one before; the one after is ``tests.rolling``. So each release shows that its
-own workers will get on with the next, wherever its tests are run, with no other release at hand.
+This release plays the one before; ``tests.rolling`` is the one after. Thus the tests show that its
+workers run with the next release, without another release installed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def migrate(name: str) -> None:
 
 @pytest.fixture
 def rolling() -> Iterator[None]:
-    """Have this release's tables again, whatever the test has migrated to."""
+    """Restore this release's tables after the migrations of the test."""
     try:
         yield
     finally:
@@ -45,7 +45,7 @@ def rolling() -> Iterator[None]:
 
 
 def offer_until(is_enough: Event) -> list[str]:
-    """Offer to two queues, as the release before does, until told to stop; return the keys."""
+    """Offer to two queues, as the release before does, until the event is set; return the keys."""
     keys: list[str] = []
     try:
         while not is_enough.is_set():
@@ -75,7 +75,7 @@ def test_o16_workers_of_the_release_before_go_on_and_start_on_what_only_adds() -
             first = children_of(process)
             before = Effect.objects.count()
             wait_until(lambda: Effect.objects.count() > before + 100)
-            # Its place is taken by one that finds the newer tables at its start.
+            # A worker that finds the newer tables at its start replaces it.
             os.kill(first[0], signal.SIGKILL)
             wait_until(lambda: process.has_said("event=schema_differs newer="))
             (new,) = set(children_of(process)) - set(first)
@@ -113,7 +113,7 @@ def test_o16_a_new_worker_refuses_tables_without_what_it_needs(processes: str) -
 
 
 def test_o16_the_tables_of_before_are_left_as_they_were() -> None:
-    """What the tests above take back is all that they added."""
+    """The tests above revert every change they made."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM information_schema.columns WHERE column_name LIKE 'later%'"

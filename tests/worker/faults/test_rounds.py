@@ -1,4 +1,4 @@
-"""How often a worker asks the database: once a turn, whatever it writes in it (W2)."""
+"""Database round trips of a worker: one per iteration, for all its writes (W2)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.support.operations import PAST
 from tests.support.proxy import Proxy
 from tests.support.running import handler_of, worker_with
 
-# To connect, with two connections for two claims at a time, look for the schema, listen, learn that
-# nothing is left, and hang up.
+# Connect two connections for two claims at a time, check the schema, LISTEN, find the queue empty,
+# and disconnect.
 AROUND = 50
 
 
@@ -25,7 +25,7 @@ def offer(queue: DelayedQueue, count: int) -> None:
 
 
 def rounds_of(proxy: Proxy, before: int) -> int:
-    """Return how many round trips there were: the server has said so often that it is ready."""
+    """Return the round trips since ``before``: the proxy counts the server's "ready" replies."""
     return proxy.rounds - before
 
 

@@ -1,4 +1,4 @@
-"""A server that is stopped at once, as by a crash, while workers drain it (W7)."""
+"""A server crash while workers drain it (W7)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def own_server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def server(own_server: EmbeddedPostgres, transactional_db: None) -> Iterator[EmbeddedPostgres]:
-    """Lead Django's default alias to a server of this module alone, with empty tables."""
+    """Route Django's default alias to a server of this module, with empty tables."""
     found = connections["default"].settings_dict
     kept = dict(found)
     connections["default"].close()
@@ -46,7 +46,7 @@ def server(own_server: EmbeddedPostgres, transactional_db: None) -> Iterator[Emb
 
 
 def test_a_server_that_crashes_again_and_again_loses_no_message(server: EmbeddedPostgres) -> None:
-    """W7: what was handled, and not yet acknowledged at a crash, is what may come twice."""
+    """W7: only messages handled and not yet acknowledged at a crash may come twice."""
     keys = offer(DelayedQueue("patient"), 1500)
     options = ("--queue", "patient", "--lease", "1", "--processes", "0")
     with working(*options) as first, working(*options) as two:

@@ -1,4 +1,4 @@
-"""Workers that come back after their leases ended: what they write is refused (W3, W4)."""
+"""Workers that come back after their leases ended: their writes are refused (W3, W4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL: Final = ("--batch-size", "5", "--concurrency", "4")
 
 
 def taken_over(queue: DelayedQueue, count: int) -> Batch:
-    """Lease so many messages as somebody else would."""
+    """Lease ``count`` messages as another consumer would."""
     wait_until(lambda: _are_due(queue, count))
     batch = queue.try_poll_many(count)
     assert len(batch) == count
@@ -50,11 +50,11 @@ def open_gate(other: psycopg.Connection[Any]) -> None:
 
 
 def test_an_acknowledgement_that_arrives_after_the_lease_changes_nothing(proxy: Proxy) -> None:
-    """W3: held by the network until others have the messages, then let through."""
+    """W3: the network holds it until others have the messages, then delivers it."""
     queue = DelayedQueue("ledger", lease_duration=timedelta(hours=1))
     offer(queue, 30)
     aim = proxy.aim_at(ACKNOWLEDGE, Stage.UNSENT)
-    one = ("--claims", "1")  # a second exchange would go on beside the one that is held
+    one = ("--claims", "1")  # a second claim would run beside the one that is held
     with working("--queue", "ledger", "--lease", "600", *SMALL, *one, url=proxy.url) as worker:
         aim.wait()
         expire_leases()
@@ -69,7 +69,7 @@ def test_an_acknowledgement_that_arrives_after_the_lease_changes_nothing(proxy: 
 def test_a_worker_stopped_longer_than_its_leases_cannot_settle_what_others_hold(
     proxy: Proxy, other: psycopg.Connection
 ) -> None:
-    """W3: SIGSTOP with a batch in flight, SIGCONT when all of it was taken."""
+    """W3: SIGSTOP with a batch in flight, SIGCONT after another worker has taken it."""
     queue = DelayedQueue("gated", lease_duration=timedelta(hours=1))
     offer(queue, 20)
     close_gate(other)
@@ -94,7 +94,7 @@ def stopped_in_handlers(worker: Program) -> psutil.Process:
 def test_a_stopped_workers_messages_are_handled_by_another_and_not_again_by_itself(
     other: psycopg.Connection[Any],
 ) -> None:
-    """W3: twice are the handlers that SIGSTOP interrupted, all others once."""
+    """W3: only the handlers that SIGSTOP interrupted run twice."""
     keys = offer(DelayedQueue("gated"), 20)
     close_gate(other)
     with working("--queue", "gated", "--lease", "1", *SMALL) as first:
@@ -105,6 +105,6 @@ def test_a_stopped_workers_messages_are_handled_by_another_and_not_again_by_itse
             wait_until(is_drained)
         victim.resume()
         assert first.stop() == 0
-    # What it had claimed, and not started, it must not start after its leases.
+    # It must not start its other claimed messages after their leases.
     assert effects() == Counter(keys) + Counter(started)
     assert not DeadLetter.objects.exists()

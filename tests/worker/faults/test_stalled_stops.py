@@ -32,14 +32,14 @@ from tests.support.servers import private_server, stopped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
-# What the contract allows beyond the shutdown timeout, and a busy machine's time to reap.
+# The contract's allowance beyond the shutdown timeout, and the time a busy machine needs to reap.
 LIMIT = 5 + 4
 TIMEOUT = 2
 
 
 @pytest.fixture
 def stallable(proxy: Proxy) -> Iterator[Proxy]:
-    """The proxy of the tests, which forwards again at the end, however the test ends."""
+    """The proxy of the tests; it forwards again after each test, passed or failed."""
     yield proxy
     proxy.resume()
 
@@ -109,7 +109,7 @@ def test_an_asgi_server_with_a_waiting_pop_ends(stallable: Proxy) -> None:
         pop()
         until_all_wait(server, 1)
         stallable.stall()
-        pop()  # its token is not found: a thread waits for the answer
+        pop()  # the token is not cached: a thread waits for the answer
         assert seconds_to_stop(server.process) < TIMEOUT + LIMIT
 
 
@@ -160,7 +160,7 @@ def on_server(server: EmbeddedPostgres, name: str) -> AbstractContextManager[Pro
 
 
 def has_sessions(server: EmbeddedPostgres) -> bool:
-    """Return whether the process has done its first statement, and waits."""
+    """True once the process has run its first statement, and waits."""
     with psycopg.connect(server.socket_url) as own:
         others = own.execute(
             "SELECT FROM pg_stat_activity WHERE backend_type = 'client backend' "

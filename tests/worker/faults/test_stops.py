@@ -1,4 +1,4 @@
-"""Orderly stops while handlers run: they use up no attempt (W15)."""
+"""Orderly stops while handlers run use up no attempt (W15)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def both_have_begun(times: int) -> bool:
 
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_w15_stops_within_one_long_handler_use_up_no_attempt(processes: str) -> None:
-    """Three deploys within a handler whose message has one attempt."""
+    """Three deploys during one handler, whose message has one attempt."""
     for name in QUEUES:
         DelayedQueue(name).offer_or_update("k", None)
     for stops in (1, 2, 3):
@@ -38,11 +38,11 @@ def test_w15_stops_within_one_long_handler_use_up_no_attempt(processes: str) -> 
 
 
 def test_w15_a_process_that_its_supervisor_must_kill_at_a_stop_uses_up_no_attempt() -> None:
-    """The handler holds the interpreter, so the process cannot give the message back itself."""
+    """The handler holds the interpreter, so the process cannot release the message itself."""
     DelayedQueue("endless").offer_or_update("k", "hold")
     with working("--queue", "endless", "--shutdown-timeout", "0.2", "--lease", "600") as worker:
         wait_until(Effect.objects.exists)
-        worker.stop()  # on a slow machine the supervisor's own time may be over, too
+        worker.stop()  # on a slow machine the supervisor's own timeout may also pass
     assert Message.objects.get().attempts == 0
 
 

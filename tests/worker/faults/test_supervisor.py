@@ -1,4 +1,4 @@
-"""A supervisor and its processes through the command line: what one's death costs (W4-W6)."""
+"""A supervisor and its processes by the command line: the effects of a death (W4-W6)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.workerapp.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
-# No lease of these tests runs out: what comes back was given back.
+# No lease of these tests expires: a redelivered message was released.
 LEASE = ("--lease", "600")
 
 
@@ -77,7 +77,7 @@ def test_w6_messages_of_a_killed_child_come_back_at_once() -> None:
 
 
 def test_o21_a_dead_process_leaves_no_silent_row() -> None:
-    """What operators see as silent are workers that nobody has replaced."""
+    """Operators see a worker as silent only if no other has replaced it."""
     with worker("--queue", "ledger", "--processes", "2", *LEASE) as process:
         wait_until(lambda: Worker.objects.count() == 2)
         killed = children_of(process)
@@ -96,7 +96,7 @@ def test_w4_children_of_a_killed_supervisor_drain_and_end() -> None:
         process.kill()
         wait_until(lambda: not any(is_alive(pid) for pid in children), 30)
     assert len(children) == 2
-    # All that they held was written or given back, uncounted.
+    # All their messages were settled, or released without counting an attempt.
     left = Message.objects.values_list("key", "lease_id", "attempts")
     assert {(lease, count) for _, lease, count in left} <= {(None, 0)}
     assert Counter(Effect.objects.values_list("key", flat=True)) + Counter(
@@ -115,7 +115,7 @@ def test_w10_children_that_never_start_are_not_started_for_ever() -> None:
 
 @contextmanager
 def applied(*names: str) -> Iterator[None]:
-    """Have just these migrations of the package recorded as applied."""
+    """Record only these migrations of the package as applied."""
     rows = MigrationRecorder.Migration.objects
     before = list(rows.filter(app="delayed_queue"))
     rows.filter(app="delayed_queue").delete()
@@ -152,7 +152,7 @@ def handle(envelope):
 
 
 def rewrite(module: Path, text: str, seconds: float) -> None:
-    """Change it, so many seconds after it was last changed."""
+    """Change it, ``seconds`` after its last change."""
     module.write_text(text)
     later = module.stat().st_mtime + seconds
     os.utime(module, (later, later))
@@ -167,7 +167,7 @@ def test_reload_replaces_the_processes_when_a_source_file_changes(tmp_path: Path
         queue.offer_or_update("k", 1)
         wait_until(lambda: Effect.objects.filter(key="one").exists())
         (child,) = children_of(process)
-        # One that does not import is tried again when it has changed.
+        # A module that fails to import is retried once it has changed.
         rewrite(module, "broken =", 10)
         wait_until(lambda: not is_alive(child), 30)
         wait_until(lambda: process.has_said("SyntaxError"), 30)
@@ -206,7 +206,7 @@ def test_what_was_connected_before_a_fork_is_not_shared(tmp_path: Path) -> None:
     assert Counter(Effect.objects.values_list("key", flat=True)) == Counter(keys)
 
 
-# A module of the project that opens a connection when it is imported, as in ready().
+# A project module that opens a connection at import, as in ready().
 OPENED: Final = """
 import os
 import psycopg
@@ -240,7 +240,7 @@ def metrics_of(port: int) -> str:
 
 
 def test_processes_that_are_forked_while_metrics_are_read_work(free_port: int) -> None:
-    """A lock of a metric that was held at that moment would stand in their way for ever."""
+    """A metric's lock held at the fork would block the children for ever."""
     queue, is_over = DelayedQueue("conduct"), threading.Event()
 
     def read_on() -> None:
@@ -297,7 +297,7 @@ def supervisor_of(work: Callable[[Child, int], int] = waiting) -> Supervisor:
 
 
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return what has so many seconds pass at once, for who asks for the monotonic time."""
+    """Return a function that advances the monotonic clock by the given seconds."""
     now, passed = time.monotonic, [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now() + sum(passed))
     return passed.append
@@ -325,7 +325,7 @@ def test_w6_a_child_whose_loop_stands_still_is_killed(
 def test_w6_a_child_that_was_paused_together_with_its_supervisor_has_its_time_anew(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a container is, whose processes go on in any order; but not one that stands afterwards."""
+    """A thawed container resumes its processes in any order; a child that still hangs is killed."""
     settings.DELAYED_QUEUE = {"WATCHDOG": timedelta(seconds=10)}
     supervisor = supervisor_of()
     (child,) = supervisor.children
@@ -345,7 +345,7 @@ def test_w6_a_child_that_was_paused_together_with_its_supervisor_has_its_time_an
 
 
 def test_w6_a_start_is_not_taken_for_standing_still(settings: Settings) -> None:
-    """On a machine that is short of everything it may take longer than the watchdog waits."""
+    """A start on an overloaded machine may exceed the watchdog's timeout."""
     settings.DELAYED_QUEUE = {"WATCHDOG": timedelta(seconds=10)}
     supervisor = supervisor_of()
     (child,) = supervisor.children
@@ -370,10 +370,10 @@ def test_w4_a_stop_while_a_process_starts_is_no_crash() -> None:
     assert "Traceback" not in output
 
 
-# From Python 3.12 on it says so in a process of several threads, as that of pytest is.
+# Python 3.12 and later warn about fork in a process with several threads, as pytest is.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_w4_a_stop_while_a_child_is_being_started_reaches_it() -> None:
-    """The signal's handler runs in the middle of the start, when the child has no id yet."""
+    """The signal's handler runs in the middle of the start, before the child has an id."""
     supervisor = supervisor_of()
     (child,) = supervisor.children
     start = child.start

@@ -1,4 +1,4 @@
-"""Transactional handlers that are killed or cut off: each effect exactly once (W11)."""
+"""Transactional handlers killed or cut off: each effect exactly once (W11)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 OPTIONS: Final = ("--queue", "transacted", "--batch-size", "5")
-# Commits count only on connections that have written an effect: others are none of the handler's.
+# Only commits on connections with an effect count: others are not the handler's.
 POINTS: Final = {
     "before the first effect": (EFFECT, Stage.UNSENT, 1, ""),
     "between effects": (EFFECT, Stage.UNSENT, 7, ""),
@@ -41,7 +41,7 @@ DEATHS: Final = ["exit", "segfault", "out of memory"]
 def test_a_worker_killed_there_has_each_effect_exactly_once(
     proxy: Proxy, point: str, concurrency: str
 ) -> None:
-    """W11: effects and acknowledgement were committed together, or neither."""
+    """W11: effects and acknowledgement commit together, or neither does."""
     keys = offer(DelayedQueue("transacted"), 40)
     pattern, stage, nth, after = POINTS[point]
     aim = proxy.aim_at(pattern, stage, nth=nth, after=after)
@@ -54,7 +54,7 @@ def test_a_worker_killed_there_has_each_effect_exactly_once(
 
 @pytest.mark.parametrize("point", sample(POINTS, "after the commit, before its answer arrives"))
 def test_a_worker_cut_off_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
-    """W11: the lost transaction is repeated, one that was committed is not."""
+    """W11: the lost transaction is repeated; a committed one is not."""
     keys = offer(DelayedQueue("transacted"), 40)
     pattern, stage, nth, after = POINTS[point]
     aim = proxy.aim_at(pattern, stage, nth=nth, after=after)
@@ -90,7 +90,7 @@ def _went_on(effects_before: int) -> bool:
 def test_a_transactional_poison_message_dies_and_the_rest_has_one_effect_each(
     death: str, concurrency: str
 ) -> None:
-    """W11, W5: its deaths are counted though each undoes its transaction; its effects never are."""
+    """W11, W5: each death rolls back its transaction, yet counts; its effects never do."""
     keys = [f"k{number}" for number in range(50)]
     messages = [ScheduledMessage(key, death if key == "k25" else key) for key in keys]
     DelayedQueue("transacted").offer_batch(messages)

@@ -1,4 +1,4 @@
-"""Two exchanges of a worker on their way at a time, and what happens to one while the other is."""
+"""Two concurrent round trips of a worker, and faults of one of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT = 100
 
 
 def note(envelope: Envelope) -> None:
-    """Handle: there is nothing to do."""
+    """Handle the message without an effect."""
 
 
 def offer(queue: DelayedQueue, count: int = COUNT) -> None:
@@ -37,20 +37,20 @@ def offer(queue: DelayedQueue, count: int = COUNT) -> None:
 
 
 def worker_of(**options: Any) -> Worker:
-    """Return one with more threads than anybody wants, so that each claim is a full batch."""
+    """Return a worker with more threads than a batch needs, so that each claim is a full batch."""
     claim = {"claim": options.pop("claim")} if "claim" in options else {}
     defaults = {"lease": HOUR, "concurrency": 5 * BATCH, "batch_size": BATCH}
     return worker_with(handler_of("faults", note, **claim), **{**defaults, **options})
 
 
 def leases() -> set[str]:
-    """Return the leases of messages that are held now."""
+    """Return the leases of messages that are leased now."""
     held = Message.objects.exclude(lease_id=None).values_list("lease_id", flat=True)
     return {str(each) for each in held}
 
 
 def claimers() -> int:
-    """Return how many sessions last ran a claim."""
+    """Return the number of sessions whose last statement was a claim."""
     asked = (
         "SELECT count(*) FROM pg_stat_activity"
         " WHERE pid <> pg_backend_pid() AND query LIKE '%SET \"lockUuid\" = CASE%'"
@@ -63,7 +63,7 @@ def claimers() -> int:
 
 @contextmanager
 def held_at(aim: Aim, proxy: Proxy, worker: Worker) -> Iterator[None]:
-    """Run the worker; inside, the statement aimed at is held."""
+    """Run the worker; within the block, the aimed statement is held."""
     with running(worker):
         aim.wait()
         try:
@@ -73,7 +73,7 @@ def held_at(aim: Aim, proxy: Proxy, worker: Worker) -> Iterator[None]:
 
 
 def first_of_two(proxy: Proxy) -> Aim:
-    """Hold the answer to the first claim of two: the second that is made, as a batch was full."""
+    """Hold the answer to the first of two claims; a full batch causes the second."""
     return proxy.aim_at(CLAIM, Stage.COMMITTED, nth=2)
 
 
@@ -81,7 +81,7 @@ class TestBeside:
     def test_while_the_answer_to_one_is_on_its_way_the_next_is_made(
         self, queue: DelayedQueue, proxy: Proxy
     ):
-        """And both are on the board before anybody knows what they have leased."""
+        """And both are on the board before the answers list the leased messages."""
         offer(queue)
         worker = worker_of()
         aim = first_of_two(proxy)
@@ -135,7 +135,7 @@ class TestFaults:
     def test_an_acknowledgement_whose_answer_was_swallowed_is_not_counted_as_lost(
         self, queue: DelayedQueue, proxy: Proxy
     ):
-        """Nor as one that is in doubt where the other one was answered."""
+        """Nor as one in doubt, if the other one was answered."""
         offer(queue)
         worker = worker_of()
         proxy.swallow_answer(f"DELETE {BATCH}")
@@ -148,7 +148,7 @@ class TestFaults:
     def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
         self, queue: DelayedQueue, proxy: Proxy
     ):
-        """Both, when both are lost; and as a first attempt: nobody has seen it."""
+        """Both, when both are lost; and as a first attempt: no handler has seen it."""
         offer(queue)
         worker = worker_of()
         aim = first_of_two(proxy)
@@ -164,7 +164,7 @@ class TestFaults:
     def test_what_a_claim_left_that_was_lost_before_its_commit_is_found(
         self, queue: DelayedQueue, proxy: Proxy
     ):
-        """It lies before what the other one took, behind which the next would begin."""
+        """Its messages lie before those of the other claim, where the next claim would start."""
         offer(queue)
         worker = worker_of()
         aim = proxy.aim_at(CLAIM, Stage.EXECUTED, nth=2)
@@ -196,7 +196,7 @@ class TestFaults:
         with running(worker), raw_connection() as other:
             aim.wait()
             other.execute("BEGIN")
-            # One that was leased first: it is in the acknowledgement that is held.
+            # A message leased first: it is in the held acknowledgement.
             other.execute("SELECT 1 FROM delayed_queue WHERE \"pKey\" = 'k000' FOR UPDATE")
             proxy.let_go()
             wait_until(lambda: worker.counts.done == COUNT - 1)

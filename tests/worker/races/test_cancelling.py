@@ -1,4 +1,4 @@
-"""Whoever drops or replaces a leased message tells the handler that has it (O13)."""
+"""Dropping or replacing a leased message notifies the handler that holds it (O13)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.support.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Longer than any test: no renewal tells anybody.
+# Longer than any test: no renewal notifies a handler.
 LONG: Final = timedelta(hours=1)
 HOUR: Final = timedelta(hours=1)
-# The bar, with room for a machine that does other things, too.
+# The required maximum, with room for a busy machine.
 SECONDS: Final = 1.0
 
 
@@ -62,12 +62,12 @@ ENDS: Final[dict[str, Callable[[DelayedQueue], object]]] = {
 
 
 def is_another(envelope: Envelope) -> bool:
-    """Whether it is what came in its place, or its next delivery."""
+    """True for the replacement of the message, or its next delivery."""
     return bool(envelope.payload == "new" or envelope.attempt > 1)
 
 
 class Held:
-    """Handlers that hold a message until they are told to end it."""
+    """Handlers that hold a message until the test releases them."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -132,7 +132,7 @@ def test_its_handler_is_told_within_a_second(
 def test_a_handler_that_offers_its_own_key_anew_goes_on(
     queue: DelayedQueue, manner: str, *, is_async: bool
 ) -> None:
-    """It has the lease no more, and nobody but itself has ended it."""
+    """The handler's own offer ended its lease; no other caller did."""
     ended: list[bool] = []
 
     def again() -> None:
@@ -150,7 +150,7 @@ def test_a_handler_that_offers_its_own_key_anew_goes_on(
         await sync_to_async(again)()
         while not envelope.lease_lost:
             await asyncio.sleep(0)
-        await asyncio.to_thread(round, 1)  # where it would be cancelled
+        await asyncio.to_thread(round, 1)  # at a point where it would be cancelled
         ended.append(envelope.is_cancelled)
 
     worker = holder(awaiting if is_async else asking)
@@ -165,7 +165,7 @@ def test_a_handler_that_offers_its_own_key_anew_goes_on(
 def test_one_whose_own_offer_changed_nothing_is_told_like_any_other(
     queue: DelayedQueue, held: Held, manner: str, end: str
 ) -> None:
-    """Its lease holds until others end it, as they do here."""
+    """It keeps the lease until others end it, as they do here."""
     stored = queue.read("key")
     assert stored is not None
 
@@ -218,7 +218,7 @@ def test_what_is_put_in_its_place_is_handled_while_the_old_one_ends(
 def test_what_has_not_begun_does_not_begin(
     queue: DelayedQueue, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its task is there already, but the loop stands in another handler."""
+    """Its task exists already, but another handler blocks the loop."""
 
     async def standing(envelope: Envelope) -> None:
         held.seen.append(envelope.payload)
@@ -239,7 +239,7 @@ def test_what_has_not_begun_does_not_begin(
 
 @pytest.mark.parametrize("manner", ["async", "sync"])
 def test_one_that_ends_at_that_moment_is_settled_once(manner: str) -> None:
-    """Either it was done, or it was dropped before; each slot is free again."""
+    """It was either handled, or dropped before; each slot is free again."""
     queue = DelayedQueue("held")
     for turn in range(8):
         begun, barrier = threading.Event(), threading.Barrier(2, timeout=20)
@@ -300,7 +300,7 @@ def test_one_that_nobody_announced_is_found_after_a_claim_that_lost_its_connecti
     held.left.set()
 
     def claims_that_wait() -> list[Any]:
-        # On another connection: one sees the same sessions until its transaction ends.
+        # On another connection: a transaction sees the same sessions until it ends.
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
@@ -326,7 +326,7 @@ class TestWhatIsSaid:
         other.execute(f"LISTEN {LEASES_CHANNEL}")
 
         def heard() -> list[str]:
-            # What was committed before is there with the answer to this.
+            # The answer to this brings the notifications committed before it.
             other.execute("SELECT")
             return [each.payload for each in other.notifies(timeout=0.05)]
 

@@ -1,4 +1,4 @@
-"""Workers whose messages are held by somebody's open transaction."""
+"""Workers whose messages are locked by another transaction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hold(other: psycopg.Connection[Any], queue: DelayedQueue, key: str) -> None:
 
 
 class Handler:
-    """Waits until it is let go; fails where the payload asks for it."""
+    """Waits until the test releases it; fails where the payload requests it."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -72,7 +72,7 @@ def test_a_message_that_is_being_updated_holds_up_no_other(
         handler.go_on.set()
         wait_until(lambda: worker.counts.done == 3, 10)
         assert keys() == {"k1"}
-        # Not only what was handled: new ones are claimed, handled and acknowledged as well.
+        # New messages are claimed, handled and acknowledged as well.
         queue.offer_or_update("next", 1)
         wait_until(lambda: worker.counts.done == 4, 10)
         other.execute("COMMIT")
@@ -101,7 +101,7 @@ def test_when_the_update_is_undone_the_message_is_acknowledged(
 def test_a_worker_that_stops_does_not_wait_for_it(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """What it could not write is delivered again when the lease has run out."""
+    """A message whose settlement failed is delivered again once its lease has expired."""
     handler = Handler()
     offer(queue)
     retry = RetryPolicy.ladder("1h")

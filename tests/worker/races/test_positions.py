@@ -1,4 +1,4 @@
-"""What others write below the last message taken, while each poll fills (W9)."""
+"""Writes of others below the last message taken, while each poll fills (W9)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def consumer(queue: DelayedQueue) -> Consumer:
 
 
 def poll(consumer: Consumer) -> list[str]:
-    """Poll as a worker does, but for rewinds, which come when the test says so."""
+    """Poll as a worker does, but rewind only when the test does."""
     plan = ClaimPlan(consumer, LIMIT)
     rows = plan.finish(
         dict(zip(plan.steps, run("default", list(plan.steps.values())), strict=True))

@@ -1,4 +1,4 @@
-"""Statements of workers and supervisors that race whoever takes the message from them."""
+"""Statements of workers and supervisors that race a consumer that takes over the message."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
         [Attempt(message_id, lease_id, str(uuid4()), ("a.b", "default"), time.monotonic())],
         "[]",
     ),
-    # As what nobody has begun is given back.
+    # A release of messages that no handler has started.
     "RELEASE": lambda lease_id, message_id: release_step(lease_id, [message_id], None, 1, None),
     "RELEASE_LEASES": releasing_leases,
     "GIVE_BACK": lambda lease_id, message_id: return_leases_step([lease_id]),
@@ -78,7 +78,7 @@ Theft = Callable[[psycopg.Connection[Any], DelayedQueue], None]
 
 
 def lease_again(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
-    """Lease for somebody else, as if an hour later."""
+    """Lease for another consumer, as if an hour later."""
     now = int(timezone.now().timestamp() * 1000) + HOUR_MS
     params = {
         "kind": queue.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
@@ -108,7 +108,7 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def step(queue: DelayedQueue, name: str) -> Step:
-    """The statement of that name, about a message that is leased; of a crash, that is due."""
+    """The named statement, for a leased message; after a crash, for a due one."""
     queue.offer_or_update("key", "old")
     if name == "COUNT_CRASH":
         return STEPS[name]("", Message.objects.get().id)
@@ -129,7 +129,7 @@ def test_what_is_being_taken_is_left_alone(
     step: Step,
     theft: Theft,
 ):
-    """It waits for the other transaction, and believes what that leaves."""
+    """It waits for the other transaction, and returns according to its outcome."""
     other.execute("BEGIN")
     theft(other, queue)
     with calling(lambda: ran(step)) as call:
@@ -174,7 +174,7 @@ def test_of_a_whole_lease_only_what_was_taken_is_left_out(
 
 @pytest.mark.parametrize("name", STEPS)
 def test_of_several_at_once_one_takes_effect(queue: DelayedQueue, name: str):
-    """A supervisor's second look, and a worker that was not as dead as it seemed."""
+    """A supervisor's second check, and a worker that was still alive."""
     for _ in range(5):
         queue.offer_or_update("key", "old")
         message_id = Message.objects.get().id
@@ -182,11 +182,11 @@ def test_of_several_at_once_one_takes_effect(queue: DelayedQueue, name: str):
         answers = together([lambda: ran(STEPS[name](lease_id, message_id))] * 4)  # noqa: B023
         attempts = set(Message.objects.values_list("attempts", flat=True))
         if name == "COUNT_CRASH":
-            # One that began earlier than another ended finds it not yet due, and is no loss.
+            # One that started before another ended finds the message not yet due: no loss.
             assert sum(answers) >= 1
             assert attempts == {sum(answers)}
         elif name == "COUNT_DELIVERY":
-            # Each is a delivery of its own, after the one by the lease.
+            # Each counts as a delivery, after the one by the lease.
             assert (answers, attempts) == ([1] * 4, {5})
         else:
             assert sorted(answers) == [0, 0, 0, 1]

@@ -1,4 +1,4 @@
-"""The tables of tenants and their hosts, in the schema that all share."""
+"""The tables of tenants and their hosts, in the shared schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files, checksums and holders of archives: without a JVM and without a database."""
+"""Files, checksums and holders of archives: without a JVM and a database."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestArchives:
         assert Sums.of(0, None, None) == Sums(0, 0)
 
     def test_holders(self) -> None:
-        assert is_dead(new_holder())  # an earlier run of this very process
+        assert is_dead(new_holder())  # an earlier run of this process
         assert not is_dead(f"elsewhere:{os.getpid()}:x")
         host = new_holder().partition(":")[0]
         assert not is_dead(f"{host}:1:x")

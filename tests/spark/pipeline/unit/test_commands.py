@@ -1,4 +1,4 @@
-"""The pipeline's command line, its answers and its errors: without a JVM and without a database."""
+"""The pipeline's command line, output and errors: without a JVM and a database."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TestErrors:
 
 
 class TestMetrics:
-    """The figures of commands, as Prometheus reads them."""
+    """The commands' metrics, for Prometheus."""
 
     def test_what_became_of_messages(self) -> None:
         console.count("drain", "measured", {"done": 3})

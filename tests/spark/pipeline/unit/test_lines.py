@@ -1,4 +1,4 @@
-"""From lines to records: what a reader makes of a block, line by line (P6)."""
+"""From lines to records: how a reader parses a block, line by line (P6)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CELLS = st.text(st.sampled_from('ab,"\n é'), max_size=6)
 
 
 def read(text: str | bytes, reader: Reader | None = None, file: str = "f") -> list[tuple[int, Any]]:
-    """Return what the lines are, each with its number from 1; nothing of lines that are nothing."""
+    """Return the lines, each with its number from 1; skip empty lines."""
     reader = reader or CsvReader(COLUMNS, ",")
     data = text if isinstance(text, bytes) else text.encode()
     found = [

@@ -26,7 +26,7 @@ from delayed_queue.spark.pipeline.values import is_deeper, storable_json
 from delayed_queue.spark.source.rules import plain
 from tests.spark.records import One, check_one
 
-# Also what PostgreSQL, Arrow or UTF-8 refuse: NUL and lone surrogates.
+# Includes text that PostgreSQL, Arrow or UTF-8 refuse: NUL and lone surrogates.
 TEXTS = st.text(st.sampled_from("a0é\x00\ud800\U0001f4a9"), max_size=5)
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
@@ -69,7 +69,7 @@ class TestRecords:
             (1_795_309_838_000, "2026-11-22T01:10:38+00:00"),
             ("631152000000", "1990-01-01T00:00:00+00:00"),
             ("1969-12-31T00:00:00Z", "1969-12-31T00:00:00+00:00"),
-            # An hour that comes twice: the first.
+            # In a repeated hour it is the first one.
             ("2026-10-25T02:30", "2026-10-25T00:30:00+00:00"),
         ],
     )

@@ -1,4 +1,4 @@
-"""The rules of an offer are those of ``delayed_queue.messages``, for rows of every source."""
+"""Rows of every source follow the offer rules of ``delayed_queue.messages``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When spread messages fall due: without a JVM and without a database."""
+"""Due times of spread messages: without a JVM and a database."""
 
 from __future__ import annotations
 

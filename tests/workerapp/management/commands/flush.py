@@ -1,7 +1,7 @@
-"""Django's ``flush`` of the tests: it empties the tables that were written to, and only those.
+"""Django's ``flush`` for the tests: it empties only the tables with writes.
 
-Django calls it after each test that commits. Its own truncates every table of every app and makes
-the permissions anew, which takes longer than most tests do.
+Django calls it after each test that commits. Its own truncates every table of every app and
+recreates the permissions, which takes longer than most tests do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.core.management.commands.flush import Command as FlushCommand
 from django.db import connections
 
-# Tables that `migrate` writes, and no test.
+# Tables that only `migrate` writes.
 _KEPT: Final = ("auth_permission", "django_content_type")
 
 # The file of a table without writes since its TRUNCATE is empty. Uncommitted rows count, too:
@@ -42,5 +42,5 @@ class Command(FlushCommand):
         with connection.cursor() as cursor:
             cursor.execute(_WRITTEN, [[each for each in tables if each not in _KEPT]])
             if written := ", ".join(row[0] for row in cursor.fetchall()):
-                # CASCADE: tables that refer to these are emptied, too.
+                # CASCADE: it also empties tables that refer to these.
                 cursor.execute(f"TRUNCATE {written} CASCADE")
