@@ -38,7 +38,8 @@ def test_one_line_is_overwritten_with_the_rate_since_the_last(
         line.write(8)
         now = 103.0
         line.write(0, "\n")
-        text = os.read(master, 4096).decode()
+        with os.fdopen(os.dup(master), encoding="utf-8", newline="\n") as reading:
+            text = reading.readline()
     assert text == (
         "\r2,000 done · 30 failed · 10 dead · 8 in flight · 1,020/s\x1b[K\r"
         "\r2,000 done · 30 failed · 10 dead · 0 in flight · 0/s\x1b[K\r\n"
