@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -48,8 +48,43 @@ class GroupClaim(NamedTuple):
 
 
 @dataclass(slots=True)
+class UngroupedScan:
+    """The position of one consumer among the messages without a group, by due time and id."""
+
+    position: tuple[int, int] = _START
+    # True if the last claim read as far as the end.
+    is_at_end: bool = False
+    # Messages read since the last scan from the start, and the time of the next one.
+    _read: int = 0
+    _rescan_at: int = 0
+
+    def rewind(self) -> None:
+        """Scan from the start after the end: messages may be due there again."""
+        self._rescan_at = 1
+
+    def note(self, ahead: Ahead, found: UngroupedRow, wanted: int, taken: int, now: int) -> None:
+        """Move on behind what was read, unless some of it is left to lease.
+
+        Messages that other sessions have all locked wait for the next scan from the start.
+        """
+        self.is_at_end = found.read < ahead.rows
+        are_held = taken == 0 < wanted
+        if taken < len(found.ids) and not are_held:
+            return
+        self._read += found.read
+        if not self.is_at_end:
+            self.position = (found.at, found.id)
+            return
+        self.position = (max(found.at, NO_FLOOR + MARGIN_MS) - MARGIN_MS, 0)
+        if now >= self._rescan_at:
+            self.position = _START if self._rescan_at else self.position
+            self._rescan_at = now + RESCAN_MS + RESCAN_MS_EACH * self._read
+            self._read = 0
+
+
+@dataclass(slots=True)
 class GroupWalk:
-    """The position of one consumer among the groups and the messages without one.
+    """The position of one consumer among the groups of a queue with limits.
 
     ``since`` is the name at which the next claim starts, ``rest`` what is left of its turn.
     ``each`` is the expected number of messages of a group, ``most`` the maximum of groups to read.
@@ -63,10 +98,7 @@ class GroupWalk:
     origin: str | None = None
     # The earliest next permit of the groups read since ``origin``.
     permit_at: float | None = None
-    position: tuple[int, int] = _START
-    scanned: int = 0
-    rescan_at: int = 0
-    is_scanned: bool = False
+    ungrouped: UngroupedScan = field(default_factory=UngroupedScan)
 
     def claim(
         self,
@@ -106,18 +138,13 @@ class GroupWalk:
             messages.spend(kind, spent, using=using)
         return self._note(ahead, look.ungrouped, dealt, rows, rules.now)
 
-    def rewind(self) -> None:
-        """Scan from the start after the end: messages may be due there again."""
-        self.rescan_at = 1
-
     def _ahead(
         self, kind: str, limit: int, wait: int | None, idle: int | None, now: int | None
     ) -> Ahead:
         groups = min(max(math.ceil(limit / self.each), FEWEST_GROUPS), self.most)
         rows = SCANNED if self.origin is None else SCANNED_IDLE
-        return Ahead(
-            kind, limit, self.since, self.rest, groups, *self.position, rows, wait, idle, now
-        )
+        position = self.ungrouped.position
+        return Ahead(kind, limit, self.since, self.rest, groups, *position, rows, wait, idle, now)
 
     def _note(
         self, ahead: Ahead, scan: UngroupedRow, dealt: Dealt, rows: list[LeasedRow], now: int
@@ -125,7 +152,8 @@ class GroupWalk:
         """Move on behind what was found; return the claim."""
         if dealt.limit == 0:
             return GroupClaim([], permit_in=_until(dealt.permit_at, now), is_rated=True)
-        self._note_scan(ahead, scan, dealt.ungrouped, sum(row.group is None for row in rows), now)
+        taken = sum(row.group is None for row in rows)
+        self.ungrouped.note(ahead, scan, dealt.ungrouped, taken, now)
         if len(rows) < ahead.limit and dealt.groups == self.most:
             self.most = MOST_GROUPS
         self.each = max(dealt.room / max(dealt.groups, 1), 1.0)
@@ -141,7 +169,7 @@ class GroupWalk:
     def _note_none(self, ahead: Ahead, dealt: Dealt, now: int) -> GroupClaim:
         if dealt.permit_at is not None:
             self.permit_at = min(dealt.permit_at, self.permit_at or math.inf)
-        if not self._pass_by(ahead, dealt) or not self.is_scanned:
+        if not self._pass_by(ahead, dealt) or not self.ungrouped.is_at_end:
             return GroupClaim([], has_more=True, is_rated=dealt.is_rated)
         permit_in = _until(self.permit_at, now)
         self._begin_anew()
@@ -163,27 +191,6 @@ class GroupWalk:
 
     def _begin_anew(self) -> None:
         self.origin = self.permit_at = None
-
-    def _note_scan(
-        self, ahead: Ahead, scan: UngroupedRow, wanted: int, taken: int, now: int
-    ) -> None:
-        """Move on behind what was read, unless some of it is left to lease.
-
-        Messages that other sessions have all locked wait for the next scan from the start.
-        """
-        self.is_scanned = scan.read < ahead.rows
-        are_held = taken == 0 < wanted
-        if taken < len(scan.ids) and not are_held:
-            return
-        self.scanned += scan.read
-        if not self.is_scanned:
-            self.position = (scan.at, scan.id)
-            return
-        self.position = (max(scan.at, NO_FLOOR + MARGIN_MS) - MARGIN_MS, 0)
-        if now >= self.rescan_at:
-            self.position = _START if self.rescan_at else self.position
-            self.rescan_at = now + RESCAN_MS + RESCAN_MS_EACH * self.scanned
-            self.scanned = 0
 
 
 def behind(name: str) -> str:

@@ -175,7 +175,7 @@ class Consumer:
         """Poll from an earlier position, where messages may be due again."""
         self.schedule.rewind()
         if self.walk is not None:
-            self.walk.rewind()
+            self.walk.ungrouped.rewind()
 
     def note_slot(self) -> None:
         """A lease has ended, so if leases are limited, another message may be leased now."""
