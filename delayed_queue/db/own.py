@@ -22,28 +22,30 @@ def is_own(connection: BaseDatabaseWrapper) -> bool:
     return connection in _own
 
 
-def own_connection(using: str) -> BaseDatabaseWrapper:
+def own_connection(using: str, **options: str) -> BaseDatabaseWrapper:
     """Return a new connection for statements of the package, outside of Django's pool.
 
-    Its planner is set for these, and would plan other queries badly.
+    Its planner is set for these, and would plan other queries badly. ``options`` are libpq's.
     """
     made = connections.create_connection(using)
-    if is_in_pool(made):
-        options = {**made.settings_dict["OPTIONS"], "pool": False}
-        made.settings_dict = {**made.settings_dict, "OPTIONS": options}
+    unpooled = {"pool": False} if is_in_pool(made) else {}
+    options_of_all = made.settings_dict["OPTIONS"]
+    made.settings_dict = {
+        **made.settings_dict, "OPTIONS": {**options_of_all, **unpooled, **options},
+    }  # fmt: skip
     _own.add(made)
     return made
 
 
 @contextmanager
-def using_own_connection(using: str) -> Iterator[None]:
+def using_own_connection(using: str, **options: str) -> Iterator[None]:
     """Use a connection of our own in this thread, unless a transaction is open."""
     projects = connections[using]
     if projects.in_atomic_block:
         yield
         return
     projects.close()
-    own = connections[using] = own_connection(using)
+    own = connections[using] = own_connection(using, **options)
     _thread.projects = using, projects
     try:
         yield

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import select
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,7 +16,6 @@ from psycopg import sql as composed
 from delayed_queue.codecs import channel_of as channel_of
 from delayed_queue.conf import get_settings
 from delayed_queue.db.session import cancel
-from delayed_queue.db.silence import ANSWER_SECONDS, SILENCE
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -236,161 +233,3 @@ def _together(raw: Any, statement: LiteralString, channels: Iterable[str]) -> No
     said = [composed.SQL(statement).format(composed.Identifier(each)) for each in channels]
     if said:
         psycopg.Cursor(raw).execute(composed.SQL("; ").join(said))
-
-
-# On an event loop
-
-RECONNECT_SECONDS: Final = 1.0
-_CONNECT_SECONDS: Final = 5
-# Interval of the round trips that check the connection, in seconds.
-_CHECK_SECONDS: Final = 60.0
-# Parameters of Django that apply to its own kind of connection.
-_DJANGOS: Final = frozenset({"context", "cursor_factory", "prepare_threshold"})
-
-
-class AsyncListener:
-    """Receives notifications on an event loop, on a connection of its own; reconnects.
-
-    ``heard`` is called with the channel of every notification, and with None after every new
-    connection, because something may have been announced in between. ``lost`` gets the error when
-    the connection is lost.
-    """
-
-    def __init__(
-        self,
-        using: str,
-        heard: Callable[[str | None], None],
-        lost: Callable[[psycopg.Error], None],
-    ) -> None:
-        self._using = using
-        self._heard = heard
-        self._lost = lost
-        self._wanted: Counter[str] = Counter()
-        self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._watched: int | None = None
-        self._turn = asyncio.Lock()
-        self._is_lost = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
-
-    async def add(self, channels: Iterable[str]) -> None:
-        """Listen on the channels; returns when it does, or has failed to connect."""
-        async with self._turn:
-            new = [each for each in channels if not self._wanted[each]]
-            self._wanted.update(channels)
-            if self._keeper is None:
-                self._keeper = asyncio.ensure_future(self._keep())
-            if self._connection is None:
-                await self._connect()
-            else:
-                await self._execute("LISTEN {}", new)
-
-    async def remove(self, channels: Iterable[str]) -> None:
-        async with self._turn:
-            self._wanted.subtract(channels)
-            gone = [each for each in channels if self._wanted[each] <= 0]
-            for each in gone:
-                del self._wanted[each]
-            await self._execute("UNLISTEN {}", gone)
-
-    def deafen(self) -> None:
-        """Stop checking the connection and connecting again."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-
-    async def close(self) -> None:
-        """Close for good, after calls that are adding or removing channels."""
-        self.deafen()
-        async with self._turn:
-            self._wanted.clear()
-            await self._disconnect()
-
-    async def _connect(self) -> None:
-        params = connections[self._using].get_connection_params()
-        own = {name: value for name, value in params.items() if name not in _DJANGOS}
-        limits = {**SILENCE, "connect_timeout": _CONNECT_SECONDS}
-        own = {**limits, **own, "application_name": "delayed_queue_pops"}
-        try:
-            made = await psycopg.AsyncConnection.connect(autocommit=True, **own)
-        except psycopg.Error as error:
-            self._report(error)
-            return
-        # A notification may arrive with the reply to LISTEN.
-        made.add_notify_handler(lambda notification: self._heard(notification.channel))
-        self._connection = made
-        await self._execute("LISTEN {}", list(self._wanted))
-        self._heard(None)
-
-    async def _execute(self, statement: LiteralString, channels: list[str]) -> None:
-        raw = self._connection
-        if raw is None:
-            return
-        self._unwatch()  # psycopg waits on the same descriptor, and would remove our reader
-        overdue = asyncio.get_running_loop().call_later(ANSWER_SECONDS, _shut_down, raw)
-        try:
-            for each in channels:
-                await raw.execute(composed.SQL(statement).format(composed.Identifier(each)))
-            self._watch(raw)
-        except psycopg.Error as error:
-            await self._disconnect()
-            self._report(error)
-        finally:
-            overdue.cancel()
-
-    async def _keep(self) -> None:
-        """Replace a lost connection, and check one in use: a half-open one does not reply."""
-        while True:
-            try:
-                await asyncio.wait_for(self._is_lost.wait(), _CHECK_SECONDS)
-            except TimeoutError:
-                async with self._turn:
-                    await self._execute("LISTEN {}", list(self._wanted)[:1])
-                continue
-            await asyncio.sleep(RECONNECT_SECONDS)
-            async with self._turn:
-                self._is_lost.clear()
-                await self._disconnect()
-                if self._wanted:
-                    await self._connect()
-
-    def _watch(self, raw: psycopg.AsyncConnection[Any]) -> None:
-        self._watched = raw.fileno()
-        asyncio.get_running_loop().add_reader(self._watched, self._read)
-        self._read()  # libpq may have read notifications with the last reply
-
-    def _unwatch(self) -> None:
-        # By its number, which a broken connection does not return.
-        number, self._watched = self._watched, None
-        if number is not None:
-            asyncio.get_running_loop().remove_reader(number)
-
-    def _read(self) -> None:
-        raw = self._connection
-        if raw is None:
-            return
-        try:
-            raw.pgconn.consume_input()
-            while (found := raw.pgconn.notifies()) is not None:
-                self._heard(found.relname.decode())
-        except psycopg.Error as error:
-            self._unwatch()
-            self._report(error)
-
-    async def _disconnect(self) -> None:
-        self._unwatch()
-        raw, self._connection = self._connection, None
-        if raw is not None:
-            await raw.close()
-
-    def _report(self, error: psycopg.Error) -> None:
-        if not self._is_lost.is_set():
-            self._lost(error)
-            self._is_lost.set()
-
-
-def _shut_down(raw: psycopg.AsyncConnection[Any]) -> None:
-    """Shut the socket down, so that libpq notices; psycopg closes the descriptor then."""
-    with (
-        suppress(OSError, psycopg.Error),
-        socket.fromfd(raw.fileno(), socket.AF_INET, socket.SOCK_STREAM) as found,
-    ):
-        found.shutdown(socket.SHUT_RDWR)

@@ -114,19 +114,19 @@ class Pop:
         first = random.randrange(shards)  # noqa: S311 # only spreads consumers
         return kinds[first:] + kinds[:first]
 
-    def outlook(self) -> tuple[list[str], float]:
-        """Return the kinds to listen on, and the seconds to sleep unless a job is announced.
+    def kinds(self) -> list[str]:
+        """Return the kinds to claim from; a job of one of them may end a wait."""
+        return self._kinds(treatment_of(self.topic, using=self.using).shards)
 
-        The sleep ends at the next due time, permit of a group, or poll interval.
-        """
-        kinds = self._kinds(treatment_of(self.topic, using=self.using).shards)
+    def next_in(self) -> float:
+        """Return the seconds to the next due time, permit of a group, or poll interval."""
         interval = get_settings().POLL_INTERVAL
         next_due = partial(
-            Message.objects.next_due, kinds, interval // MILLISECOND, using=self.using
+            Message.objects.next_due, self.kinds(), interval // MILLISECOND, using=self.using
         )
         wait = repeat(self.using, next_due)
         seconds = interval.total_seconds() if wait is None else wait / 1000
-        return kinds, min(seconds, limited_topic(self.topic, self.using).permit_in())
+        return min(seconds, limited_topic(self.topic, self.using).permit_in())
 
     def give_back(self, jobs: Sequence[PoppedJob]) -> None:
         """Release jobs that no consumer has seen: due now, the attempt uncounted."""
@@ -134,7 +134,7 @@ class Pop:
             ids = [job.message_id for job in group]
             release = partial(Message.objects.release, token, ids, refund=1, using=self.using)
             repeat(self.using, release, doubt=never)
-        wake(self._kinds(treatment_of(self.topic, using=self.using).shards), using=self.using)
+        wake(self.kinds(), using=self.using)
 
 
 class LimitedTopic:

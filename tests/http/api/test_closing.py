@@ -113,4 +113,4 @@ def test_closing_while_a_connection_is_to_be_made_anew(
         waiting_pops.close()
         assert is_over()
         assert waits[0].result(60) == []
-    assert not is_listening(other)
+    wait_until(lambda: not is_listening(other))

@@ -119,8 +119,7 @@ def pop_own(own_server: Server, token: str) -> Iterator[Callable[..., Popper]]:
 def is_listening(other: psycopg.Connection[Any]) -> bool:
     row = other.execute(
         "SELECT count(*) FROM pg_stat_activity "  # noqa: S608
-        "WHERE application_name = 'delayed_queue_pops' AND state = 'idle' "
-        f"AND query LIKE 'LISTEN%' AND {LATER}"
+        f"WHERE application_name = 'delayed_queue_pops' AND state = 'idle' AND {LATER}"
     ).fetchone()
     return row == (1,)
 
@@ -173,23 +172,23 @@ def test_one_of_two_hundred_waiters_gets_the_one_job(
 
 
 def test_a_job_costs_one_look_however_many_wait(token: str):
-    """The claim that gets it, and two empty ones before the next sleep."""
+    """The claim that gets it, and an empty one before the next sleep."""
     with ExitStack() as opened:
         proxy = opened.enter_context(proxied())
         server = opened.enter_context(uvicorn(url=proxy.url, POLL_INTERVAL=60))
         poppers = [Popper(server, token)]
-        # Its own, and two of the line.
-        wait_until(lambda: proxy.answers.count("UPDATE 0") == 3)
+        # Its own, and one of the line.
+        wait_until(lambda: proxy.answers.count("UPDATE 0") == 2)
         poppers += [Popper(server, token) for _ in range(99)]
         for each in poppers:
             opened.callback(each.vanish)
         until_all_wait(server, 100)
-        assert proxy.answers.count("UPDATE 0") == 3, "a later pop polled"
+        assert proxy.answers.count("UPDATE 0") == 2, "a later pop polled"
 
         before = len(proxy.answers)
         DelayedQueue("pops").offer_or_update("a", 1)
         until_all_wait(server, 99)
-        wait_until(lambda: proxy.answers.count("UPDATE 0") == 5)
+        wait_until(lambda: proxy.answers.count("UPDATE 0") == 3)
         assert proxy.answers[before:].count("UPDATE 1") == 1
 
 

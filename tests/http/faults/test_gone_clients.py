@@ -72,8 +72,8 @@ def a_pop_waits() -> bool:
     """The server, which takes one request at a time, listens for a topic."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT FROM pg_stat_activity WHERE application_name = 'delayed_queue_pops' "
-            f"AND query LIKE 'LISTEN%' AND {LATER}"
+            "SELECT FROM pg_stat_activity "
+            f"WHERE application_name = 'delayed_queue_pops' AND state = 'idle' AND {LATER}"
         )
         return cursor.fetchone() is not None
 

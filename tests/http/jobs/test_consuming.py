@@ -325,10 +325,10 @@ def test_what_was_popped_for_nobody_is_given_back_uncounted() -> None:
 
 def test_a_consumer_sleeps_until_the_next_job_of_any_shard_is_due() -> None:
     configure_topic("orders", shards=4)
-    assert Pop("orders").outlook()[1] == 3.0
+    assert Pop("orders").next_in() == 3.0
     for n in range(8):
         add(str(n), delay=1 + n / 10)
-    assert 0.5 < Pop("orders").outlook()[1] <= 1.0
+    assert 0.5 < Pop("orders").next_in() <= 1.0
 
 
 @pytest.mark.parametrize("url", [None, URL])

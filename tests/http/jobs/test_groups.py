@@ -112,7 +112,7 @@ class TestPops:
             add(f"a{n}", group="a")
         assert groups() == ["a"]
         assert groups() == []
-        assert 0 < Pop("orders").outlook()[1] <= 3
+        assert 0 < Pop("orders").next_in() <= 3
 
     def test_a_permit_is_not_waited_for_when_the_topic_is_paused(self) -> None:
         """Its time passes meanwhile: a pop that waited for it would poll without end."""
@@ -123,7 +123,7 @@ class TestPops:
         pause_topic("orders")
         wait_until(lambda: not limited_topic("orders", "default").is_limited())
         assert groups() == []
-        assert Pop("orders").outlook()[1] == 3.0
+        assert Pop("orders").next_in() == 3.0
 
     @pytest.mark.parametrize(("own", "asked", "seconds"), [
         (7, None, 7), (None, 11, 11), (7, 11, 11), (None, None, 300),

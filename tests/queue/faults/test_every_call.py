@@ -59,7 +59,7 @@ INTERNAL: Final = {
     "catalogue": {
         "ensure_hosts", "ensure_topic", "hold_topic", "treatment_of", "wake", "why_not_limited",
     },
-    "Pop": {"give_back", "outlook"},
+    "Pop": {"give_back", "kinds", "next_in"},
     "consuming": {"limited_topic"},
     "dead": {"is_topic"},
     "intake": {"read_json"},

@@ -5,7 +5,6 @@ The proxy acknowledges the bytes, as a pooler may, so that TCP itself notices no
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from datetime import timedelta
@@ -16,10 +15,8 @@ import pytest
 from django.db import OperationalError, connection
 
 from delayed_queue import DelayedQueue, Envelope
-from delayed_queue.codecs import channel_of
-from delayed_queue.db import silence, wakeups
+from delayed_queue.db import silence
 from delayed_queue.db.own import own_connection
-from delayed_queue.db.wakeups import AsyncListener
 from tests.support.processes import wait_until
 from tests.support.proxied import proxied, proxy, queue
 from tests.support.proxy import Proxy
@@ -93,28 +90,3 @@ def test_connections_of_the_project_are_not_limited(monkeypatch: pytest.MonkeyPa
     connection.close()
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(0.5)")
-
-
-@pytest.mark.usefixtures("proxied")
-def test_the_listener_of_waiting_pops_is_replaced(
-    proxy: Proxy, other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wakeups, "_CHECK_SECONDS", 0.2)
-    monkeypatch.setattr(wakeups, "ANSWER_SECONDS", 0.5)
-    channel = channel_of("faults|json")
-    asyncio.run(_lose_and_hear(proxy, other, channel))
-
-
-async def _lose_and_hear(proxy: Proxy, other: psycopg.Connection[Any], channel: str) -> None:
-    heard: asyncio.Queue[str | None] = asyncio.Queue()
-    lost: list[psycopg.Error] = []
-    listener = AsyncListener("default", heard.put_nowait, lost.append)
-    async with asyncio.timeout(60):
-        await listener.add([channel])
-        assert await heard.get() is None
-        proxy.drop_bytes()
-        assert await heard.get() is None  # a new connection
-        assert len(lost) == 1
-        other.execute(f'NOTIFY "{channel}"')
-        assert await heard.get() == channel
-        await listener.close()
