@@ -20,8 +20,8 @@ from delayed_queue.handlers import registry
 from delayed_queue.models import Message
 from delayed_queue.tasks import DelayedQueueBackend
 from delayed_queue.tasks._api import signals, task_backends
+from delayed_queue.tasks.ids import id_at
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.options import id_at
 from delayed_queue.tasks.testing import ImmediateBackend  # noqa: F401 - for the suites
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions

@@ -15,8 +15,6 @@ if TYPE_CHECKING or django.VERSION < (6, 0):
         from django_tasks import signals, task_backends
         from django_tasks.backends.base import BaseTaskBackend
         from django_tasks.base import (
-            TASK_MAX_PRIORITY,
-            TASK_MIN_PRIORITY,
             Task,
             TaskContext,
             TaskError,
@@ -35,16 +33,7 @@ if TYPE_CHECKING or django.VERSION < (6, 0):
 else:
     from django.tasks import signals, task_backends
     from django.tasks.backends.base import BaseTaskBackend
-    from django.tasks.base import (
-        TASK_MAX_PRIORITY,
-        TASK_MIN_PRIORITY,
-        Task,
-        TaskContext,
-        TaskError,
-        TaskResult,
-        TaskResultStatus,
-        task,
-    )
+    from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus, task
     from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist, TaskResultMismatch
     from django.utils.json import normalize_json
 
@@ -55,42 +44,22 @@ else:
     AnyTask, AnyResult = Task, TaskResult
 
 __all__ = [
-    "TASK_MAX_PRIORITY",
-    "TASK_MIN_PRIORITY",
-    "AnyResult",
-    "AnyTask",
-    "BaseTaskBackend",
-    "InvalidTask",
-    "Task",
-    "TaskContext",
-    "TaskError",
-    "TaskResult",
-    "TaskResultDoesNotExist",
-    "TaskResultMismatch",
-    "TaskResultStatus",
-    "have_listeners",
-    "normalize_json",
-    "signals",
-    "task",
-    "task_backends",
-]
-
+    "AnyResult", "AnyTask", "BaseTaskBackend", "InvalidTask", "Task", "TaskContext", "TaskError",
+    "TaskResult", "TaskResultDoesNotExist", "TaskResultMismatch", "TaskResultStatus",
+    "have_listeners", "normalize_json", "signals", "task", "task_backends",
+]  # fmt: skip
 
 _BY_DEBUG: Final = (RequireDebugFalse, RequireDebugTrue)
 # Django's own receivers, which only log.
-_LOGGING: Final = frozenset({id(signals.log_task_started), id(signals.log_task_finished)})
+_LOGGING: Final = [[id(signals.log_task_started)], [id(signals.log_task_finished)]]
 
 
 def have_listeners() -> bool:
     """Return whether a receiver, or a log handler, takes the start or end of a task."""
-    started, finished = signals.task_started.receivers, signals.task_finished.receivers
-    if (
-        len(started) == len(finished) == 1
-        and started[0][0][0] in _LOGGING
-        and finished[0][0][0] in _LOGGING
-    ):
+    receivers = signals.task_started.receivers, signals.task_finished.receivers
+    if [[each[0][0] for each in some] for some in receivers] == _LOGGING:
         return _is_written()
-    return bool(started or finished)
+    return any(receivers)
 
 
 def _is_written() -> bool:

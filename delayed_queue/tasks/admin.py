@@ -42,7 +42,7 @@ from delayed_queue.observe.overview import MAX_KINDS
 from delayed_queue.tasks.ids import is_id
 from delayed_queue.tasks.models import TaskResult, TaskUnderWay
 from delayed_queue.tasks.priorities import kind_of_priority, split_kind
-from delayed_queue.tasks.store import priorities_by_queue
+from delayed_queue.tasks.store import hasten, priorities_by_queue, task_names
 
 _PAGE: Final = 50
 _STATES: Final = {
@@ -69,7 +69,7 @@ class TaskFilter(admin.SimpleListFilter):
     title, parameter_name = _("task"), "task"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        names = TaskResult.objects.names(MAX_KINDS, using=model_admin.get_queryset(request).db)
+        names = task_names(MAX_KINDS, using=model_admin.get_queryset(request).db)
         return [(each, each.rpartition(".")[2]) for each in names]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -92,7 +92,7 @@ class TaskOperation(Operation):
 
     def parts(self, call: Call) -> Iterable[Call]:
         """Return a call for each task, in the database of its backend."""
-        from delayed_queue.tasks.declared import declared
+        from delayed_queue.tasks.backend import declared
 
         aliases = {name: backend.settings.database for name, backend in declared()}
         for row in call.queryset.filter(pk__in=primary_keys(call)):
@@ -136,7 +136,7 @@ class RetryTask(TaskOperation):
         key = row.key or str(row.pk)
         message = Message.objects.using(using).filter(key=key, kind=row.kind).first()
         if message is not None:
-            return TaskResult.objects.hasten(message.pk, using=using)
+            return hasten(message.pk, using=using)
         letters = DeadLetter.objects.using(using).filter(key=key, kind=row.kind).order_by("-pk")
         ids = list(letters.values_list("pk", flat=True)[:1])
         return bool(ids) and any(
@@ -166,7 +166,7 @@ class RunAgain(TaskOperation):
 
 def _backend_of(row: TaskResult) -> Any:
     # Imported late: without a backend in TASKS there may be no tasks to import.
-    from delayed_queue.tasks.declared import declared
+    from delayed_queue.tasks.backend import declared
 
     found = dict(declared()).get(row.backend)
     if found is None:
@@ -367,7 +367,7 @@ def _queue_label(kind: str) -> str:
 
 
 def _cancel_message(message: Message) -> bool:
-    from delayed_queue.tasks.declared import backend_of
+    from delayed_queue.tasks.backend import backend_of
     from delayed_queue.tasks.payloads import TaskGone, id_in, unpack
 
     scheduled_at = to_milliseconds(message.scheduled_at_initially)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
-from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
+from django.utils.module_loading import import_string
 
 from delayed_queue.checks import NO_APP, NO_APP_HINT
 from delayed_queue.codecs import encode
@@ -28,6 +29,7 @@ from delayed_queue.messages import (
     from_milliseconds,
     to_milliseconds,
 )
+from delayed_queue.tasks import store
 from delayed_queue.tasks._api import (
     BaseTaskBackend,
     InvalidTask,
@@ -36,20 +38,19 @@ from delayed_queue.tasks._api import (
     normalize_json,
     signals,
 )
-from delayed_queue.tasks.ids import id_at, ids_at, is_id
+from delayed_queue.tasks.ids import ids_at, is_id
 from delayed_queue.tasks.options import Options
 from delayed_queue.tasks.payloads import (
     TaskGone,
     check_call,
-    common_payload,
     id_in,
+    not_json,
     payload_of,
+    plain,
     unpack,
-    with_arguments,
 )
 from delayed_queue.tasks.policies import (
     Cancelled,
-    Policy,
     QueueTask,
     check_policy,
     group_of,
@@ -58,19 +59,13 @@ from delayed_queue.tasks.policies import (
     unique_key,
 )
 from delayed_queue.tasks.priorities import TaskQueue, priorities, split_kind
-from delayed_queue.tasks.results import Results, bare_result, result_of
-from delayed_queue.tasks.values import not_json, plain
+from delayed_queue.tasks.results import QueueTaskResult, change, result_of
 
 _CANCELLED: Final = f"{Cancelled.__module__}.{Cancelled.__qualname__}"
 _MAX_KEY: Final = 200
-
-
-class _Active(NamedTuple):
-    """The waiting or running task under a key."""
-
-    kind: str
-    id: str
-    payload: Any
+# Our own instances, by alias. Django makes one per thread, and new ones when settings change, but
+# only after our receiver of that signal.
+_backends: Final[dict[str, Any]] = {}
 
 
 class DelayedQueueBackend(BaseTaskBackend):
@@ -95,13 +90,6 @@ class DelayedQueueBackend(BaseTaskBackend):
     @property
     def supports_get_result(self) -> bool:  # type: ignore[override] # by RESULTS
         return self.settings.results is not None
-
-    @property
-    def _results(self) -> Any:
-        # Models cannot be imported before the apps are loaded, and tasks may be.
-        from delayed_queue.tasks.models import TaskResult
-
-        return TaskResult.objects
 
     def validate_task(self, task: Any) -> None:
         """Raise InvalidTask for what cannot be run here, without any SQL."""
@@ -130,20 +118,15 @@ class DelayedQueueBackend(BaseTaskBackend):
         return result
 
     def _enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        self.validate_task(task)
-        self._check_transaction(task)
-        moment, enqueued_at = _times(task, self.settings.database)
-        result = self._result(task, id_at(moment), enqueued_at, *_call(task, args, kwargs))
-        said = policy_of(task)
-        key = unique_key(task, said, result.args, result.kwargs)
-        group = group_of(task, said, result.args, result.kwargs)
+        (result,) = self._results(task, [(args, kwargs)])
+        policy, run_after = policy_of(task), _aware(task.run_after)
+        key = unique_key(task, policy, result.args, result.kwargs)
+        group = group_of(task, policy, result.args, result.kwargs)
         try:
             if key is not None:
-                return self._enqueue_unique(_checked(key), said, result, group)
-            run_after = _aware(task.run_after)
-            self._queue(task).offer_if_not_exists(
-                result.id, payload_of(result), run_after, group=group
-            )
+                return self._enqueue_unique(_checked(key), result, policy.replace, group)
+            payload = payload_of(result)
+            self._queue(task).offer_if_not_exists(result.id, payload, run_after, group=group)
         except PayloadNotEncodable as error:
             raise not_json(task, error, (args, kwargs)) from error
         return result
@@ -152,40 +135,46 @@ class DelayedQueueBackend(BaseTaskBackend):
         """Enqueue the task once for each of the arguments, a thousand per statement.
 
         Each is a tuple or list of positional arguments, a dict of keyword arguments, or a single
-        argument. Returns the results in the same order, each made at its first access. If it fails
-        outside a transaction, some thousands may have been enqueued.
+        argument. Returns the results in the same order. If it fails outside a transaction, some
+        thousands may have been enqueued.
         """
-        self.validate_task(task)
-        self._check_transaction(task)
-        policy = policy_of(task)
+        results = self._results(task, [_split(each) for each in arguments])
+        policy, run_after = policy_of(task), _aware(task.run_after)
         if policy.unique is not None:
             raise InvalidTask(f"{task.module_path} is unique: enqueue its calls one by one.")
-        moment, enqueued_at = _times(task, self.settings.database)
-        common = common_payload(task, self.alias)
-        calls = [_call(task, *_split(each)) for each in arguments]
-        ids = list(islice(ids_at(moment), len(calls)))
-        if task.run_after is not None:
-            common["enqueued"] = to_milliseconds(enqueued_at)
-        run_after = _aware(task.run_after)
         messages = [
             ScheduledMessage(
-                each, {**common, **with_arguments(args, kwargs)}, run_after,
-                group=group_of(task, policy, args, kwargs),
+                each.id, payload_of(each), run_after,
+                group=group_of(task, policy, each.args, each.kwargs),
             )
-            for each, (args, kwargs) in zip(ids, calls, strict=True)
+            for each in results
         ]  # fmt: skip
         try:
             self._queue(task).offer_batch(messages)
         except PayloadNotEncodable as error:
-            raise not_json(task, error, *calls) from error
-        found = Results(len(ids), lambda at: self._result(task, ids[at], enqueued_at, *calls[at]))
+            raise not_json(task, error, *((each.args, each.kwargs) for each in results)) from error
         if len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG):
-            for each in found:
+            for each in results:
                 signals.task_enqueued.send(type(self), task_result=each)
-        return found
+        return results
 
     async def aenqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
         return await sync_to_async(self.enqueue_many, thread_sensitive=True)(task, arguments)
+
+    def _results(self, task: Any, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Return the results of calls that are to be enqueued; refuse those that cannot be."""
+        self.validate_task(task)
+        self._check_transaction(task)
+        called = [_call(task, *each) for each in calls]
+        moment, enqueued_at = _times(task, self.settings.database)
+        ids = islice(ids_at(moment), len(called))
+        return [
+            QueueTaskResult(
+                task=task, id=task_id, status=TaskResultStatus.READY, enqueued_at=enqueued_at,
+                args=args, kwargs=kwargs, backend=self.alias,
+            )
+            for (args, kwargs), task_id in zip(called, ids, strict=True)
+        ]  # fmt: skip
 
     def _check_transaction(self, task: Any) -> None:
         """Refuse a task that would run even if the open transaction is rolled back."""
@@ -204,14 +193,6 @@ class DelayedQueueBackend(BaseTaskBackend):
                 f"{own!r}, or after the commit."
             )
 
-    def _result(
-        self, task: Any, task_id: str, enqueued_at: datetime, args: list[Any], kwargs: Any
-    ) -> Any:
-        return bare_result(
-            task=task, id=task_id, status=TaskResultStatus.READY, enqueued_at=enqueued_at,
-            args=args, kwargs=kwargs, backend=self.alias, errors=[], worker_ids=[], metadata={},
-        )  # fmt: skip
-
     def _queue(self, task: Any) -> Any:
         name, priority = task.queue_name, int(task.priority)
         priorities.announce(self.settings.database, name, priority)
@@ -221,45 +202,53 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     # Unique tasks
 
-    def _enqueue_unique(self, key: str, said: Policy, result: Any, group: str | None) -> Any:
+    def _enqueue_unique(self, key: str, result: Any, replaces: bool, group: str | None) -> Any:
         """Enqueue, replace the task of that key, or return its result."""
-        write = partial(self._write_unique, key, said, result, group)
-        own_id = result.id
+        using, own_id = self.settings.database, result.id
+        write = partial(self._write_unique, key, result, replaces, group)
 
         def truth(lost: Lost) -> Any:
-            return write(partial(self._known, result, own_id, said, lost))
+            with transaction.atomic(using=using):
+                if self._was_enqueued(self._active(key), result, own_id, replaces, lost):
+                    return result
+                return write()
 
-        return repeat(self.settings.database, write, truth=truth)
+        return repeat(using, write, truth=truth)
 
-    def _write_unique(
-        self, key: str, said: Policy, result: Any, group: str | None,
-        is_known: Callable[[_Active | None], bool] | None = None,
-    ) -> Any:  # fmt: skip
-        using = self.settings.database
+    def _write_unique(self, key: str, result: Any, replaces: bool, group: str | None) -> Any:
+        using, task = self.settings.database, result.task
         with transaction.atomic(using=using):
-            active = _active(self._results.lock_key(key, using=using), key)
-            if is_known is not None and is_known(active):
-                return result
-            if active is not None and not said.replace:
+            active = self._active(key)
+            if active is not None and not replaces:
                 return self.get_result(active.id) if self.supports_get_result else result
+            queue = self._queue(task)
             if active is not None:
-                object.__setattr__(result, "id", active.id)
-            payload = payload_of(result) | {"id": result.id}
-            queue = self._queue(result.task)
-            if active is not None and active.kind != queue.kind:
-                TaskQueue(*split_kind(active.kind), using).drop_message(key)
-            run_after = _aware(result.task.run_after)
+                change(result, id=active.id)
+                if active.kind != queue.kind:
+                    TaskQueue(*split_kind(active.kind), using).drop_message(key)
+            payload, run_after = payload_of(result) | {"id": result.id}, _aware(task.run_after)
             queue.offer_or_update(key, payload, run_after, group=group)
             if self.supports_get_result:
-                self._results.note_enqueued(
-                    using=using, id=result.id, task=result.task.module_path, backend=self.alias,
+                store.record_enqueued(
+                    using=using, id=result.id, task=task.module_path, backend=self.alias,
                     kind=queue.kind, key=key, payload=encode(queue.codec, payload),
                     schedule_at=None if run_after is None else to_milliseconds(run_after),
                 )  # fmt: skip
         return result
 
-    def _known(
-        self, result: Any, own_id: str, said: Policy, lost: Lost, active: _Active | None
+    def _active(self, key: str) -> _Active | None:
+        """Lock a key; return the waiting or running task under it."""
+        for kind, data in store.lock_key(key, using=self.settings.database):
+            try:
+                payload = json.loads(data)
+                unpack(payload)
+                return _Active(kind, id_in(payload, kind, key, 0), payload)
+            except (ValueError, TaskGone):
+                continue
+        return None
+
+    def _was_enqueued(
+        self, active: _Active | None, result: Any, own_id: str, replaces: bool, lost: Lost
     ) -> bool:
         """Return whether the try whose answer was lost has enqueued the task.
 
@@ -269,11 +258,11 @@ class DelayedQueueBackend(BaseTaskBackend):
             is_ours: bool = active.payload == payload_of(result) | {"id": result.id}
             if is_ours or lost.is_over:
                 return is_ours
-        elif lost.is_over and active is not None and not said.replace:
+        elif lost.is_over and active is not None and not replaces:
             return False
         elif lost.is_over and self.supports_get_result and result.id == own_id:
-            rows = self._results.using(self.settings.database).filter(pk=UUID(result.id))
-            return bool(rows.exists())
+            rows = store.find(result.id, using=self.settings.database)
+            return rows[0].stored is not None
         raise lost.unknown()
 
     # Results
@@ -285,15 +274,14 @@ class DelayedQueueBackend(BaseTaskBackend):
         return self._found(result_id)[0]
 
     def _found(self, result_id: Any) -> tuple[Any, Any]:
-        text = str(result_id)
-        if not is_id(text):
-            raise TaskResultDoesNotExist(result_id)
-        using = self.settings.database
-        find = partial(self._results.find, UUID(text), using=using)
-        rows = repeat(using, find)
-        # Repeated, because a row that moves to the partition of its day may be visible in neither.
-        rows = rows if result_of(text, rows) else repeat(using, find)
-        result = result_of(text, rows)
+        """Return the result and the message of a task; raise TaskResultDoesNotExist."""
+        text, using = str(result_id), self.settings.database
+        result = None
+        if is_id(text):
+            rows = repeat(using, find := partial(store.find, text, using=using))
+            # Repeated: a row that moves to the partition of its day may be visible in neither.
+            rows = rows if result_of(text, rows) else repeat(using, find)
+            result = result_of(text, rows)
         if result is None or result.backend != self.alias:
             raise TaskResultDoesNotExist(result_id)
         return result, next((each.message for each in rows if each.message is not None), None)
@@ -308,13 +296,11 @@ class DelayedQueueBackend(BaseTaskBackend):
         result, message = self._found(result_id)
         if message is None:
             return False
-        error = {
-            "exception_class_path": _CANCELLED,
-            "traceback": "The task was cancelled before it ran.\n",
-        }
+        text = "The task was cancelled before it ran.\n"
         cancel = partial(
-            self._results.cancel, message["id"], message["createdAt"], result.id,
-            result.task.module_path, self.alias, json.dumps([error]), using=self.settings.database,
+            store.cancel, using=self.settings.database, id=result.id, backend=self.alias,
+            task=result.task.module_path, message=message["id"], created_at=message["createdAt"],
+            errors=json.dumps([{"exception_class_path": _CANCELLED, "traceback": text}]),
         )  # fmt: skip
 
         def truth(lost: Lost) -> bool:
@@ -332,16 +318,43 @@ class DelayedQueueBackend(BaseTaskBackend):
         return await sync_to_async(partial(self.cancel, result_id), thread_sensitive=True)()
 
 
-def _active(found: Sequence[tuple[str, bytes]], key: str) -> _Active | None:
-    """Return the first task among the messages of a key."""
-    for kind, data in found:
-        try:
-            payload = json.loads(data)
-            unpack(payload)
-            return _Active(kind, id_in(payload, kind, key, 0), payload)
-        except (ValueError, TaskGone):
-            continue
-    return None
+class _Active(NamedTuple):
+    """The waiting or running task under a key."""
+
+    kind: str
+    id: str
+    payload: Any
+
+
+def declared() -> Iterator[tuple[str, Any]]:
+    """Yield alias and backend of each entry of TASKS that is ours."""
+    if not _backends:
+        for alias, configured in (getattr(settings, "TASKS", None) or {}).items():
+            if (made := _class_in(configured)) is not None:
+                _backends[alias] = made(alias=alias, params=configured)
+    yield from list(_backends.items())
+
+
+def _class_in(configured: Any) -> Any:
+    """Return our backend, or a subclass, if an entry of TASKS names one."""
+    try:
+        found = import_string(configured["BACKEND"])
+    except (ImportError, TypeError, AttributeError, KeyError):
+        return None
+    is_ours = isinstance(found, type) and issubclass(found, DelayedQueueBackend)
+    return found if is_ours else None
+
+
+def backend_of(alias: str) -> Any:
+    """Return the backend of an alias; raise TaskGone."""
+    backend = dict(declared()).get(alias)
+    if backend is None:
+        raise TaskGone(f"TASKS has no backend {alias!r} of delayed_queue: declare it.")
+    return backend
+
+
+def forget_declared() -> None:
+    _backends.clear()
 
 
 def _times(task: Any, using: str) -> tuple[int, datetime]:

@@ -14,11 +14,10 @@ from delayed_queue.db.days import DAYS_SECONDS
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.logs import described, log
 from delayed_queue.observe import signals
-from delayed_queue.tasks.declared import declared
-from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.backend import declared
 from delayed_queue.tasks.priorities import priorities
-from delayed_queue.tasks.runs import worker
-from delayed_queue.tasks.store import RESULTS_BY_DAY
+from delayed_queue.tasks.run import worker
+from delayed_queue.tasks.store import RESULTS_BY_DAY, record_progress
 
 # Interval of storing progress, and of reading priorities.
 PROGRESS_SECONDS: Final = 1.0
@@ -64,15 +63,12 @@ class Keeper:
             keep_days(self._using)
 
     def _store_progress(self) -> None:
-        runs = [
-            run
-            for run in list(worker.unreported.values())
-            if run.runnable.options.database == self._using
-        ]
+        unreported = list(worker.unreported.values())
+        runs = [run for run in unreported if run.runnable.options.database == self._using]
         for run in runs:
             worker.unreported.pop(run.id, None)
-        if rows := [run.so_far() for run in runs]:
-            TaskResult.objects.record_progress(rows, using=self._using)
+        if runs:
+            record_progress([run.so_far() for run in runs], using=self._using)
 
 
 def keep_days(using: str, now: datetime | None = None) -> bool:

@@ -8,7 +8,6 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.fields import EpochMillisecondField
 from delayed_queue.models import Message
-from delayed_queue.tasks.store import ResultManager
 
 
 class TaskResult(models.Model):
@@ -41,8 +40,6 @@ class TaskResult(models.Model):
     errors = models.JSONField(db_default=Value([], models.JSONField()))
     worker_ids = models.JSONField(db_column="workerIds", db_default=Value([], models.JSONField()))
     metadata = models.JSONField(db_default=Value({}, models.JSONField()))
-
-    objects = ResultManager["TaskResult"]()
 
     class Meta:
         verbose_name = _("task")

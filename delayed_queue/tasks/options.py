@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -34,63 +34,43 @@ class Options:
         """Return the options of a dict with upper-case keys; raises InvalidConfiguration."""
         if not isinstance(configured, Mapping):
             raise InvalidConfiguration(f"OPTIONS must be a dict, not {configured!r}.")
-        known = {each.name.upper() for each in fields(cls)}
         for key in configured:
-            if key not in known:
-                hint = did_you_mean(key, known) or f" Known: {', '.join(sorted(known))}."
+            if key not in _HINTS:
+                hint = did_you_mean(key, _HINTS) or f" Known: {', '.join(sorted(_HINTS))}."
                 raise InvalidConfiguration(f"OPTIONS has an unknown key {key!r}.{hint}")
         return cls(**{key.lower(): _checked(key, value) for key, value in configured.items()})
 
 
-def _checked(key: str, value: Any) -> Any:
-    read, hint = _RULES[key]
-    try:
-        return read(value)
-    except (AttributeError, TypeError, ValueError):
-        raise InvalidConfiguration(f"{key} is {value!r}: {hint}.") from None
-
-
-def _require(holds: bool) -> None:
-    if not holds:
-        raise ValueError
-
-
-def _duration(value: Any) -> timedelta:
-    found = parse_duration(value) if isinstance(value, str) else value
-    _require(isinstance(found, timedelta) and found > timedelta(0))
-    return found
-
-
-def _results(value: Any) -> timedelta | None:
-    found = None if value is None else _duration(value)
-    _require(found is None or timedelta(days=1) <= found <= _LONGEST)
-    return found
-
-
-def _instance(kind: type) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        _require(isinstance(value, kind) and value != "")
-        return value
-
-    return read
-
-
-def _groups(value: Any) -> Mapping[str, Groups]:
-    _require(all(isinstance(each, Groups) for each in value.values()))
-    return dict(value)
-
-
-# How each option is read, and what to write instead of a wrong value.
-_RULES: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
-    "RESULTS": (
-        _results,
-        f"write a duration of 1 to {_LONGEST.days} days, as in '7d', or None for no results",
-    ),
-    "RETRY": (_instance(RetryPolicy), "it must be a RetryPolicy"),
-    "TIMEOUT": (
-        lambda value: None if value is None else _duration(value),
-        "write a duration, as in '30s', or None",
-    ),
-    "DATABASE": (_instance(str), "it must be an alias of DATABASES"),
-    "GROUPS": (_groups, "it must map names of queues to Groups"),
+# What to write instead of a wrong value.
+_HINTS: Final = {
+    "RESULTS": f"write a duration of 1 to {_LONGEST.days} days, as in '7d', or None for no results",
+    "RETRY": "it must be a RetryPolicy",
+    "TIMEOUT": "write a duration, as in '30s', or None",
+    "DATABASE": "it must be an alias of DATABASES",
+    "GROUPS": "it must map names of queues to Groups",
 }
+
+
+def _checked(key: str, value: Any) -> Any:
+    try:
+        if key in ("RESULTS", "TIMEOUT") and isinstance(value, str):
+            value = parse_duration(value)
+        fits = _fits(key, value)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise InvalidConfiguration(f"{key} is {value!r}: {_HINTS[key]}.")
+    return value
+
+
+def _fits(key: str, value: Any) -> bool:
+    match key, value:
+        case ("RESULTS" | "TIMEOUT", None):
+            return True
+        case "RESULTS", timedelta():
+            return timedelta(days=1) <= value <= _LONGEST
+        case "TIMEOUT", timedelta():
+            return value > timedelta(0)
+        case "GROUPS", Mapping():
+            return all(isinstance(each, Groups) for each in value.values())
+    return isinstance(value, {"RETRY": RetryPolicy, "DATABASE": str}.get(key, ())) and value != ""

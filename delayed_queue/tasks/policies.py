@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from django.utils import timezone
 
+from delayed_queue.conf import count_to
 from delayed_queue.cron.registry import schedule as declare
 from delayed_queue.cron.rules import MissedTicks
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, did_you_mean
@@ -22,6 +23,8 @@ from delayed_queue.tasks.priorities import kind_of_priority
 F = TypeVar("F", bound=Callable[..., Any])
 _ATTRIBUTE: Final = "delayed_queue_policy"
 MAX_ATTEMPTS: Final = 1000
+# First retry delay of a task that only has max_attempts; it doubles with each attempt.
+_FIRST_DELAY: Final = timedelta(seconds=5)
 
 
 class Cancelled(Exception):
@@ -54,10 +57,20 @@ class Policy:
     http: bool = False
     group: str | Callable[..., str] | None = None
 
-    @property
-    def seconds(self) -> float | None:
-        timeout = self.timeout
+    def seconds_or(self, default: timedelta | None) -> float | None:
+        """Return the timeout in seconds; a transaction does not take the default."""
+        timeout = self.timeout if self.timeout is not None or self.transactional else default
         return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+
+    def retry_or(self, default: RetryPolicy) -> RetryPolicy:
+        """Return the retry policy, apart from ``backoff``."""
+        if self.retry is not None:
+            return self.retry
+        if self.max_attempts is None:
+            return RetryPolicy((timedelta(0),), MAX_ATTEMPTS) if self.backoff else default
+        if self.max_attempts == 1:
+            return RetryPolicy.never()
+        return RetryPolicy.exponential(_FIRST_DELAY, max_attempts=self.max_attempts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +116,14 @@ def policy_of(task: Any) -> Policy:
 def check_policy(task: Any) -> None:
     """Raise InvalidTask that names a contradiction or a wrong value."""
     said = policy_of(task)
+    for wrong in _wrongs(said, is_async=inspect.iscoroutinefunction(task.func)):
+        raise InvalidTask(f"The task {task.module_path} {wrong}")
     if said.group is not None and task.priority:
         raise InvalidTask(
             f"The task {task.module_path} has a group and priority={task.priority}, "
             "but limits of groups apply to one priority. Leave one of them out, or "
             "give urgent tasks another queue."
         )
-    for wrong in _wrongs(said, is_async=inspect.iscoroutinefunction(task.func)):
-        raise InvalidTask(f"The task {task.module_path} {wrong}")
 
 
 def _wrongs(said: Policy, *, is_async: bool) -> Iterator[str]:
@@ -126,28 +139,21 @@ def _wrongs(said: Policy, *, is_async: bool) -> Iterator[str]:
     if said.transactional and said.timeout is not None:
         yield "is transactional with a timeout: limit it with PostgreSQL's transaction_timeout."
     if said.transactional and is_async:
-        yield (
-            "is async and transactional: make it a plain function, because Django's transactions "
-            "belong to a thread."
-        )
+        yield "is async and transactional: make it a plain function. A transaction has one thread."
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MAX_ATTEMPTS
+def _is_time(value: Any) -> bool:
+    if isinstance(value, timedelta):
+        return value > timedelta(0)
+    return type(value) in (int, float) and value > 0
 
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) or callable(value)
 
 
-def _is_time(value: Any) -> bool:
-    if isinstance(value, timedelta):
-        return value > timedelta(0)
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
 _VALUES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "max_attempts": (_is_count, f"an int from 1 to {MAX_ATTEMPTS}"),
+    "max_attempts": (count_to(MAX_ATTEMPTS), f"an int from 1 to {MAX_ATTEMPTS}"),
     "backoff": (callable, "a function of (exception, task_result)"),
     "timeout": (_is_time, "seconds, more than 0, or a timedelta"),
     "retry": (

@@ -9,7 +9,7 @@ from typing import Any
 
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.tasks._api import InvalidTask, Task
-from delayed_queue.tasks.declared import declared
+from delayed_queue.tasks.backend import declared
 from delayed_queue.tasks.payloads import TaskGone, check_call
 from delayed_queue.tasks.policies import policy_of
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.messages import Envelope, check_text, from_milliseconds
-from delayed_queue.tasks._api import AnyResult, Task, TaskContext, TaskError, TaskResultStatus
+from delayed_queue.messages import from_milliseconds
+from delayed_queue.tasks._api import AnyResult, TaskError, TaskResultStatus
 from delayed_queue.tasks.ids import time_of
 from delayed_queue.tasks.payloads import TaskGone, id_in, task_at
 from delayed_queue.tasks.policies import QueueTask
@@ -25,114 +25,66 @@ _REFRESHED: Final = (
     "errors", "_return_value", "finished_at", "started_at", "last_attempted_at", "status",
     "enqueued_at", "worker_ids", "metadata",
 )  # fmt: skip
-_DEFAULTS: Final = {"transactional": False, "replace": False, "http": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTaskResult(AnyResult):
     """A result with the progress of its task in ``metadata``."""
 
+    started_at: datetime | None = None
+    last_attempted_at: datetime | None = None
+    finished_at: datetime | None = None
+    errors: list[TaskError] = field(default_factory=list)
+    worker_ids: list[str] = field(default_factory=list)
+    _return_value: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Do not normalize: arguments are JSON already."""
 
     def refresh(self) -> None:
         """Reload what is stored by now, progress included."""
         found = self.task.get_backend().get_result(self.id)
-        for name in _REFRESHED:
-            object.__setattr__(self, name, getattr(found, name))
+        change(self, **{name: getattr(found, name) for name in _REFRESHED})
 
     async def arefresh(self) -> None:
         await sync_to_async(self.refresh)()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueTaskContext(TaskContext):
-    """The context of a running task that ``takes_context``."""
-
-    run: Any
-    envelope: Envelope
-
-    @property
-    def attempt(self) -> int:
-        attempt: int = self.run.attempt
-        return attempt
-
-    @property
-    def is_cancelled(self) -> bool:
-        """True if the task should stop, by raising ``Cancelled``."""
-        return self.envelope.is_cancelled
-
-    def progress(self, fraction: float, message: str = "") -> None:
-        """Report the progress, from 0 to 1. It is stored at most once a second, as metadata."""
-        if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-            raise ValueError(f"progress is a number from 0 to 1, not {fraction!r}.")
-        self.run.report(fraction, check_text("message", str(message)))
-
-
-def bare_result(**attributes: Any) -> Any:
-    """Return a result with these fields and defaults for the others, without normalizing JSON."""
-    result, put = object.__new__(QueueTaskResult), object.__setattr__
-    defaults: dict[str, Any] = {
-        "started_at": None, "last_attempted_at": None, "finished_at": None, "errors": [],
-        "worker_ids": [], "_return_value": None, "metadata": {},
-    }  # fmt: skip
-    for name, value in (defaults | attributes).items():
-        put(result, name, value)
-    return result
-
-
-class Results(Sequence[Any]):
-    """Results of tasks that were enqueued together, each made at its first access."""
-
-    def __init__(self, length: int, make: Callable[[int], Any]) -> None:
-        self._positions, self._make = range(length), lru_cache(None)(make)
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __getitem__(self, at: Any) -> Any:
-        found = self._positions[at]
-        return [*map(self._make, found)] if isinstance(found, range) else self._make(found)
-
-
 # Tasks of results
 
 
-def as_enqueued(
-    task: Any, *, backend: str, queue: str, priority: int, run_after: datetime | None = None
-) -> Any:
+def as_enqueued(task: Any, **changes: Any) -> Any:
     """Return the task with what it was enqueued with, without validation by a backend."""
-    made = object.__new__(type(task) if isinstance(task, Task) else QueueTask)
-    enqueued_with = {
-        "backend": backend, "queue_name": queue, "priority": priority, "run_after": run_after,
-    }  # fmt: skip
-    for name in type(made).__dataclass_fields__:
-        default = getattr(task, name, _DEFAULTS.get(name))
-        object.__setattr__(made, name, enqueued_with.get(name, default))
-    return made
+    return change(copy(task), **changes)
 
 
-def _task_for_reading(path: str, **attributes: Any) -> Any:
+def change(frozen: Any, **changes: Any) -> Any:
+    """Set attributes of a frozen task or result; return it."""
+    for name, value in changes.items():
+        object.__setattr__(frozen, name, value)
+    return frozen
+
+
+def _task_for_reading(path: str, **enqueued_with: Any) -> Any:
     """Return the task at a path as enqueued; if it is gone, one that cannot be run."""
     try:
-        return as_enqueued(task_at(path), **attributes)
+        return as_enqueued(task_at(path), **enqueued_with)
     except TaskGone as error:
-        return as_enqueued(_Missing(path, error), **attributes)
+        made, function = object.__new__(QueueTask), _missing(path, error)
+        return change(made, func=function, takes_context=False, **enqueued_with)
 
 
-class _Missing:
-    """Stands for a task that cannot be imported: its name, and the reason."""
+def _missing(path: str, error: TaskGone) -> Any:
+    """Return a function with the name of a task that cannot be imported; it raises the reason."""
 
-    takes_context = False
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise error
 
-    def __init__(self, path: str, error: TaskGone) -> None:
-        def missing(*args: Any, **kwargs: Any) -> Any:
-            raise error
-
-        module, _, name = path.rpartition(".")
-        self.func = types.FunctionType(
-            missing.__code__, missing.__globals__, name, None, missing.__closure__
-        )
-        self.func.__module__, self.func.__qualname__ = module, name
+    module, _, name = path.rpartition(".")
+    made = types.FunctionType(missing.__code__, globals(), name, None, missing.__closure__)
+    made.__module__, made.__qualname__ = module, name
+    return made
 
 
 # Results of rows
@@ -210,9 +162,8 @@ def _made(task_id: str, stored: Row | None, source: Row, status: Any, **differs:
     due = source.get("scheduledAtInitially", known.get("scheduledAt"))
     attributes: dict[str, Any] = {
         "task": _task_for_reading(
-            str(said.get("task", known.get("task", ""))),
-            backend=backend, queue=queue, priority=priority,
-            run_after=_instant(due) if is_deferred else None,
+            str(said.get("task", known.get("task", ""))), backend=backend, queue_name=queue,
+            priority=priority, run_after=_instant(due) if is_deferred else None,
         ),
         "id": task_id, "status": status,
         "enqueued_at": _instant(deferred if is_deferred else time_of(task_id)),
@@ -225,7 +176,7 @@ def _made(task_id: str, stored: Row | None, source: Row, status: Any, **differs:
         "_return_value": known.get("returnValue"),
         "metadata": known.get("metadata", {}),
     }  # fmt: skip
-    return bare_result(**{**attributes, **differs})
+    return QueueTaskResult(**attributes | differs)
 
 
 def _instant(milliseconds: int | None) -> datetime | None:

@@ -10,25 +10,24 @@ from django.utils.translation import gettext
 
 from delayed_queue.codecs import codec_named
 from delayed_queue.db.sql import Step
-from delayed_queue.handlers import (
-    Failure,
-    Handler,
-    HandlerSignal,
-    Manner,
-    Verdict,
-    registry,
-)
+from delayed_queue.handlers import Failure, Handler, HandlerSignal, Manner, Verdict, registry
 from delayed_queue.messages import Envelope
 from delayed_queue.retries import Groups, RetryPolicy
-from delayed_queue.tasks.declared import backend_of, declared, forget_declared
-from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.backend import backend_of, declared, forget_declared
 from delayed_queue.tasks.payloads import TaskGone, check_call, id_in, task_at, unpack
 from delayed_queue.tasks.policies import MAX_ATTEMPTS
 from delayed_queue.tasks.priorities import kind_of_priority, priorities
-from delayed_queue.tasks.runnables import forget_runnables, runnable_of
-from delayed_queue.tasks.running import acall, acknowledgement, announce_end, call
-from delayed_queue.tasks.runs import Run, worker
-from delayed_queue.tasks.store import recording
+from delayed_queue.tasks.run import (
+    Run,
+    acall,
+    acknowledgement,
+    announce_end,
+    call,
+    forget_runnables,
+    runnable_of,
+    worker,
+)
+from delayed_queue.tasks.store import cancelled_among, recording
 
 # The handler's policy. Each task has its own, which is stricter.
 UNLIMITED: Final = RetryPolicy((timedelta(seconds=5),), MAX_ATTEMPTS)
@@ -41,7 +40,7 @@ def serve_declared() -> None:
         for queue in sorted(backend.queues):
             serving = servings.setdefault(queue, Serving(queue))
             if queue not in registry:
-                registry.add(_handler(serving, backend.settings.groups.get(queue)))
+                registry.add(serving.handler(backend.settings.groups.get(queue)))
 
 
 def stop_serving() -> None:
@@ -60,16 +59,11 @@ def is_served(queue: str) -> bool:
     return isinstance(registry.get(queue).treatment, Serving)
 
 
-def _handler(serving: Serving, groups: Groups | None) -> Handler:
-    codec = codec_named("json")
-    return Handler(
-        serving.queue, serving.call, codec, kind_of_priority(serving.queue, 0), UNLIMITED,
-        groups=groups, treatment=serving,
-    )  # fmt: skip
-
-
 class Serving:
     """The treatment of one queue's messages: a run of a task for each."""
+
+    call, acall = staticmethod(call), staticmethod(acall)
+    acknowledging = staticmethod(acknowledgement)
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -77,6 +71,12 @@ class Serving:
 
     def __str__(self) -> str:
         return gettext("tasks")
+
+    def handler(self, groups: Groups | None) -> Handler:
+        return Handler(
+            self.queue, call, codec_named("json"), self._kind, UNLIMITED, groups=groups,
+            treatment=self,
+        )  # fmt: skip
 
     def manner(self, envelope: Envelope) -> Manner:
         runnable = runnable_of(envelope.payload, self.queue)
@@ -87,12 +87,6 @@ class Serving:
 
     def _id_of(self, envelope: Envelope) -> str:
         return id_in(envelope.payload, self._kind, envelope.key, envelope.scheduled_at_ms)
-
-    def call(self, envelope: Envelope) -> None:
-        call(envelope.state, envelope)
-
-    async def acall(self, envelope: Envelope) -> None:
-        await acall(envelope.state, envelope)
 
     def judge(self, error: BaseException, envelope: Envelope) -> Verdict | None:
         run: Run | None = envelope.state
@@ -107,11 +101,7 @@ class Serving:
     def unwanted(self, envelopes: Sequence[Envelope], using: str) -> Iterator[Envelope]:
         running = {self._id_of(each): each for each in envelopes}
         if running:
-            for found in TaskResult.objects.cancelled_among(list(running), using=using):
-                yield running[found]
-
-    def acknowledging(self, done: Sequence[Envelope]) -> Step | None:
-        return acknowledgement(done)
+            yield from (running[each] for each in cancelled_among(list(running), using=using))
 
     def recording(self, failed: Sequence[Failure]) -> list[Step]:
         runs = list(self._runs_of(failed))
@@ -124,8 +114,7 @@ class Serving:
                 self.manner(envelope)
             run: Run = envelope.state
             if run.runnable.is_kept and (verdict.counts or verdict.is_dead):
-                if run.verdict is not verdict:
-                    run.settle(error, verdict)
+                run.settle(error, verdict)
                 yield run
 
     def refusal(self, payload: object) -> str:

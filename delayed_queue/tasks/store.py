@@ -6,10 +6,9 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString, NamedTuple, TypeVar
-from uuid import UUID
+from typing import Any, Final, LiteralString, NamedTuple
 
-from django.db import DEFAULT_DB_ALIAS, models
+from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.days import DailyTable
 from delayed_queue.db.sql import CLOCK, Step, column_of
@@ -20,10 +19,8 @@ from delayed_queue.tasks.ids import first_id
 
 # Columns of the leased messages that result rows are made of.
 _COLUMNS: Final = 'id, "pKind", "pKey", payload, "createdAt", "scheduledAtInitially", attempts'
-_UNDER_LEASE: Final = """
-    WHERE id = ANY (%(ids)s::bigint[])
-        AND "lockUuid" = ANY (%(leases)s::text[])
-"""
+_UNDER_LEASE: Final = """WHERE id = ANY (%(ids)s::bigint[])
+        AND "lockUuid" = ANY (%(leases)s::text[])"""
 # Insert a row for each attempt whose message is still leased. If the task has a row, its errors and
 # workers are extended. Times are sent as milliseconds ago, because workers' clocks differ.
 # An attempt without an end runs, or will be retried; an ended one without errors was successful.
@@ -83,46 +80,30 @@ SET status = EXCLUDED.status,
 # Nothing is written for a message that another worker has taken over.
 # Returns the ids that were deleted. Reads: the primary key of messages, or
 # delayed_queue__LockUuidPlusIdIndex.
-ACKNOWLEDGE_TASKS: Final[LiteralString] = (
-    CLOCK
-    + """,
+ACKNOWLEDGE_TASKS: Final[LiteralString] = f"""{CLOCK},
 held AS (
-    DELETE FROM delayed_queue"""
-    + _UNDER_LEASE
-    + """    RETURNING """
-    + _COLUMNS
-    + """
+    DELETE FROM delayed_queue
+    {_UNDER_LEASE}
+    RETURNING {_COLUMNS}
 ),
-recorded AS ("""
-    + _RECORD
-    + """)
+recorded AS ({_RECORD})
 SELECT id FROM held
 """
-)
 
 # Record attempts, or the progress of running ones, and lock their messages until the end of the
 # transaction, which may settle them. Reads: as ACKNOWLEDGE_TASKS.
-RECORD_ATTEMPTS: Final[LiteralString] = (
-    CLOCK
-    + """,
+RECORD_ATTEMPTS: Final[LiteralString] = f"""{CLOCK},
 held AS MATERIALIZED (
-    SELECT """
-    + _COLUMNS
-    + """
-    FROM delayed_queue"""
-    + _UNDER_LEASE
-    + """    FOR UPDATE
-)"""
-    + _RECORD
-    + """RETURNING 1
+    SELECT {_COLUMNS}
+    FROM delayed_queue
+    {_UNDER_LEASE}
+    FOR UPDATE
+){_RECORD}RETURNING 1
 """
-)
 
 # Record a task whose message has another key than its id, so that its id finds it.
 # Reads: the primary key of results.
-NOTE_ENQUEUED: Final[LiteralString] = (
-    CLOCK
-    + """
+NOTE_ENQUEUED: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_task_result AS stored (
     id, task, backend, "pKind", "pKey", payload, "enqueuedAt", "scheduledAt"
 )
@@ -136,14 +117,11 @@ SET "pKind" = EXCLUDED."pKind",
     "scheduledAt" = EXCLUDED."scheduledAt",
     "cancelledAt" = NULL
 """
-)
 
 # Find all rows of a task in one snapshot: its result, the messages under its key, of any kind, and
 # its dead letters, the newest first. Returns a row for each pair of message and dead letter.
 # Reads: the primary key of results, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
-FIND_RESULT: Final[LiteralString] = (
-    CLOCK
-    + """
+FIND_RESULT: Final[LiteralString] = f"""{CLOCK}
 SELECT to_jsonb(stored)::text, to_jsonb(message)::text, to_jsonb(letter)::text
 FROM (SELECT %(id)s::uuid AS id) AS asked
 LEFT JOIN delayed_queue_task_result AS stored ON stored.id = %(id)s::uuid
@@ -165,7 +143,6 @@ LEFT JOIN LATERAL (
     LIMIT 300
 ) AS letter ON true
 """
-)
 
 # Lock a key until the transaction ends, then read the messages of any kind under it. So only one
 # caller at a time reads and then offers.
@@ -183,9 +160,7 @@ LIMIT 300
 # Delete a waiting task; mark a running one as cancelled, and notify its worker. Returns whether it
 # was deleted, or no row if it has ended or was replaced.
 # Reads: the primary keys of messages and of results.
-CANCEL: Final[LiteralString] = (
-    CLOCK
-    + """,
+CANCEL: Final[LiteralString] = f"""{CLOCK},
 found AS MATERIALIZED (
     SELECT
         id, "pKind", "pKey", payload, "createdAt", "scheduledAtInitially",
@@ -201,9 +176,7 @@ gone AS (
     WHERE id = (SELECT id FROM found WHERE NOT is_leased)
 ),
 told AS MATERIALIZED (
-    SELECT """
-    + TELL_HOLDER
-    + """ AS holder
+    SELECT {TELL_HOLDER} AS holder
     FROM found AS stored
     WHERE is_leased
 )
@@ -225,7 +198,6 @@ SET status = EXCLUDED.status,
     errors = stored.errors || EXCLUDED.errors
 RETURNING status = 'FAILED', (SELECT holder FROM told)
 """
-)
 
 # Return which of the tasks are marked as cancelled. Reads: the primary key of results.
 CANCELLED_AMONG: Final[LiteralString] = """
@@ -236,9 +208,7 @@ WHERE id = ANY (%(results)s::uuid[])
 """
 
 # Make a waiting message due now. Reads: the primary key.
-HASTEN: Final[LiteralString] = (
-    CLOCK
-    + """
+HASTEN: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
 SET "scheduledAt" = (SELECT now FROM clock)
 WHERE id = %(message)s::bigint
@@ -246,7 +216,6 @@ WHERE id = %(message)s::bigint
     AND "lockUuid" IS NULL
 RETURNING id
 """
-)
 
 # Store that a queue uses a priority, unless it is stored. Reads: task_priority_queue.
 USE_PRIORITY: Final[LiteralString] = """
@@ -269,9 +238,7 @@ ORDER BY queue, priority DESC
 
 # Delete from the rest partition, which is small, at most N results of days that are over: their
 # tasks ended long after they were to run. Reads: the rest partition, from end to end.
-PRUNE_REST: Final[LiteralString] = (
-    CLOCK
-    + """
+PRUNE_REST: Final[LiteralString] = f"""{CLOCK}
 DELETE FROM delayed_queue_task_result_rest
 WHERE id = ANY (ARRAY(
     SELECT id
@@ -281,15 +248,12 @@ WHERE id = ANY (ARRAY(
     LIMIT %(limit)s::integer
 ))
 """
-)
 
 # The distinct tasks of results, at most %(limit)s. Reads: task_result_task.
 TASK_NAMES: Final[LiteralString] = distinct_values("delayed_queue_task_result", "task", "id")
 
 # Partitioned by the day in the ids.
 RESULTS_BY_DAY: Final = DailyTable("delayed_queue_task_result", "id", first_id, PRUNE_REST)
-
-M = TypeVar("M", bound=models.Model)
 
 
 @dataclass(eq=False)
@@ -309,6 +273,17 @@ class Attempt:
     value: str | None = None
     errors: str | None = None
     metadata: str | None = None
+
+    def as_row(self, now: float) -> str:
+        """Return the attempt as JSON. Its parts are JSON already."""
+        task, backend = map(json.dumps, self.names)
+        began = int((now - (self.began or now)) * 1000)
+        ended = "null" if self.ended is None else int((now - self.ended) * 1000)
+        return (
+            f'{{"message":{self.message},"id":"{self.id}","task":{task},"backend":{backend},'
+            f'"began":{began},"ended":{ended},"value":{self.value or "null"},'
+            f'"errors":{self.errors or "null"},"metadata":{self.metadata or "null"}}}'
+        )
 
 
 class FoundRow(NamedTuple):
@@ -340,65 +315,51 @@ def _recorded(
     now = time.monotonic()
     return {
         "ids": list(ids), "leases": list(set(leases)), "workers": workers, "now": None,
-        "attempts": f"[{','.join([_row_of(each, now) for each in distinct])}]",
+        "attempts": f"[{','.join([each.as_row(now) for each in distinct])}]",
     }  # fmt: skip
 
 
-def _row_of(attempt: Attempt, now: float) -> str:
-    """Return the attempt as JSON. Its parts are JSON already."""
-    task, backend = map(json.dumps, attempt.names)
-    began = int((now - (attempt.began or now)) * 1000)
-    ended = "null" if attempt.ended is None else int((now - attempt.ended) * 1000)
-    return (
-        f'{{"message":{attempt.message},"id":"{attempt.id}","task":{task},"backend":{backend},'
-        f'"began":{began},"ended":{ended},"value":{attempt.value or "null"},'
-        f'"errors":{attempt.errors or "null"},"metadata":{attempt.metadata or "null"}}}'
-    )
+def record_progress(running: Sequence[Attempt], *, using: str = DEFAULT_DB_ALIAS) -> int:
+    """Write the progress of tasks that are still under their leases; return how many."""
+    return execute(using, *recording(running, "[]"))
 
 
-class ResultManager(models.Manager[M]):
-    """The statements of results."""
+def record_enqueued(*, using: str = DEFAULT_DB_ALIAS, **params: Any) -> None:
+    """Record a task whose message has another key than its id."""
+    execute(using, NOTE_ENQUEUED, params | {"now": None})
 
-    def record_progress(self, going: Sequence[Attempt], *, using: str = DEFAULT_DB_ALIAS) -> int:
-        """Write the progress of tasks that are still under their leases; return how many."""
-        return execute(using, *recording(going, "[]"))
 
-    def note_enqueued(self, *, using: str = DEFAULT_DB_ALIAS, **params: Any) -> None:
-        """Record a task whose message has another key than its id."""
-        execute(using, NOTE_ENQUEUED, params | {"now": None})
+def find(task_id: str, *, using: str = DEFAULT_DB_ALIAS) -> list[FoundRow]:
+    """Return all rows of a task, one for each pair of message and dead letter."""
+    rows = fetch(using, FIND_RESULT, {"id": task_id, "now": None})
+    return [FoundRow(*(each and json.loads(each) for each in row)) for row in rows]
 
-    def find(self, task_id: UUID, *, using: str = DEFAULT_DB_ALIAS) -> list[FoundRow]:
-        """Return all rows of a task, one for each pair of message and dead letter."""
-        rows = fetch(using, FIND_RESULT, {"id": str(task_id), "now": None})
-        return [FoundRow(*(each and json.loads(each) for each in row)) for row in rows]
 
-    def lock_key(self, key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[tuple[str, bytes]]:
-        """Lock a key for the transaction; return kind and payload of its messages."""
-        fetch(using, LOCK_KEY, {"key": key})
-        # A second statement, because the snapshot of the first is older than the lock.
-        return [(row[0], bytes(row[1])) for row in fetch(using, FIND_KEY, {"key": key})]
+def lock_key(key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[tuple[str, bytes]]:
+    """Lock a key for the transaction; return kind and payload of its messages."""
+    fetch(using, LOCK_KEY, {"key": key})
+    # A second statement, because the snapshot of the first is older than the lock.
+    return [(row[0], bytes(row[1])) for row in fetch(using, FIND_KEY, {"key": key})]
 
-    def cancel(
-        self, message: int, created_at: int, task_id: str, task: str, backend: str, errors: str,
-        *, using: str = DEFAULT_DB_ALIAS,
-    ) -> bool | None:  # fmt: skip
-        """Return True for a deleted task, False for a notified worker, None for an ended task."""
-        rows = fetch(using, CANCEL, {
-            "message": message, "created_at": created_at, "id": task_id, "task": task,
-            "backend": backend, "errors": errors, "now": None,
-        })  # fmt: skip
-        return rows[0][0] if rows else None
 
-    def cancelled_among(self, ids: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> set[str]:
-        return {row[0] for row in fetch(using, CANCELLED_AMONG, {"results": list(ids)})}
+def cancel(*, using: str = DEFAULT_DB_ALIAS, **params: Any) -> bool | None:
+    """Return True for a deleted task, False for a notified worker, None for an ended task."""
+    rows = fetch(using, CANCEL, params | {"now": None})
+    return rows[0][0] if rows else None
 
-    def hasten(self, message: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Make a waiting message due now; return whether it was waiting."""
-        return bool(fetch(using, HASTEN, {"message": message, "now": None}))
 
-    def names(self, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
-        """Return the paths of tasks that have results, at most ``limit``, sorted."""
-        return column_of(fetch(using, TASK_NAMES, {"limit": limit}))
+def cancelled_among(ids: Sequence[str], *, using: str = DEFAULT_DB_ALIAS) -> set[str]:
+    return {row[0] for row in fetch(using, CANCELLED_AMONG, {"results": list(ids)})}
+
+
+def hasten(message: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Make a waiting message due now; return whether it was waiting."""
+    return bool(fetch(using, HASTEN, {"message": message, "now": None}))
+
+
+def task_names(limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[str]:
+    """Return the paths of tasks that have results, at most ``limit``, sorted."""
+    return column_of(fetch(using, TASK_NAMES, {"limit": limit}))
 
 
 def use_priority(queue: str, priority: int, *, using: str = DEFAULT_DB_ALIAS) -> None:

@@ -11,8 +11,7 @@ from django.db import connections
 
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
 from delayed_queue.messages import Envelope
-from delayed_queue.tasks.backend import DelayedQueueBackend
-from delayed_queue.tasks.declared import declared
+from delayed_queue.tasks.backend import DelayedQueueBackend, declared
 from delayed_queue.tasks.priorities import TaskQueue, priorities
 from delayed_queue.tasks.serving import UNLIMITED, Serving, servings
 from delayed_queue.testing.draining import Drained, deliver_treated

@@ -17,7 +17,7 @@ from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
 from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.priorities import TaskQueue
-from delayed_queue.tasks.store import CANCEL, Attempt, acknowledging
+from delayed_queue.tasks.store import CANCEL, Attempt, acknowledging, cancelled_among
 from tests.support.concurrency import calling, together, wait_until_blocked
 from tests.tasks.conftest import drained
 
@@ -115,7 +115,7 @@ class TestUnique:
         first = work.latest.enqueue("a", value=1)
         cancel(other, first, begun())
         work.latest.enqueue("a", value=2)
-        assert not TaskResult.objects.cancelled_among([first.id])
+        assert not cancelled_among([first.id])
 
     def test_of_many_at_once_one_lives(self, work: Any) -> None:
         found = together([lambda: work.once.enqueue("a", 1).id] * 4)
@@ -137,7 +137,7 @@ class TestCancelling:
             assert call.answer()
         assert Message.objects.exists() is is_there
         result.refresh()
-        found = TaskResult.objects.cancelled_among([result.id])
+        found = cancelled_among([result.id])
         if is_there:
             assert (result.status, found) == (TaskResultStatus.RUNNING, {result.id})
         else:
@@ -170,7 +170,7 @@ class TestCancelling:
             assert call.answer() == 1
         found = backend.get_result(result.id)
         assert (found.status, found.return_value, found.attempts) == ("SUCCESSFUL", 1, 1)
-        assert not TaskResult.objects.cancelled_among([result.id])
+        assert not cancelled_among([result.id])
 
 
 class TestTakenOver:

@@ -42,7 +42,7 @@ HOST: Final = {
     "spark/pipeline/offers.py": "the bound of the last schedule",
     "spark/pipeline/records.py": "the bound of a delay",
     "tasks/policies.py": "the text of an error",
-    "tasks/runs.py": "the times that a task sees of itself while it runs",
+    "tasks/run.py": "the times that a task sees of itself while it runs",
     "testing/factories.py": "rows of tests",
     "testing/stores.py": "the queue in memory",
     "worker/process/health.py": "the age of a file of this host",
