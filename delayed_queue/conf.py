@@ -166,6 +166,9 @@ class QueueSettings:
     WATCHDOG: Annotated[timedelta, at_least(timedelta(seconds=10), "10 seconds")] = timedelta(
         minutes=2
     )
+    HANDLER_SLOW: Annotated[
+        timedelta | None, optional(at_least(timedelta(seconds=1), "a second"))
+    ] = timedelta(minutes=5)
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Annotated[Sequence[Any], _INSTRUMENTS] = ()
     DEAD_LETTER_RETENTION: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delayed_queue.cron.models import Schedule
 from delayed_queue.observe.models import Sample
+from delayed_queue.observe.workers import Worker
 from delayed_queue.queue.models import (
     BulkRun,
     DeadLetter,
@@ -13,7 +14,6 @@ from delayed_queue.queue.models import (
     MessageManager,
     QueueOverview,
 )
-from delayed_queue.worker.models import Worker
 
 __all__ = [
     "BulkRun", "DeadLetter", "Limit", "LimitManager", "Message", "MessageManager",

@@ -31,14 +31,14 @@ from delayed_queue.observe.overview import (
     handler_of,
 )
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
-from delayed_queue.worker.engine.heartbeat import ALIVE
-from delayed_queue.worker.models import Throughput
+from delayed_queue.observe.workers import ALIVE, LiveWorkers, Throughput
 
 _LATE: Final = timedelta(minutes=1)
 TREND_MINUTES: Final = 60
 # Minutes until a missing sample is reported; a sample is 10 or 20 seconds late.
 SAMPLED_WITHIN: Final = 3
 MAX_SILENT: Final = 100
+MAX_SLOW: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _spark(values: Values, css: str, words: str) -> SafeString | str:
     return sparkline(values, css, words) if any(values) else ""
 
 
-def summary(lines: Sequence[QueueLine], silent: int, *, may_view_letters: bool) -> str:
+def summary(lines: Sequence[QueueLine], silent: int, slow: int, *, may_view_letters: bool) -> str:
     """Return what is wrong in one line, the worst first; empty if nothing is."""
     late = sum(each.is_late and each.pause is None for each in lines)
     unserved = sum(each.is_unserved for each in lines)
@@ -114,6 +114,8 @@ def summary(lines: Sequence[QueueLine], silent: int, *, may_view_letters: bool) 
     parts = (
         (late, number(late), ngettext("%(number)s queue late", "%(number)s queues late", late)),
         (unserved, number(unserved), _("%(number)s without a worker")),
+        (slow, number(slow),
+         ngettext("%(number)s handler slow", "%(number)s handlers slow", slow)),
         (dead, number(dead), _("%(number)s dead")),
         (silent, counted(Count(min(silent, MAX_SILENT), silent > MAX_SILENT)),
          ngettext("%(number)s worker silent", "%(number)s workers silent", silent)),
@@ -130,15 +132,18 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     pauses = {row.kind: row for row in paused_rows(using)[: MAX_KINDS + 1]}
     kinds, is_cut = find_kinds(using, also=list(pauses))
     found, now, last = trends(kinds, TREND_MINUTES, using=using)
-    lines = _lines(kinds, found, pauses, using)
+    live = Worker.objects.live(using=using)
+    lines = _lines(kinds, found, pauses, live, using)
     may_view_letters = model_admin.may(request, "delayed_queue.view_deadletter")
-    wrong = summary(lines, _silent_workers(using), may_view_letters=may_view_letters)
+    silent = _silent_workers(using)
+    wrong = summary(lines, silent, live.slow, may_view_letters=may_view_letters)
     context = {
         "title": wrong or _("All queues in order"),
         "opts": QueueOverview._meta,
         "lines": lines,
         "unsampled": _unsampled(now, last),
         **_old_snapshot(using),
+        "slow": [(each, human(each.age)) for each in live.running if each.is_slow][:MAX_SLOW],
         "is_cut": is_cut,
         "max_kinds": MAX_KINDS,
         "may_view_letters": may_view_letters,
@@ -173,9 +178,13 @@ def _unsampled(now: int, last: int | None) -> str:
 
 
 def _lines(
-    kinds: list[str], trend: dict[str, list[Step]], pauses: dict[str, Any], using: str
+    kinds: list[str],
+    trend: dict[str, list[Step]],
+    pauses: dict[str, Any],
+    live: LiveWorkers,
+    using: str,
 ) -> list[QueueLine]:
-    served = Worker.objects.throughput(ALIVE, using=using)
+    served = live.throughput
     lines = (
         QueueLine(
             depth, served.get(depth.name.queue, Throughput()), pauses.get(depth.kind),

@@ -23,7 +23,7 @@ from delayed_queue.admin.filters import held_by
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
 from delayed_queue.models import Message, Worker
-from delayed_queue.worker.engine.heartbeat import ALIVE, MAX_LEASES
+from delayed_queue.observe.workers import ALIVE, MAX_LEASES
 
 _ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
 _NONE_HELD: Final = _("It holds no messages.")
@@ -43,7 +43,7 @@ class AliveFilter(SimpleListFilter):
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("alive", _("Alive")), ("silent", _("Silent"))]
+        return [("alive", _("Alive")), ("silent", _("Silent")), ("slow", _("With slow handlers"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         match self.value():
@@ -51,6 +51,8 @@ class AliveFilter(SimpleListFilter):
                 return queryset.filter(heartbeat_at__gt=DatabaseClock(ALIVE))
             case "silent":
                 return queryset.filter(heartbeat_at__lte=DatabaseClock(ALIVE))
+            case "slow":
+                return queryset.filter(heartbeat_at__gt=DatabaseClock(ALIVE), slow__gt=0)
         return queryset
 
 
@@ -62,18 +64,22 @@ class WorkerAdmin(RecordAdmin):
     change_list_template = "admin/delayed_queue/worker_list.html"
     change_form_template = "admin/delayed_queue/worker_detail.html"
     list_display = (
-        "key_column", "where_column", "heartbeat_column", "rate_column", "in_flight_column",
+        "key_column", "where_column", "heartbeat_column", "rate_column", "running_column",
+        "threads_column", "in_flight_column",
         "done_column", "failed_column", "dead_column", "lost_column", "leases_column",
         "started_column", "version_column",
     )  # fmt: skip
     readonly_fields = (
         "heartbeat_column", "host_column", "pid_column", "process_column", "started_column",
-        "version_column", "served", "counts", "held",
+        "version_column", "threads_column", "running_column", "served", "counts", "held",
     )  # fmt: skip
 
     key_column = column(_("worker"), lambda row: formats.key_label(row.name))
     rate_column = column(
         _("rate"), lambda row: _of_now(row, formats.per_second(sum(row.rates.values())))
+    )
+    threads_column = column(
+        _("busy threads"), lambda row: _of_now(row, f"{sum(row.busy.values())} / {row.threads}")
     )
     in_flight_column = column(
         _("in flight"), lambda row: _of_now(row, formats.number(row.in_flight))
@@ -116,6 +122,18 @@ class WorkerAdmin(RecordAdmin):
             return format_html("{} {}", formats.state("due", _("alive")), words)
         since = formats.moment(row.heartbeat_at, _("for %(span)s") % {"span": formats.human(age)})
         return format_html("{} {}", formats.state("alarm", _("silent")), since)
+
+    @admin.display(description=_("longest-running"))
+    def running_column(self, row: Any) -> SafeString:
+        found = row.running_at(row.read_at)
+        if found is None or is_silent(row):
+            return formats.NOTHING
+        url = self.url("delayed_queue_message_changelist", q=found.key)
+        return format_html(
+            '<span class="{}">{}</span><div class="dq-quiet">{} <a href="{}">{}</a> {}</div>',
+            "dq-alarm" if found.is_slow else "", formats.human(found.age), found.queue, url,
+            formats.key_label(found.key), found.thread,
+        )  # fmt: skip
 
     @admin.display(description=_("leases"))
     def leases_column(self, row: Worker) -> SafeString:

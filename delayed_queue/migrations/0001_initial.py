@@ -338,6 +338,10 @@ class Migration(migrations.Migration):
                 ("scanned", models.TextField(blank=True, db_default="")),
                 ("scan_seconds", models.FloatField(db_column="scanSeconds", db_default=0.0)),
                 ("refused", models.JSONField(db_default=models.Value({}, models.JSONField()))),
+                ("running", models.JSONField(db_default=models.Value({}, models.JSONField()))),
+                ("slow", models.IntegerField(db_default=0)),
+                ("busy", models.JSONField(db_default=models.Value({}, models.JSONField()))),
+                ("threads", models.IntegerField(db_default=0)),
             ],
             options={
                 "verbose_name": "worker",

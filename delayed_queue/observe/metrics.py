@@ -23,6 +23,7 @@ from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 from delayed_queue.observe.overview import QueueDepth, measure
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
+from delayed_queue.observe.workers import Running, Worker
 from delayed_queue.queue.groups import HeldGroup
 from delayed_queue.queue.models import Limit
 
@@ -150,17 +151,19 @@ class QueueCollector(Collector):
         found = self._found()
         yield _gauge("up", "1 if the database answered.", ["database"],
                      [([self._using], found is not None)])  # fmt: skip
-        depths, snapshot, held = found or ([], None, {})
+        depths, snapshot, held, running = found or ([], None, {}, [])
         yield from _gauges_of_queues(depths)
+        yield _gauge_of_handlers(running)
         yield from _gauges_of_snapshot(snapshot)
         yield from _gauges_of_groups(held, self._using)
 
-    def _found(self) -> tuple[list[QueueDepth], Snapshot | None, Held] | None:
+    def _found(self) -> tuple[list[QueueDepth], Snapshot | None, Held, list[Running]] | None:
         try:
             # Outside a request Django does not replace a lost connection.
             drop_if_lost(self._using)
             depths = measure(self._queues, cap=self._cap, using=self._using)[0]
-            return depths, oldest_snapshot(self._using), _held(depths, self._using)
+            running = Worker.objects.live(using=self._using).running
+            return depths, oldest_snapshot(self._using), _held(depths, self._using), running
         except (Error, DelayedQueueError):
             return None
 
@@ -191,6 +194,16 @@ def _gauges_of_queues(found: list[QueueDepth]) -> Iterator[Metric]:
     yield _gauge("counts_cut", "1 if a count of the queue stopped at its cap.", labels, [
         (queue, any(count.is_cut for count in each.counts.values())) for queue, each in queues
     ])  # fmt: skip
+
+
+def _gauge_of_handlers(running: list[Running]) -> Metric:
+    """Return the age of the longest-running handler of each queue, by the workers' heartbeats."""
+    longest: dict[str, float] = {}
+    for each in running:
+        longest[each.queue] = max(longest.get(each.queue, 0.0), each.age.total_seconds())
+    samples = [([queue], seconds) for queue, seconds in longest.items()]
+    text = "Run time of the longest-running handler, for the queue of each worker's longest."
+    return _gauge("handler_running_seconds", text, ["queue"], samples)
 
 
 def _held(depths: Sequence[QueueDepth], using: str) -> Held:

@@ -67,7 +67,8 @@ def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
 
     Worker(WorkerOptions(burst=True), registry_of(orders=handle)).run()
     count("drain", "orders", {"drained": 1})
-    worker_row(scanned="orders", scan_seconds=0.1)
+    running = {"queue": "q", "key": "k", "thread": "t", "seconds": 1.0, "is_slow": False}
+    worker_row(scanned="orders", scan_seconds=0.1, running=running)
     with raw_connection() as holder:
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT 1")

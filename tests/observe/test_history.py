@@ -18,7 +18,7 @@ from delayed_queue.models import Sample
 from delayed_queue.observe import store
 from delayed_queue.observe.history import MAX_COUNTED, Deploy, Sampler, Tally, quantile, read
 from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow, DepthRow, Window
-from delayed_queue.worker.engine.heartbeat import ALIVE
+from delayed_queue.observe.workers import ALIVE
 from tests.support.concurrency import calling, raw_connection
 from tests.support.factories import DeadLetterFactory, MessageFactory
 from tests.support.processes import wait_until

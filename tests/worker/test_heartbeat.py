@@ -19,7 +19,8 @@ from django.db import connections
 import delayed_queue
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.models import Worker
-from delayed_queue.worker.engine.heartbeat import BEAT, MAX_LEASES, Heartbeat, Snapshot
+from delayed_queue.observe.workers import BEAT, MAX_LEASES
+from delayed_queue.worker.engine.heartbeat import Heartbeat, Snapshot
 from tests.support.factories import worker_row
 from tests.support.processes import wait_until
 
@@ -178,7 +179,7 @@ def test_w12_a_clock_that_cannot_be_read_is_survived(monkeypatch: pytest.MonkeyP
     def fail(using: str) -> None:
         raise ResourceUnavailable("away")
 
-    monkeypatch.setattr("delayed_queue.worker.models.database_now", fail)
+    monkeypatch.setattr("delayed_queue.observe.workers.database_now", fail)
     teller = Teller()
     with beating(teller):
         teller.await_beats(3)

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from delayed_queue.models import Worker
-from delayed_queue.worker.models import Throughput
+from delayed_queue.observe.workers import Throughput
 from tests.support.concurrency import raw_connection
 from tests.support.factories import worker_row
 
@@ -61,6 +61,6 @@ def test_w12_throughput_is_that_of_the_live_by_queue():
     worker_row("b", queues=["orders"], rates={"orders": 2.0})
     worker_row("c", queues=["orders"], rates={"orders": 100.0}, silent_for=40)
 
-    found = Worker.objects.throughput(30 * SECOND)
+    found = Worker.objects.live().throughput
 
     assert found == {"mail": Throughput(1, 0.0), "orders": Throughput(2, 3.5)}

@@ -26,7 +26,6 @@ from delayed_queue.worker.engine.database import (
     name_of_migration,
     our_labels,
 )
-from delayed_queue.worker.engine.heartbeat import ALIVE
 from delayed_queue.worker.process.health import problems_of_file
 
 MAX_COUNT: Final = 999_999
@@ -35,7 +34,7 @@ _NO_RIGHTS: Final = "delayed_queue.W014"
 _CONNECT_SECONDS: Final = 5
 # A probe has ten seconds to answer, of which Django's start takes some.
 _ANSWER_SECONDS: Final = 7
-_OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_snapshot_age")
+_OF_DATABASE: Final = ("queue", "max_age", "max_due", "max_dead", "max_running", "max_snapshot_age")
 
 
 class Command(QueueCommand):
@@ -50,6 +49,7 @@ class Command(QueueCommand):
         duration("--max-age", _("maximum lateness of the earliest due message of a queue")),
         number("--max-due", _("maximum number of due messages of a queue"), 0, MAX_COUNT),
         number("--max-dead", _("maximum number of dead letters of a queue"), 0, MAX_COUNT),
+        duration("--max-running", _("maximum run time of a handler")),
         duration("--max-snapshot-age", _(
             "maximum age of a snapshot that keeps PostgreSQL from vacuuming deleted messages")),
         text("--file", "PATH", _("check a worker's health file instead of the database")),
@@ -94,7 +94,7 @@ def _reasons_of_database(options: dict[str, Any], using: str) -> Iterator[str]:
         for each in _depths(options):
             yield from _of_depth(each, options)
         yield from _of_snapshots(options["max_snapshot_age"], using)
-        yield from _of_refusals(options["queue"], using)
+        yield from _of_workers(options["max_running"], options["queue"], using)
     except Error as error:
         yield f"the database {using!r} cannot be queried: {' '.join(str(error).split())}"
 
@@ -144,9 +144,18 @@ def _of_snapshots(limit: timedelta | None, using: str) -> Iterator[str]:
         yield f"  to end it{place}: {found.remedy}"
 
 
-def _of_refusals(queues: list[str], using: str) -> Iterator[str]:
-    """Report writes of live workers that the database refused in the last ten minutes."""
-    for (queue, sqlstate), refused in Worker.objects.refused(ALIVE, using=using).items():
+def _of_workers(limit: timedelta | None, queues: list[str], using: str) -> Iterator[str]:
+    """Report long-running handlers, and recently refused writes, of live workers."""
+    live = Worker.objects.live(using=using)
+    for each in live.running:
+        is_meant = not queues or each.queue in queues
+        if is_meant and limit is not None and each.age > limit:
+            where = f"in {each.thread} of {each.worker}"
+            yield (
+                f"{each.queue}: the handler of {each.key!r} has run for {each.seconds} {where}; "
+                f"at most {limit} is allowed"
+            )
+    for (queue, sqlstate), refused in live.refused.items():
         if not queues or queue in queues:
             yield f"{queue}: the database refused {refused:,} writes lately (SQLSTATE {sqlstate})"
 

@@ -19,6 +19,7 @@ from delayed_queue.worker.engine.eventloop import EventLoop
 from delayed_queue.worker.engine.executor import Executor, Pool, Work
 from delayed_queue.worker.engine.leases import LeaseKeeper
 from delayed_queue.worker.engine.plans import ClaimPlan
+from delayed_queue.worker.engine.running import Load
 from delayed_queue.worker.engine.scanning import IDLE, Poll
 from delayed_queue.worker.engine.serving import Turns
 from delayed_queue.worker.engine.transactions import TransactionalRun
@@ -104,6 +105,11 @@ class Dispatcher:
     def in_flight(self) -> int:
         held = sum(claim.unhandled for claim in self._keeper.claims())
         return held + sum(run.poll.limit for run in self._runs)
+
+    def load(self) -> Load:
+        """Return what runs; may be called from another thread."""
+        in_tasks = [] if self._loop is None else self._loop.running()
+        return Load(self.executor.running(), in_tasks, len(self.executor.threads))
 
     @property
     def has_runs(self) -> bool:

@@ -28,6 +28,7 @@ from delayed_queue.worker.engine.executor import (
     Work,
     emptied,
 )
+from delayed_queue.worker.engine.running import RunningHandler
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -54,7 +55,7 @@ class EventLoop(Pool):
         self._free_slots = list(range(first_slot, first_slot + capacity))
         self._tasks: set[asyncio.Task[None]] = set()
         # Tasks whose handlers have started: only these can report that they were cancelled.
-        self._running: dict[Envelope, asyncio.Task[None]] = {}
+        self._running: dict[Envelope, tuple[asyncio.Task[None] | None, RunningHandler]] = {}
         self._is_tidy = asyncio.Event()
         # The connections of the thread behind the loop.
         self._kept: Sequence[BaseDatabaseWrapper] = ()
@@ -80,6 +81,9 @@ class EventLoop(Pool):
             # The loop may have been about to start one, found none, and left others waiting.
             self._loop.call_soon_threadsafe(self._begin)
         return taken
+
+    def running(self) -> list[RunningHandler]:
+        return [handling for _, handling in list(self._running.values())]
 
     def cancel(self, envelopes: Iterable[Envelope]) -> None:
         """Cancel the handlers that have started; may be called from another thread."""
@@ -122,7 +126,8 @@ class EventLoop(Pool):
 
     def _cancel(self, envelopes: Iterable[Envelope]) -> None:
         for envelope in envelopes:
-            if (task := self._running.pop(envelope, None)) is not None:
+            task, _ = self._running.pop(envelope, (None, None))
+            if task is not None:
                 task.cancel()
 
     def _begin(self) -> None:
@@ -177,7 +182,8 @@ class EventLoop(Pool):
         self._board.take(slot, envelope.message_id)
         expect_first_statement(self._kept)
         try:
-            self._running[envelope] = asyncio.current_task()  # type: ignore[assignment]
+            handling = RunningHandler(envelope, began_at, self._thread.name, claim.timeout)
+            self._running[envelope] = asyncio.current_task(), handling
             current_envelope.set(envelope)
             await self._call(claim, envelope)
         # Everything, as in the threads. But what was cancelled at the stop was released.

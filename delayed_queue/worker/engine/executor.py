@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -20,6 +20,7 @@ from delayed_queue.messages import Envelope, current_envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.claims import Claim
 from delayed_queue.worker.engine.consumers import AVERAGED
+from delayed_queue.worker.engine.running import RunningHandler
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -47,6 +48,9 @@ T = TypeVar("T")
 
 class Run:
     """Work of a handler thread that is more than one message."""
+
+    # The message that it handles now.
+    handling: tuple[Envelope, float] | None = None
 
     def run(self, slot: int) -> None:
         """Run in the thread of that slot."""
@@ -90,6 +94,10 @@ class Pool:
 
     def take_back(self) -> list[Work]:
         """Remove and return the messages that were not started."""
+        raise NotImplementedError
+
+    def running(self) -> list[RunningHandler]:
+        """Return the handlers that have started; may be called from another thread."""
         raise NotImplementedError
 
     def stop(self, seconds: float) -> None:
@@ -190,15 +198,30 @@ def emptied(inbox: deque[T]) -> Iterator[T]:
 class Slot:
     """One thread's number on the board, its lock to sleep on, and what it handles."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, serve: Callable[[Slot], None]) -> None:
         self.number = number
+        self.thread = threading.Thread(
+            target=serve, args=(self,), name=f"handler-{number}", daemon=True
+        )
         self.wake = threading.Lock()
         self.wake.acquire()
         # The claim, the message and its deadline, if the handler has a timeout.
         self.timed: deque[tuple[Claim, Envelope, float]] = deque()
-        self.tidied_at = self.checked_at = 0.0
+        self.tidied_at = self.checked_at = self.began_at = 0.0
+        self.work: Work | Run | None = None
         # The known connections of its thread.
         self.kept: Sequence[BaseDatabaseWrapper] = ()
+
+    def running(self) -> RunningHandler | None:
+        """Return what it handles; ``began_at`` is written before ``work``."""
+        work, name = self.work, self.thread.name
+        if isinstance(work, Run):
+            handling = work.handling
+            return None if handling is None else RunningHandler(*handling, name)
+        if work is None:
+            return None
+        claim, envelope = work
+        return RunningHandler(envelope, self.began_at, name, claim.timeout)
 
 
 class Executor(Pool):
@@ -215,21 +238,28 @@ class Executor(Pool):
         super().__init__(capacity, wake_channel, board, first_slot)
         self._inbox: deque[Work | Run] = deque()
         self._idle: deque[Slot] = deque()
+        # Of the threads that take work, and of all, including those that were abandoned.
         self._slots: list[Slot] = []
-        self.threads: list[threading.Thread] = []
+        self._opened: list[Slot] = []
         self._is_stopped = False
 
     def start(self) -> None:
         for number in range(self.capacity):
-            self._open(Slot(self._first_slot + number))
+            self._open(self._first_slot + number)
 
-    def _open(self, slot: Slot) -> None:
-        thread = threading.Thread(
-            target=self._serve, args=(slot,), name=f"handler-{slot.number}", daemon=True
-        )
+    def _open(self, number: int) -> None:
+        slot = Slot(number, self._serve)
         self._slots.append(slot)
-        self.threads.append(thread)
-        thread.start()
+        self._opened.append(slot)
+        slot.thread.start()
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        return [slot.thread for slot in list(self._opened)]
+
+    def running(self) -> list[RunningHandler]:
+        found = (slot.running() for slot in list(self._opened) if slot.thread.is_alive())
+        return [each for each in found if each is not None]
 
     def submit(self, claim: Claim, envelopes: Iterable[Envelope]) -> None:
         self._inbox.extend(zip(repeat(claim), envelopes))
@@ -290,8 +320,8 @@ class Executor(Pool):
         for slot in list(self._slots):
             if slot.timed and slot.timed[0][2] <= now:
                 self._give_up(slot)
-        self.threads = [thread for thread in self.threads if thread.is_alive()]
-        return len(self.threads) - self.capacity
+        self._opened = [slot for slot in self._opened if slot.thread.is_alive()]
+        return len(self._opened) - self.capacity
 
     def _give_up(self, slot: Slot) -> None:
         try:
@@ -302,7 +332,7 @@ class Executor(Pool):
         envelope.lease_lost = envelope.is_unwanted = True
         claim.failures.append((envelope, HandlerTimeout(f"took longer than {claim.timeout} s")))
         self._slots.remove(slot)
-        self._open(Slot(slot.number))
+        self._open(slot.number)
 
     # In a thread
 
@@ -311,6 +341,7 @@ class Executor(Pool):
             # A thread that was given up leaves the slot and the board to its replacement.
             while not self._is_stopped and self._work_off(slot):
                 self._board.take(slot.number, 0)
+                slot.work = None
                 self._idle.append(slot)
                 # Work that came before the thread was marked idle has not woken it.
                 if not self._inbox or not self._withdraw(slot):
@@ -340,6 +371,7 @@ class Executor(Pool):
                 work = inbox.popleft()
             except IndexError:
                 break
+            slot.began_at, slot.work = began_at, work
             claim = None
             if isinstance(work, Run):
                 work.run(slot.number)

@@ -26,20 +26,16 @@ from delayed_queue.fields import DatabaseNow
 from delayed_queue.logs import described, log
 from delayed_queue.observe.history import Sampler
 from delayed_queue.observe.snapshots import SnapshotWatch
+from delayed_queue.observe.workers import ALIVE, BEAT, MAX_LEASES, Worker
 from delayed_queue.queue.bulk import RUNS
 from delayed_queue.worker.engine.chores import Chores
 from delayed_queue.worker.engine.consumers import SlowestScan
 from delayed_queue.worker.engine.refusals import state_of
-from delayed_queue.worker.models import Worker
+from delayed_queue.worker.engine.running import Load, SlowLog
 
 if TYPE_CHECKING:
     from delayed_queue.observe.history import Tally
 
-BEAT: Final = timedelta(seconds=10)
-# A worker whose last heartbeat is older is reported as silent; nothing else depends on it.
-ALIVE: Final = 3 * BEAT
-# At most N lease ids in a worker's row, where operators find the holder of a lease.
-MAX_LEASES: Final = 20
 _SILENT_FOR_GOOD: Final = timedelta(days=1)
 _BEATS_PER_PRUNE: Final = 360
 _MAX_PRUNED: Final = 100
@@ -56,6 +52,7 @@ class Snapshot:
     holder: str = ""
     queues: Sequence[str] = ()
     in_flight: int = 0
+    load: Load = field(default_factory=Load)
     done: int = 0
     failed: int = 0
     dead: int = 0
@@ -74,7 +71,8 @@ class Snapshot:
             "in_flight", "done", "failed", "dead", "lost", "refused",
         )  # fmt: skip
         same = {name: getattr(self, name) for name in names}
-        return {**same, **self.scan._asdict(), "lease_ids": self.lease_ids[-MAX_LEASES:]}
+        lease_ids = self.lease_ids[-MAX_LEASES:]
+        return {**same, **self.scan._asdict(), **self.load.columns(), "lease_ids": lease_ids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +109,7 @@ class Heartbeat:
         self._chores = Chores(using)
         self._sampler = Sampler(using, ALIVE)
         self._watch = SnapshotWatch(using)
+        self._slow_log = SlowLog()
         self._is_failing = False
         # The SQLSTATE of the failure that was logged last.
         self._failure = ""
@@ -172,6 +171,7 @@ class Heartbeat:
 
     def _turn(self) -> None:
         snapshot = self._describe()
+        self._slow_log.look(snapshot.load.every)
         try:
             self.beat(snapshot)
             self._failure = ""

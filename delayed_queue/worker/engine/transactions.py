@@ -232,6 +232,7 @@ class TransactionalRun(Run):
 
     def _call(self, envelope: Envelope) -> None:
         self._board.take(self._slot, envelope.message_id)
+        self.handling = envelope, time.monotonic()
         try:
             self.consumer.call(envelope)
         except Exception:

@@ -97,6 +97,7 @@ class Worker:
             holder=self.dispatcher.holder,
             queues=self.queues,
             in_flight=self.in_flight,
+            load=self.dispatcher.load(),
             done=counts.done,
             failed=counts.failed,
             dead=counts.dead,

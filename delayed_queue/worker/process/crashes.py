@@ -15,9 +15,9 @@ from django.db import Error, connections, transaction
 
 from delayed_queue.logs import described, log
 from delayed_queue.observe.overview import name_of
+from delayed_queue.observe.workers import Worker
 from delayed_queue.queue.models import Message
 from delayed_queue.worker.board import Board, InFlight
-from delayed_queue.worker.models import Worker
 
 # The last statement of the dead process may still run and hold its rows; its leases end anyhow.
 LOCK_WAIT_MS: Final = 5_000

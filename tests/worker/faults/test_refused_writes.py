@@ -31,8 +31,9 @@ from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.models import BulkRun, DeadLetter, Message, Sample
 from delayed_queue.observe.history import Sampler, Tally
 from delayed_queue.observe.metrics import PrometheusInstrument
+from delayed_queue.observe.workers import ALIVE
 from delayed_queue.queue.bulk import BulkPlan, step
-from delayed_queue.worker.engine.heartbeat import ALIVE, Heartbeat
+from delayed_queue.worker.engine.heartbeat import Heartbeat
 from tests.support.concurrency import raw_connection
 from tests.support.factories import DeadLetterFactory
 from tests.support.operations import PAST

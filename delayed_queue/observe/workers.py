@@ -1,11 +1,11 @@
-"""The table of worker processes."""
+"""The table of worker processes, which their heartbeats write."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS, models, transaction
 from django.db.models import Value
@@ -14,6 +14,11 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.db.clock import database_now
 from delayed_queue.fields import EpochMillisecondField
 
+BEAT: Final = timedelta(seconds=10)
+# A worker whose last heartbeat is older is reported as silent; nothing else depends on it.
+ALIVE: Final = 3 * BEAT
+# At most N lease ids in a worker's row, where operators find the holder of a lease.
+MAX_LEASES: Final = 20
 # At most N live workers are summed up.
 MAX_SUMMED: Final = 10_000
 
@@ -26,32 +31,68 @@ class Throughput:
     rate: float = 0.0
 
 
-class WorkerManager(models.Manager["Worker"]):
-    """The rows of workers, sums over the live ones, and the removal of silent ones."""
+class Running(NamedTuple):
+    """The longest-running handler of a worker, as of now."""
 
-    def throughput(self, age: timedelta, *, using: str = DEFAULT_DB_ALIAS) -> dict[str, Throughput]:
-        """Return the throughput of each queue, by workers with a heartbeat within ``age``."""
+    queue: str
+    key: str
+    thread: str
+    age: timedelta
+    is_slow: bool
+    worker: Worker
+
+    @property
+    def seconds(self) -> timedelta:
+        """The age in whole seconds."""
+        return timedelta(seconds=int(self.age.total_seconds()))
+
+
+class LiveWorkers(NamedTuple):
+    """The live workers, the latest heartbeat first, as of one instant."""
+
+    now: datetime
+    workers: list[Worker]
+
+    @property
+    def throughput(self) -> dict[str, Throughput]:
+        """The throughput of each queue."""
         found: dict[str, Throughput] = defaultdict(Throughput)
-        for worker in self._alive(age, using):
+        for worker in self.workers:
             for queue in worker.queues:
                 found[queue].workers += 1
                 found[queue].rate += worker.rates.get(queue, 0.0)
         return found
 
-    def refused(
-        self, age: timedelta, *, using: str = DEFAULT_DB_ALIAS
-    ) -> dict[tuple[str, str], int]:
-        """Return the number of recently refused writes, by queue and SQLSTATE."""
+    @property
+    def refused(self) -> dict[tuple[str, str], int]:
+        """The number of recently refused writes, by queue and SQLSTATE."""
         found: Counter[tuple[str, str]] = Counter()
-        for worker in self._alive(age, using):
+        for worker in self.workers:
             for queue, numbers in worker.refused.items():
                 found.update({(queue, state): number for state, number in numbers.items()})
         return dict(sorted(found.items()))
 
-    def _alive(self, age: timedelta, using: str) -> models.QuerySet[Worker]:
-        rows = self.using(using).filter(heartbeat_at__gt=database_now(using) - age)
-        latest = rows.order_by("-heartbeat_at", "-pk")
-        return latest.only("queues", "rates", "refused")[:MAX_SUMMED]
+    @property
+    def running(self) -> list[Running]:
+        """The longest-running handler of each worker, slow and old ones first."""
+        found = [each.running_at(self.now) for each in self.workers]
+        known = [each for each in found if each is not None]
+        return sorted(known, key=lambda each: (each.is_slow, each.age), reverse=True)
+
+    @property
+    def slow(self) -> int:
+        """The number of slow handlers."""
+        return sum(each.slow for each in self.workers)
+
+
+class WorkerManager(models.Manager["Worker"]):
+    """The rows of workers, and the removal of silent ones."""
+
+    def live(self, *, using: str = DEFAULT_DB_ALIAS) -> LiveWorkers:
+        """Read the live workers."""
+        now = database_now(using)
+        rows = self.using(using).filter(heartbeat_at__gt=now - ALIVE).defer("lease_ids")
+        return LiveWorkers(now, list(rows.order_by("-heartbeat_at", "-pk")[:MAX_SUMMED]))
 
     def prune(self, age: timedelta, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> int:
         """Delete up to ``limit`` rows that are silent for longer than ``age``; return how many."""
@@ -95,6 +136,12 @@ class Worker(models.Model):
     scan_seconds = models.FloatField(db_column="scanSeconds", db_default=0.0)
     # The number of recently refused writes, by queue and SQLSTATE.
     refused = models.JSONField(db_default=Value({}, models.JSONField()))
+    # The longest-running handler: queue, key, thread, seconds, is_slow. Slow ones come first.
+    running = models.JSONField(db_default=Value({}, models.JSONField()))
+    slow = models.IntegerField(db_default=0)
+    # Busy handler threads by queue, and all threads.
+    busy = models.JSONField(db_default=Value({}, models.JSONField()))
+    threads = models.IntegerField(db_default=0)
 
     objects = WorkerManager()
 
@@ -110,3 +157,11 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} on {self.host}"
+
+    def running_at(self, now: datetime) -> Running | None:
+        """Return its longest-running handler; its age includes the time since the heartbeat."""
+        found = self.running
+        if not found:
+            return None
+        age = timedelta(seconds=found["seconds"]) + (now - self.heartbeat_at)
+        return Running(found["queue"], found["key"], found["thread"], age, found["is_slow"], self)
