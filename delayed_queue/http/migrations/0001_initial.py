@@ -22,6 +22,11 @@ def _id() -> tuple[str, models.Field[Any, Any]]:
     return "id", field
 
 
+def _at(name: str, column: str, *, blank: bool = False) -> tuple[str, models.Field[Any, Any]]:
+    """Return a nullable instant."""
+    return name, EpochMillisecondField(null=True, blank=blank, db_column=column)  # type: ignore[misc]
+
+
 class Migration(migrations.Migration):
     initial = True
 
@@ -99,24 +104,9 @@ class Migration(migrations.Migration):
                 ("rate", models.FloatField(verbose_name="rate", blank=True, null=True)),
                 ("burst", models.IntegerField(verbose_name="burst", blank=True, null=True)),
                 ("created_at", EpochMillisecondField(db_column="createdAt")),
-                (
-                    "expires_at",
-                    EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="expiresAt", null=True
-                    ),
-                ),
-                (
-                    "disabled_at",
-                    EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="disabledAt", null=True
-                    ),
-                ),
-                (
-                    "last_used_at",
-                    EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="lastUsedAt", null=True
-                    ),
-                ),
+                _at("expires_at", "expiresAt", blank=True),
+                _at("disabled_at", "disabledAt", blank=True),
+                _at("last_used_at", "lastUsedAt", blank=True),
             ],
             options={
                 "verbose_name": "API token",
@@ -172,18 +162,8 @@ class Migration(migrations.Migration):
                     "previous_secret",
                     models.TextField(blank=True, db_column="previousSecret", db_default=""),
                 ),
-                (
-                    "rotated_at",
-                    EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="rotatedAt", null=True
-                    ),
-                ),
-                (
-                    "disabled_at",
-                    EpochMillisecondField(  # type: ignore[misc]
-                        blank=True, db_column="disabledAt", null=True
-                    ),
-                ),
+                _at("rotated_at", "rotatedAt", blank=True),
+                _at("disabled_at", "disabledAt", blank=True),
                 (
                     "disabled_reason",
                     models.TextField(blank=True, db_column="disabledReason", db_default=""),
@@ -219,27 +199,12 @@ class Migration(migrations.Migration):
             fields=[
                 _id(),
                 ("name", models.TextField(db_collation="C")),
-                (
-                    "opened_at",
-                    EpochMillisecondField(  # type: ignore[misc]
-                        db_column="openedAt", null=True
-                    ),
-                ),
-                (
-                    "open_until",
-                    EpochMillisecondField(  # type: ignore[misc]
-                        db_column="openUntil", null=True
-                    ),
-                ),
+                _at("opened_at", "openedAt"),
+                _at("open_until", "openUntil"),
                 ("openings", models.IntegerField(db_default=0)),
                 ("reason", models.TextField(blank=True, db_default="")),
                 ("probe_by", models.CharField(db_column="probeBy", max_length=36, null=True)),
-                (
-                    "probe_until",
-                    EpochMillisecondField(  # type: ignore[misc]
-                        db_column="probeUntil", null=True
-                    ),
-                ),
+                _at("probe_until", "probeUntil"),
             ],
             options={
                 "verbose_name": "host",

@@ -73,13 +73,8 @@ _COLUMNS: Final[LiteralString] = """
 # covers. Runs under LOCK_JOBS. The first column is false if the shards have changed. A job that is
 # not returned exists. Scalar sub-selects, because NOT EXISTS may become a join of all rows.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
-ADD_JOBS: Final[LiteralString] = (
-    CLOCK
-    + _OFFERED
-    + """,
-added AS ("""
-    + _COLUMNS
-    + """
+ADD_JOBS: Final[LiteralString] = f"""{CLOCK}{_OFFERED},
+added AS ({_COLUMNS}
     WHERE COALESCE(
             (
                 SELECT false
@@ -105,7 +100,6 @@ SELECT EXISTS (SELECT 1 FROM topic), added."pKey", true, added."scheduledAt", cl
 FROM clock
 LEFT JOIN added ON true
 """
-)
 
 # Add jobs, or replace those with the same ids, under LOCK_JOBS. A job that gets or loses its url
 # moves to another kind. Unlike an offer this compares headers and groups. A job that is not
@@ -113,10 +107,7 @@ LEFT JOIN added ON true
 # A job to move may be gone when its row lock is granted, and be put back in a row that this
 # snapshot misses. It is returned without a due time, and the caller repeats the statement.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
-PUT_JOBS: Final[LiteralString] = (
-    CLOCK
-    + _OFFERED
-    + """,
+PUT_JOBS: Final[LiteralString] = f"""{CLOCK}{_OFFERED},
 elsewhere AS MATERIALIZED (
     SELECT offered.key, place.id
     FROM offered
@@ -132,22 +123,16 @@ elsewhere AS MATERIALIZED (
 moved AS (
     DELETE FROM delayed_queue AS stored
     WHERE id = ANY (ARRAY(SELECT id FROM elsewhere))
-    RETURNING id, "pKey", """
-    + TELL_HOLDER
-    + """
+    RETURNING id, "pKey", {TELL_HOLDER}
 ),
 missed AS MATERIALIZED (
     SELECT DISTINCT key
     FROM elsewhere
     WHERE id <> ALL (ARRAY(SELECT id FROM moved))
 ),
-added AS ("""
-    + _COLUMNS
-    + """
+added AS ({_COLUMNS}
     WHERE key <> ALL (ARRAY(SELECT key FROM missed))
-    ORDER BY key COLLATE "C" """
-    + REPLACE
-    + """
+    ORDER BY key COLLATE "C" {REPLACE}
     WHERE stored.payload <> EXCLUDED.payload
         OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
         OR CASE WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored.headers END
@@ -167,7 +152,6 @@ SELECT
 FROM clock
 LEFT JOIN written ON true
 """
-)
 
 
 class AddedRow(NamedTuple):

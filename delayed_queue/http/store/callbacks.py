@@ -13,22 +13,17 @@ from delayed_queue.rates import Event
 
 # Milliseconds from now until a host is half open, and until its probe expires. No row: closed.
 # Reads: host_name.
-READ_HOST: Final[LiteralString] = (
-    CLOCK
-    + """
+READ_HOST: Final[LiteralString] = f"""{CLOCK}
 SELECT "openUntil" - now, "probeUntil" - now
 FROM delayed_queue_host
 CROSS JOIN clock
 WHERE name = %(host)s
     AND "openUntil" IS NOT NULL
 """
-)
 
 # Open a closed host. Late results of other callbacks do not prolong the pause of an open one.
 # Reads: host_name.
-OPEN_HOST: Final[LiteralString] = (
-    CLOCK
-    + """
+OPEN_HOST: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_host AS host (name, "openedAt", "openUntil", openings, reason)
 SELECT %(host)s, now, now + %(pause)s::bigint, 1, %(reason)s
 FROM clock
@@ -42,14 +37,11 @@ SET "openedAt" = EXCLUDED."openedAt",
 WHERE host."openUntil" IS NULL
 RETURNING id
 """
-)
 
 # Take the only probe of a half open host: its pause is over, and no probe is under way or the last
 # one has expired. The row's lock admits one worker; the others then read its change.
 # Reads: host_name.
-PROBE_HOST: Final[LiteralString] = (
-    CLOCK
-    + """
+PROBE_HOST: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue_host
 SET "probeBy" = %(by)s,
     "probeUntil" = (SELECT now FROM clock) + %(timeout)s::bigint
@@ -58,14 +50,11 @@ WHERE name = %(host)s
     AND ("probeUntil" IS NULL OR "probeUntil" <= (SELECT now FROM clock))
 RETURNING id
 """
-)
 
 # Write the result of a probe, unless another worker has the probe by now. A host that still fails
 # stays open twice as long as before, up to the longest pause. After DROP the next worker probes.
 # Reads: host_name.
-END_PROBE: Final[LiteralString] = (
-    CLOCK
-    + """
+END_PROBE: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue_host
 SET "openUntil" = CASE %(event)s::text
         WHEN 'SUCCEED' THEN NULL
@@ -85,7 +74,6 @@ WHERE name = %(host)s
     AND "probeBy" = %(by)s
 RETURNING id
 """
-)
 
 # Lock the endpoint's slots. It is a statement of its own, so that the snapshot of HOLD_SLOTS
 # includes the commits of earlier holders. Reads: the primary key.
@@ -99,9 +87,7 @@ FOR NO KEY UPDATE
 # Take as many of the wanted slots as other holders leave, and delete expired ones, such as those
 # of a dead worker. Runs under LOCK_SLOTS.
 # Reads: slot_endpoint_holder.
-HOLD_SLOTS: Final[LiteralString] = (
-    CLOCK
-    + """,
+HOLD_SLOTS: Final[LiteralString] = f"""{CLOCK},
 silent AS (
     DELETE FROM delayed_queue_slot
     WHERE endpoint_id = %(id)s
@@ -128,13 +114,10 @@ SET held = EXCLUDED.held,
     "heldUntil" = EXCLUDED."heldUntil"
 RETURNING held
 """
-)
 
 # Delete attempts older than the age, the oldest first, skipping rows that another prune has locked.
 # Reads: attempt_started, then the primary key.
-PRUNE_ATTEMPTS: Final[LiteralString] = (
-    CLOCK
-    + """
+PRUNE_ATTEMPTS: Final[LiteralString] = f"""{CLOCK}
 DELETE FROM delayed_queue_callback_attempt
 WHERE id = ANY (ARRAY(
     SELECT id
@@ -145,7 +128,6 @@ WHERE id = ANY (ARRAY(
     FOR UPDATE SKIP LOCKED
 ))
 """
-)
 
 MAX_PREFIXES: Final = 10_000
 

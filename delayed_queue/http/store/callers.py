@@ -71,22 +71,17 @@ RETURNING
 TRY_KEY: Final[LiteralString] = "SELECT pg_try_advisory_xact_lock(%(lock)s::bigint)"
 
 # The answer of a key, unless it is too old. Reads: idempotency_scope_key.
-READ_ANSWER: Final[LiteralString] = (
-    CLOCK
-    + """
+READ_ANSWER: Final[LiteralString] = f"""{CLOCK}
 SELECT "requestHash", status, answer
 FROM delayed_queue_idempotency_key
 WHERE scope = %(scope)s
     AND key = %(key)s
     AND "createdAt" > (SELECT now FROM clock) - %(age)s::bigint
 """
-)
 
 # Save an answer under TRY_KEY; it replaces one that is too old.
 # Reads: idempotency_scope_key.
-SAVE_ANSWER: Final[LiteralString] = (
-    CLOCK
-    + """
+SAVE_ANSWER: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_idempotency_key (
     scope, key, "requestHash", status, answer, "createdAt"
 )
@@ -98,13 +93,10 @@ SET "requestHash" = EXCLUDED."requestHash",
     answer = EXCLUDED.answer,
     "createdAt" = EXCLUDED."createdAt"
 """
-)
 
 # Delete answers older than the age, one bounded batch at a time. Two limits as in a claim.
 # Reads: idempotency_created.
-PRUNE_ANSWERS: Final[LiteralString] = (
-    CLOCK
-    + """
+PRUNE_ANSWERS: Final[LiteralString] = f"""{CLOCK}
 DELETE FROM delayed_queue_idempotency_key
 WHERE id = ANY (ARRAY(
     SELECT id
@@ -119,7 +111,6 @@ WHERE id = ANY (ARRAY(
     LIMIT %(limit)s::integer
 ))
 """
-)
 
 M = TypeVar("M", bound=models.Model)
 

@@ -40,9 +40,7 @@ POP_JOBS: Final[LiteralString] = CLOCK + lease_due(
 
 # Change how long the messages of a lease are held, from now on; each has its own time.
 # Reads: the primary key.
-HOLD_FOR: Final[LiteralString] = (
-    CLOCK
-    + """
+HOLD_FOR: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
 SET "scheduledAt" = (SELECT now FROM clock)
     + (%(ttrs)b::bigint[])[array_position(%(ids)b::bigint[], id)]
@@ -50,14 +48,11 @@ WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = ANY (ARRAY[%(lease_id)s::varchar])
 RETURNING id, "scheduledAt"
 """
-)
 
 # Delete a job that is under the lease, and say whether the topic has, or had, one of that id.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
-FINISH_JOB: Final[LiteralString] = (
-    "\nWITH"
-    + PLACES
-    + """,
+FINISH_JOB: Final[LiteralString] = f"""
+WITH{PLACES},
 finished AS (
     DELETE FROM delayed_queue
     WHERE "pKey" = %(key)s
@@ -80,7 +75,6 @@ SELECT
             AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
     )
 """
-)
 
 
 class ConsumeStore:

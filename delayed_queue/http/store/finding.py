@@ -19,20 +19,10 @@ from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR, T
 # The active job, or else its newest dead letter. One snapshot, so that a job that dies meanwhile is
 # found in one of the two tables.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
-FIND_JOB: Final[LiteralString] = (
-    CLOCK
-    + ","
-    + PLACES
-    + """
+FIND_JOB: Final[LiteralString] = f"""{CLOCK},{PLACES}
 SELECT
-    false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", """
-    + ATTEMPTS
-    + """,
-    ("""
-    + HEADERS
-    + """)::text, """
-    + LAST_ERROR
-    + """, '', now, "group"
+    false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", {ATTEMPTS},
+    ({HEADERS})::text, {LAST_ERROR}, '', now, "group"
 FROM delayed_queue AS message
 CROSS JOIN clock
 WHERE "pKey" = %(key)s
@@ -50,14 +40,11 @@ UNION ALL
 ORDER BY 1, 2 DESC
 LIMIT 1
 """
-)
 
 # The first jobs of several kinds that are due, leased, or neither; the latter two among the first
 # %(depth)s of each kind that are not due.
 # Reads: delayed_queue__KindPlusScheduledAtIndex.
-PEEK_JOBS: Final[LiteralString] = (
-    CLOCK
-    + """
+PEEK_JOBS: Final[LiteralString] = f"""{CLOCK}
 SELECT
     job."pKey", false, job.id, job."pKind", job."scheduledAt", job."createdAt", job."lockUuid",
     job.attempts, job.headers::text, job."lastError", '', now, job."group"
@@ -69,13 +56,8 @@ CROSS JOIN LATERAL (
         "lastError", "group"
     FROM (
         SELECT
-            id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", """
-    + ATTEMPTS
-    + """ AS attempts, """
-    + HEADERS
-    + """ AS headers, """
-    + LAST_ERROR
-    + """ AS "lastError", "group"
+            id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", {ATTEMPTS} AS attempts,
+            {HEADERS} AS headers, {LAST_ERROR} AS "lastError", "group"
         FROM delayed_queue
         WHERE "pKind" = queue.kind
             AND "scheduledAt" > CASE WHEN %(is_due)s::boolean
@@ -91,15 +73,12 @@ CROSS JOIN LATERAL (
 ORDER BY job."scheduledAt", job.id
 LIMIT %(limit)s::integer
 """
-)
 
 # Delete the job in any state; return the numbers of rows found and deleted. If fewer were deleted,
 # a transaction that consumed the job may have put it back, in a row that this snapshot misses.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
-DROP_JOB: Final[LiteralString] = (
-    "\nWITH"
-    + PLACES
-    + """,
+DROP_JOB: Final[LiteralString] = f"""
+WITH{PLACES},
 found AS MATERIALIZED (
     SELECT id
     FROM delayed_queue
@@ -109,40 +88,33 @@ found AS MATERIALIZED (
 dropped AS (
     DELETE FROM delayed_queue AS stored
     WHERE id = ANY (ARRAY(SELECT id FROM found))
-    RETURNING """
-    + TELL_HOLDER
-    + """
+    RETURNING {TELL_HOLDER}
 )
 SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM dropped)
 """
-)
 
 # Delete the dead letters of the job. Reads: topic_name, dead_letter_key.
-DROP_DEAD_JOB: Final[LiteralString] = (
-    "\nWITH"
-    + PLACES
-    + """
+DROP_DEAD_JOB: Final[LiteralString] = f"""
+WITH{PLACES}
 DELETE FROM delayed_queue_dead_letter
 WHERE "pKey" = %(key)s
     AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
 RETURNING id
 """
-)
+
+_DEAD: Final[LiteralString] = """
+    id, "pKind", "pKey", payload, headers::text, attempts, reason, "lastError", "createdAt",
+    "diedAt\""""
 
 # The next dead letters of several kinds, in id order.
 # Reads: dead_letter_kind_id, at most the limit of each kind.
-DEAD_JOBS: Final[LiteralString] = """
-SELECT
-    letter.id, letter."pKind", letter."pKey", letter.payload, letter.headers::text,
-    letter.attempts, letter.reason, letter."lastError", letter."createdAt", letter."diedAt"
+DEAD_JOBS: Final[LiteralString] = f"""
+SELECT{_DEAD}
 FROM unnest(%(kinds)b::text[]) AS queue (kind)
 CROSS JOIN LATERAL (
-    SELECT
-        id, "pKind", "pKey", payload, headers, attempts, reason, "lastError", "createdAt", "diedAt"
+    SELECT{_DEAD}
     FROM (
-        SELECT
-            id, "pKind", "pKey", payload, headers, attempts, reason, "lastError", "createdAt",
-            "diedAt"
+        SELECT{_DEAD}
         FROM delayed_queue_dead_letter
         WHERE "pKind" || '' = queue.kind
             AND id > %(after)s::bigint
@@ -156,10 +128,8 @@ LIMIT %(limit)s::integer
 """
 
 # Reads: the primary key of the dead letters.
-READ_DEAD_JOB: Final[LiteralString] = """
-SELECT
-    id, "pKind", "pKey", payload, headers::text, attempts, reason, "lastError", "createdAt",
-    "diedAt"
+READ_DEAD_JOB: Final[LiteralString] = f"""
+SELECT{_DEAD}
 FROM delayed_queue_dead_letter
 WHERE id = %(id)s::bigint
 """

@@ -24,50 +24,31 @@ _NAMED: Final[LiteralString] = "(SELECT %(topic)s::text AS topic) AS named"
 # Lock the jobs, and the number of shards, until the end of the transaction. A statement of its own,
 # so that the next one sees what earlier holders committed. The topic's lock is an InitPlan, taken
 # before the first job's; OFFSET prevents flattening, which keeps the order of the jobs' locks.
-LOCK_JOBS: Final[LiteralString] = (
-    """
+LOCK_JOBS: Final[LiteralString] = f"""
 SELECT count(pg_advisory_xact_lock(lock))
 FROM (
-    SELECT DISTINCT """
-    + _JOB_LOCK
-    + """ AS lock
+    SELECT DISTINCT {_JOB_LOCK} AS lock
     FROM unnest(%(keys)b::text[]) AS job ("pKey")
-    CROSS JOIN """
-    + _NAMED
-    + """
+    CROSS JOIN {_NAMED}
     ORDER BY lock
     OFFSET 0
 ) AS jobs
 WHERE (
-    SELECT pg_advisory_xact_lock_shared("""
-    + _TOPIC_LOCK
-    + """) IS NOT NULL
-    FROM """
-    + _NAMED
-    + """
+    SELECT pg_advisory_xact_lock_shared({_TOPIC_LOCK}) IS NOT NULL
+    FROM {_NAMED}
 )
 """
-)
 
 # Lock the number of shards for a change. Waits for transactions that are adding jobs.
-LOCK_TOPIC: Final[LiteralString] = (
-    """
-SELECT pg_advisory_xact_lock("""
-    + _TOPIC_LOCK
-    + """) IS NULL
-FROM """
-    + _NAMED
-    + """
+LOCK_TOPIC: Final[LiteralString] = f"""
+SELECT pg_advisory_xact_lock({_TOPIC_LOCK}) IS NULL
+FROM {_NAMED}
 """
-)
 
 # The topics of letters: that of the given kind, or else of each letter.
-_TOPICS_OF_LETTERS: Final[LiteralString] = (
-    """
+_TOPICS_OF_LETTERS: Final[LiteralString] = f"""
 WITH families AS MATERIALIZED (
-    SELECT DISTINCT """
-    + TOPIC
-    + """ AS topic
+    SELECT DISTINCT {TOPIC} AS topic
     FROM (
         SELECT %(kind)s::text AS "pKind"
         WHERE %(kind)s::text IS NOT NULL
@@ -78,15 +59,12 @@ WITH families AS MATERIALIZED (
             AND %(kind)s::text IS NULL
     ) AS letter
 )"""
-)
 
 # Take the locks of LOCK_JOBS for dead letters before a redrive: first the topics, then, in a second
 # statement that sees topics that were just created, the jobs. More than %(most)s letters lock their
 # topics exclusively and no jobs: PostgreSQL has about 64 locks per connection.
 # Reads: the primary key of the dead letters, unless all are of one kind.
-LOCK_TOPICS_OF_LETTERS: Final[LiteralString] = (
-    _TOPICS_OF_LETTERS
-    + """
+LOCK_TOPICS_OF_LETTERS: Final[LiteralString] = f"""{_TOPICS_OF_LETTERS}
 SELECT count(
     CASE
         WHEN cardinality(%(ids)b::bigint[]) > %(most)s::integer
@@ -95,21 +73,16 @@ SELECT count(
     END
 )
 FROM (
-    SELECT DISTINCT """
-    + _TOPIC_LOCK
-    + """ AS lock
+    SELECT DISTINCT {_TOPIC_LOCK} AS lock
     FROM families
     WHERE topic IS NOT NULL
     ORDER BY lock
     OFFSET 0
 ) AS topics
 """
-)
 
 # Reads: topic_name; the primary key of the dead letters, where one of their topics exists.
-LOCK_JOBS_OF_LETTERS: Final[LiteralString] = (
-    _TOPICS_OF_LETTERS
-    + """,
+LOCK_JOBS_OF_LETTERS: Final[LiteralString] = f"""{_TOPICS_OF_LETTERS},
 topics AS MATERIALIZED (
     SELECT topic
     FROM families
@@ -120,13 +93,9 @@ topics AS MATERIALIZED (
 )
 SELECT count(pg_advisory_xact_lock(lock))
 FROM (
-    SELECT DISTINCT """
-    + _JOB_LOCK
-    + """ AS lock
+    SELECT DISTINCT {_JOB_LOCK} AS lock
     FROM (
-        SELECT """
-    + TOPIC
-    + """ AS topic, "pKey"
+        SELECT {TOPIC} AS topic, "pKey"
         FROM delayed_queue_dead_letter
         WHERE id = ANY (%(ids)b::bigint[])
             AND COALESCE("pKind" = %(kind)s::text, true)
@@ -137,7 +106,6 @@ FROM (
     OFFSET 0
 ) AS jobs
 """
-)
 
 # Maximum number of jobs locked in a transaction: PostgreSQL has about 64 locks per connection.
 MOST_JOBS: Final = 200
@@ -161,16 +129,13 @@ def locking_letters(ids: Sequence[int], kind: str | None) -> list[Step]:
 
 # Runs under LOCK_TOPIC: a redrive that found no topic has that lock.
 # Reads: topic_name.
-CREATE_TOPIC: Final[LiteralString] = (
-    CLOCK
-    + """
+CREATE_TOPIC: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_topic (name, "createdAt")
 SELECT %(topic)s, now
 FROM clock
 ON CONFLICT (name) DO NOTHING
 RETURNING id
 """
-)
 
 # Reads: topic_name.
 READ_TOPIC: Final[LiteralString] = """
