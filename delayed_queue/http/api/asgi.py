@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from io import BytesIO
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
@@ -20,19 +18,17 @@ from django.urls import set_script_prefix
 
 from delayed_queue.conf import get_settings
 from delayed_queue.http.api.bodies import too_large
-from delayed_queue.http.api.pool import View, is_stoppable
+from delayed_queue.http.api.clients import RECEIVE
 from delayed_queue.http.api.problems import MEDIA_TYPE, Problem
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, exit_after
 
-T = TypeVar("T")
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[..., Awaitable[None]]
 
-_RECEIVE: Final = "delayed_queue_receive"
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -71,7 +67,7 @@ class DirectHandler(ASGIHandler):
     """
 
     def load_middleware(self, is_async: bool = False) -> None:
-        self._view_middleware: list[Any] = [self._called]
+        self._view_middleware: list[Any] = []
         self._template_response_middleware: list[Any] = []
         self._exception_middleware: list[Any] = []
         self._middleware_chain = convert_exception_to_response(self._resolved)
@@ -79,16 +75,6 @@ class DirectHandler(ASGIHandler):
     async def _resolved(self, request: HttpRequest) -> HttpResponseBase:
         response: HttpResponseBase = await super()._get_response_async(request)  # type: ignore[misc]
         return response
-
-    async def _called(
-        self, request: HttpRequest, view: View, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call a view that can be stopped, and cancel it when the client disconnects."""
-        if not is_stoppable(view):
-            return None
-        return await self._while_connected(
-            view(request, *args, **kwargs), getattr(request, _RECEIVE)
-        )
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         try:
@@ -101,11 +87,11 @@ class DirectHandler(ASGIHandler):
         with body:
             set_script_prefix(get_script_prefix(scope))
             request, refusal = self.create_request(scope, body)
-            with suppress(_Left):
-                if request is not None:
-                    setattr(request, _RECEIVE, receive)
-                response: Any = refusal if request is None else await self._answer(request)
-                await self.send_response(response, send)
+            response: Any = refusal
+            if request is not None:
+                request.META[RECEIVE] = receive
+                response = await self._answer(request)
+            await self.send_response(response, send)
 
     async def _body(self, scope: Any, receive: Receive) -> BytesIO:
         """Return the body; raise Problem 413 as soon as it is larger than any call takes."""
@@ -131,26 +117,6 @@ class DirectHandler(ASGIHandler):
         if not response.streaming and response.status_code != HTTPStatus.NO_CONTENT:
             response.headers.setdefault("Content-Length", str(len(response.content)))
         return response  # type: ignore[no-any-return]
-
-    async def _while_connected(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
-        """Return the result of the work; cancel it, and raise, when the client disconnects."""
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
-        try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (working, leaving):
-                task.cancel()
-            with suppress(asyncio.CancelledError, RequestAborted):
-                await leaving
-        try:
-            return await working
-        except asyncio.CancelledError:
-            raise _Left from None
-
-
-class _Left(BaseException):
-    """The client has disconnected; Django must not make a response of this."""
 
 
 async def _refuse(send: Send, problem: Problem) -> None:

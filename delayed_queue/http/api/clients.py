@@ -1,15 +1,18 @@
-"""The connection of a client, where a WSGI server shows it: gunicorn does."""
+"""The connection of a client, where the server shows it: ASGI and gunicorn do."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from django.http import HttpRequest
 
 T = TypeVar("T")
+
+# The key of ASGI's receive function in the request's META.
+RECEIVE: Final = "delayed_queue.receive"
 
 
 def socket_of(request: HttpRequest) -> socket.socket | None:
@@ -50,27 +53,34 @@ def is_gone(request: HttpRequest) -> bool:
 async def while_connected(request: HttpRequest, work: Callable[[], Awaitable[T]]) -> T | None:
     """Return the result of the work; cancel it, and return None, when the client is gone.
 
-    Nothing is begun for a client that left before. Under ASGI the server cancels the view itself.
+    Nothing is begun for a client that left before. A plain ASGI handler cancels the view itself.
     """
-    client = socket_of(request)
-    if client is None:
-        return await work()
     if is_gone(request):
         return None
-    loop, working = asyncio.get_running_loop(), asyncio.ensure_future(work())
-
-    def stop_if_gone() -> None:
-        # Once: bytes of a next request would wake this again and again.
-        loop.remove_reader(client)
-        if is_gone(request):
-            working.cancel()
-
-    loop.add_reader(client, stop_if_gone)
+    tasks = working, _ = asyncio.ensure_future(work()), asyncio.ensure_future(_departure(request))
     try:
-        return await working
-    except asyncio.CancelledError:
-        if not is_gone(request):
-            raise
-        return None
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        loop.remove_reader(client)
+        for each in tasks:
+            each.cancel()
+    await asyncio.wait(tasks)
+    return None if working.cancelled() else working.result()
+
+
+async def _departure(request: HttpRequest) -> None:
+    """Wait until the client disconnects; for ever where that cannot be seen."""
+    if receive := request.META.get(RECEIVE):
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        return
+    loop, client, readable = asyncio.get_running_loop(), socket_of(request), asyncio.Event()
+    if client is not None:
+        loop.add_reader(client, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        if client is not None:
+            loop.remove_reader(client)
+    if not is_gone(request):
+        # Bytes of a next request would wake this again and again.
+        await loop.create_future()

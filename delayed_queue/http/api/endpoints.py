@@ -33,7 +33,7 @@ from msgspec import Struct, convert, defstruct, structs
 
 from delayed_queue.http.api.auth import let_in
 from delayed_queue.http.api.bodies import JSON, Limit, admit, nothing, read_object, reply
-from delayed_queue.http.api.pool import V, View, in_event_loop, in_thread, unstoppable
+from delayed_queue.http.api.pool import V, View, in_event_loop, in_thread
 from delayed_queue.http.api.problems import Source, invalid, not_allowed, respond
 from delayed_queue.http.api.replies import reply_type
 from delayed_queue.http.reading import Errors, read
@@ -232,10 +232,7 @@ def pattern_of(route: str, endpoints: Mapping[str, Endpoint]) -> URLPattern:
         return await found.respond_in_loop(request, **named)
 
     (name, *_) = (each.view.__name__ for each in endpoints.values())
-    in_loop = markcoroutinefunction(answer_in_loop)
-    if not any(each.waits for each in endpoints.values()):
-        in_loop = unstoppable(in_loop)
-    return TwoWayPattern(route, answer, in_loop, name)
+    return TwoWayPattern(route, answer, markcoroutinefunction(answer_in_loop), name)
 
 
 class TwoWayPattern(URLPattern):
@@ -271,4 +268,4 @@ def pooled_path(route: str, view: View, name: str) -> URLPattern:
     async def run(request: HttpRequest, **path: Any) -> Any:
         return await in_thread(view, request, **path)
 
-    return TwoWayPattern(route, view, unstoppable(markcoroutinefunction(run)), name)
+    return TwoWayPattern(route, view, markcoroutinefunction(run), name)

@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from asgiref.sync import iscoroutinefunction
 from django.db import connections
 
 from delayed_queue.db.resilience import tend
@@ -25,7 +24,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 View = Callable[..., Any]
 V = TypeVar("V", bound=View)
-_UNSTOPPABLE: Final = "delayed_queue_unstoppable"
 
 
 @lru_cache(maxsize=1)
@@ -86,13 +84,3 @@ def _tended(call: Callable[[], T]) -> T:
         return call()
     finally:
         _opened.update(connections.all(initialized_only=True))
-
-
-def unstoppable(view: V) -> V:
-    """Mark a view that keeps running after the client disconnects."""
-    setattr(view, _UNSTOPPABLE, True)
-    return view
-
-
-def is_stoppable(view: View) -> bool:
-    return iscoroutinefunction(view) and not hasattr(view, _UNSTOPPABLE)
