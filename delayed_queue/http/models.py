@@ -202,11 +202,10 @@ class Host(models.Model):
 
 
 class Slot(models.Model):
-    """The slots of an endpoint that a worker holds: their number, and until when."""
+    """A callback under way to an endpoint of limited concurrency; it expires."""
 
     endpoint = models.ForeignKey(Endpoint, models.CASCADE, db_index=False)
     holder = models.CharField(max_length=36, db_collation="C")
-    held = models.IntegerField()
     held_until = EpochMillisecondField(db_column="heldUntil")
 
     class Meta:
@@ -217,7 +216,7 @@ class Slot(models.Model):
         default_permissions = []
 
     def __str__(self) -> str:
-        return f"{self.held} of {self.endpoint_id}"
+        return f"{self.holder} of {self.endpoint_id}"
 
 
 class CallbackAttempt(models.Model):

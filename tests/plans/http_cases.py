@@ -107,8 +107,8 @@ CALLBACKS: Final = [
     *cases("PROBE_HOST", "host_name", **_HOST, by="me", timeout=1000),
     *cases("END_PROBE", "host_name", **_HOST, by="me", event="FAIL", pause=1, longest=9),
     *cases("LOCK_SLOTS", _ENDPOINT, id=1_000_100),
-    *cases("HOLD_SLOTS", "slot_endpoint_holder", id=1_000_100, holder="me", wanted=3, used=0,
-           concurrency=5, timeout=1000, n=10),
+    *cases("TAKE_SLOT", "slot_endpoint_holder", id=1_000_100, holder="me", concurrency=5,
+           timeout=1000, n=10),
     *cases("PRUNE_ATTEMPTS", "attempt_started", age=0, limit=Each(100, 1000)),
 ]  # fmt: skip
 

@@ -149,7 +149,7 @@ _ENDPOINTS: Final = scrambled(
 )  # fmt: skip
 _SLOTS: Final = scrambled(
     "delayed_queue_slot", 10_000, endpoint_id="1000000 + n % 1000", holder="'holder-' || n / 1000",
-    held="1", heldUntil=f"{NOW} + n",
+    heldUntil=f"{NOW} + n",
 )  # fmt: skip
 _HOSTS: Final = scrambled(
     "delayed_queue_host", 10_000, name="'host-' || n || ':443'",

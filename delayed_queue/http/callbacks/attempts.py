@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 from asgiref.sync import sync_to_async
 from django.db import Error
 
+from delayed_queue.db.gathering import LoopGathering
 from delayed_queue.db.resilience import write_by_halves
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.conf import callback_settings
@@ -36,53 +36,41 @@ class AttemptLog:
 
     def __init__(self, using: str) -> None:
         self._using = using
-        self._waiting: deque[CallbackAttempt] = deque(maxlen=MOST_WAITING)
-        self._writer: asyncio.Task[None] | None = None
-        self._lock = asyncio.Lock()
+        self._gathering: LoopGathering[None, CallbackAttempt, None] = LoopGathering(
+            self._write, most=MOST_AT_ONCE, pause=GATHER_SECONDS
+        )
+        self._last: asyncio.Future[None] | None = None
+        # Attempts that the database did not take.
+        self._kept: list[CallbackAttempt] = []
         self._prune_at = 0.0
 
     def add(self, row: CallbackAttempt) -> None:
         """Write an attempt soon."""
-        self._waiting.append(row)
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.get_running_loop().create_task(self._write_soon())
+        self._last = self._gathering.ask(None, row)
 
     async def flush(self) -> None:
-        """Write the attempts added so far; return when they are written or refused."""
-        async with self._lock:
-            while self._waiting:
-                rows = [self._waiting[n] for n in range(min(len(self._waiting), MOST_AT_ONCE))]
-                if not await self._write(rows):
-                    return
+        """Return when the attempts added so far are written or refused."""
+        if self._last is not None:
+            await asyncio.shield(self._last)
 
     async def close(self) -> None:
         """Write the remaining attempts, at the end of the event loop."""
-        if self._writer is not None:
-            # Not during a statement, whose rows would be written again.
-            async with self._lock:
-                self._writer.cancel()
-            await asyncio.wait([self._writer])
-        await self.flush()
+        await self._gathering.close()
+        await self._write(None, [])
 
-    async def _write_soon(self) -> None:
-        # Before the write: attempts that are added meanwhile go with it.
+    async def _write(self, key: None, rows: list[CallbackAttempt]) -> list[None]:
         if time.monotonic() >= self._prune_at:
             # Prune with every write while there is more: as fast as the table can grow.
             is_done = await self._prune() < MOST_PRUNED
             self._prune_at = time.monotonic() + PRUNE_SECONDS if is_done else 0.0
-        await asyncio.sleep(GATHER_SECONDS)
-        await self.flush()
-
-    async def _write(self, rows: list[CallbackAttempt]) -> bool:
+        waiting, self._kept = [*self._kept, *rows], []
         add = CallbackAttempt.objects.using(self._using).bulk_create
         try:
-            await sync_to_async(write_by_halves)(rows, add, _not_logged)
+            await sync_to_async(write_by_halves)(waiting, add, _not_logged)
         except (Error, ResourceUnavailable) as error:
             log(logging.WARNING, "attempts_not_logged", error=described(error))
-            return False
-        for _ in rows:
-            self._waiting.popleft()
-        return True
+            self._kept = waiting[-MOST_WAITING:]
+        return [None] * len(rows)
 
     async def _prune(self) -> int:
         age = callback_settings().ATTEMPTS_RETENTION // MILLISECOND

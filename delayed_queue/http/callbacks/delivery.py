@@ -77,7 +77,6 @@ class DeliveryContext:
     async def close(self) -> None:
         """Write the log and give back what is held, at the end of the loop."""
         await self.log.close()
-        await self.admission.close()
         await self.gate.close()
 
     async def send(self, callback: Callback) -> CallbackResult:

@@ -220,7 +220,6 @@ class Migration(migrations.Migration):
             fields=[
                 _id(),
                 ("holder", models.CharField(db_collation="C", max_length=36)),
-                ("held", models.IntegerField()),
                 ("held_until", EpochMillisecondField(db_column="heldUntil")),
                 (
                     "endpoint",

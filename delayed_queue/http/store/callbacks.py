@@ -7,7 +7,7 @@ from typing import Final, LiteralString, NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.clock import read_clock
-from delayed_queue.db.sql import CLOCK, first_row, value_of
+from delayed_queue.db.sql import CLOCK, first_row
 from delayed_queue.db.statements import execute, fetch, run
 from delayed_queue.rates import Event
 
@@ -75,7 +75,7 @@ WHERE name = %(host)s
 RETURNING id
 """
 
-# Lock the endpoint's slots. It is a statement of its own, so that the snapshot of HOLD_SLOTS
+# Lock the endpoint's slots. It is a statement of its own, so that the snapshot of TAKE_SLOT
 # includes the commits of earlier holders. Reads: the primary key.
 LOCK_SLOTS: Final[LiteralString] = """
 SELECT concurrency
@@ -84,35 +84,24 @@ WHERE id = %(id)s
 FOR NO KEY UPDATE
 """
 
-# Take as many of the wanted slots as other holders leave, and delete expired ones, such as those
-# of a dead worker. Runs under LOCK_SLOTS.
-# Reads: slot_endpoint_holder.
-HOLD_SLOTS: Final[LiteralString] = f"""{CLOCK},
-silent AS (
+# Take a slot if there is a free one, and delete expired ones: those of dead workers. Runs under
+# LOCK_SLOTS. Reads: slot_endpoint_holder.
+TAKE_SLOT: Final[LiteralString] = f"""{CLOCK},
+expired AS (
     DELETE FROM delayed_queue_slot
     WHERE endpoint_id = %(id)s
         AND "heldUntil" <= (SELECT now FROM clock)
-        AND holder <> %(holder)s
-),
-taken AS (
-    SELECT COALESCE(sum(held), 0) AS slots
+)
+INSERT INTO delayed_queue_slot (endpoint_id, holder, "heldUntil")
+SELECT %(id)s, %(holder)s, now + %(timeout)s::bigint
+FROM clock
+WHERE (
+    SELECT count(*)
     FROM delayed_queue_slot
     WHERE endpoint_id = %(id)s
         AND "heldUntil" > (SELECT now FROM clock)
-        AND holder <> %(holder)s
-)
-INSERT INTO delayed_queue_slot (endpoint_id, holder, held, "heldUntil")
-SELECT
-    %(id)s,
-    %(holder)s,
-    greatest(least(%(wanted)s::integer, %(concurrency)s::integer - taken.slots), %(used)s::integer),
-    clock.now + %(timeout)s::bigint
-FROM clock
-CROSS JOIN taken
-ON CONFLICT (endpoint_id, holder) DO UPDATE
-SET held = EXCLUDED.held,
-    "heldUntil" = EXCLUDED."heldUntil"
-RETURNING held
+) < %(concurrency)s::integer
+RETURNING id
 """
 
 # Delete attempts older than the age, the oldest first, skipping rows that another prune has locked.
@@ -155,19 +144,18 @@ class EndpointManager(models.Manager[M]):
         rows = self.using(using).filter(pk=endpoint_id, disabled_at=None)
         return rows.update(disabled_at=read_clock(using), disabled_reason=reason) > 0
 
-    def hold_slots(
-        self, endpoint_id: int, holder: str, wanted: int, used: int, *, concurrency: int,
-        timeout: int, now: int | None = None, using: str = DEFAULT_DB_ALIAS,
-    ) -> int:  # fmt: skip
-        """Hold up to ``wanted`` slots for ``timeout`` ms; return how many, at least ``used``."""
+    def take_slot(
+        self, endpoint_id: int, holder: str, concurrency: int, *, timeout: int,
+        now: int | None = None, using: str = DEFAULT_DB_ALIAS,
+    ) -> bool:  # fmt: skip
+        """Take one of the slots for at most ``timeout`` ms; return whether one was free."""
         params = {
-            "id": endpoint_id, "holder": holder, "wanted": wanted, "used": used,
-            "concurrency": concurrency, "timeout": timeout, "now": now,
+            "id": endpoint_id, "holder": holder, "concurrency": concurrency, "timeout": timeout,
+            "now": now,
         }  # fmt: skip
         lock = (LOCK_SLOTS, {"id": endpoint_id})
-        _, answer = run(using, [lock, (HOLD_SLOTS, params)])
-        held: int = value_of(answer)
-        return held
+        _, taken = run(using, [lock, (TAKE_SLOT, params)])
+        return bool(taken)
 
 
 class HostManager(models.Manager[M]):

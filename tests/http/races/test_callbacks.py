@@ -14,9 +14,9 @@ from delayed_queue.http.callbacks.endpoints import Endpoints, place_of
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Slot
 from delayed_queue.http.store.callbacks import (
     END_PROBE,
-    HOLD_SLOTS,
     LOCK_SLOTS,
     PROBE_HOST,
+    TAKE_SLOT,
 )
 from delayed_queue.rates import Event
 from tests.support.concurrency import calling, together, wait_until_blocked
@@ -135,46 +135,36 @@ def endpoint() -> Endpoint:
     )
 
 
-def holding(
-    endpoint: Endpoint, holder: str, wanted: int, used: int = 0, now: int | None = None
-) -> int:
-    return Endpoint.objects.hold_slots(
-        endpoint.id, holder, wanted, used, concurrency=5, timeout=1000, now=now
-    )
+def taking(endpoint: Endpoint, holder: str, concurrency: int, now: int | None = None) -> bool:
+    return Endpoint.objects.take_slot(endpoint.id, holder, concurrency, timeout=1000, now=now)
 
 
 class TestSlots:
     def test_j12_twenty_workers_hold_no_more_than_there_are(self, endpoint: Endpoint) -> None:
-        answers = together([partial(holding, endpoint, str(n), 2) for n in range(20)])
-        assert sum(answers) == 5
+        answers = together([partial(taking, endpoint, str(n), 5) for n in range(20)])
+        assert sum(answers) == Slot.objects.count() == 5
 
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
     def test_j12_a_worker_waits_for_the_one_before(
-        self, endpoint: Endpoint, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-    ) -> None:
-        params = {
-            "id": endpoint.id, "holder": "first", "wanted": 4, "used": 0, "concurrency": 5,
-            "timeout": 60_000, "now": None,
-        }  # fmt: skip
+        self, endpoint: Endpoint, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
+        end: str,
+    ) -> None:  # fmt: skip
+        params = {"id": endpoint.id, "holder": "first", "concurrency": 1, "timeout": 60_000}
         other.execute("BEGIN")
         other.execute(LOCK_SLOTS, {"id": endpoint.id})
-        assert other.execute(HOLD_SLOTS, params).fetchall() == [(4,)]
-        with calling(partial(holding, endpoint, "second", 5)) as second:
+        assert other.execute(TAKE_SLOT, {**params, "now": None}).fetchall()
+        with calling(partial(taking, endpoint, "second", 1)) as second:
             wait_until_blocked(admin, second)
-            other.execute("COMMIT")
-            assert second.answer() == 1
+            other.execute(end)
+            assert second.answer() is (end == "ROLLBACK")
 
-    def test_j12_slots_of_a_worker_that_died_are_free_after_a_while(
+    def test_j12_the_slot_of_a_worker_that_died_is_free_after_a_while(
         self, endpoint: Endpoint
     ) -> None:
-        assert holding(endpoint, "dead", 5, now=NOW) == 5
-        assert holding(endpoint, "alive", 3, now=NOW + 999) == 0
-        assert holding(endpoint, "alive", 3, now=NOW + 1000) == 3
+        assert taking(endpoint, "dead", 1, NOW)
+        assert not taking(endpoint, "alive", 1, NOW + 999)
+        assert taking(endpoint, "alive", 1, NOW + 1000)
         assert list(Slot.objects.values_list("holder", flat=True)) == ["alive"]
-
-    def test_j12_what_is_in_use_is_never_taken_away(self, endpoint: Endpoint) -> None:
-        assert holding(endpoint, "a", 5, now=NOW) == 5
-        assert holding(endpoint, "b", 5, now=NOW + 1000) == 5
-        assert holding(endpoint, "a", 5, used=2, now=NOW + 1001) == 2
 
 
 class TestEndpoints:
