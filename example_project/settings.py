@@ -117,6 +117,10 @@ LOGGING = {
 }
 
 
+# Where recipients of mail reach the API; a deployment sets NOTIFICATIONS_URL.
+LOCAL_URL = "http://localhost:8000/v1" if DEBUG or not DATABASE_URL_IS_SET else ""
+
+
 def _providers() -> dict[str, Any]:
     """Return providers and retries of notifications; by default they are written to the log."""
     found: dict[str, Any] = {}
@@ -154,6 +158,7 @@ DELAYED_QUEUE: dict[str, Any] = {
         "BROKER_URL": env.str("AMQP_URL", default="") or "memory://",
         "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),
         "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
+        "PUBLIC_URL": env.str("NOTIFICATIONS_URL", default=LOCAL_URL),
         **_providers(),
     },
     # Notifications that no dispatcher will settle: the overdue ones each minute, and all others by

@@ -26,7 +26,7 @@ EVERY_TOPIC = [f"{each}*" for each in string.ascii_letters + string.digits + "_"
 # Without the example project's schedules and callbacks: tests declare their own.
 DELAYED_QUEUE = {
     "API": {"TOPICS": EVERY_TOPIC},
-    "NOTIFICATIONS": DELAYED_QUEUE["NOTIFICATIONS"],
+    "NOTIFICATIONS": DELAYED_QUEUE["NOTIFICATIONS"] | {"PUBLIC_URL": "https://notify.example/v1"},
     "CALLBACKS": (
         DELAYED_QUEUE["CALLBACKS"] if env.bool("CALLBACKS", default=False) else {"ENABLED": False}
     ),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from django.http import HttpResponse
+from django.urls import path
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from delayed_queue.conf import MIB
@@ -28,6 +29,7 @@ from delayed_queue.notifications.models import (
 )
 from delayed_queue.notifications.recipients import problem_with
 from delayed_queue.notifications.requests import NotificationRequest, SuppressionRequest
+from delayed_queue.notifications.unsubscribing import unsubscribe
 from delayed_queue.notifications.validation import FieldError
 
 TOPIC: Final = "notifications"
@@ -63,11 +65,15 @@ class ListQuery(Struct, forbid_unknown_fields=True):
 
 
 class AcceptedReply(Struct):
-    """An accepted request; ``duplicate``: the key was used before, by the notification ``id``."""
+    """An accepted request; ``duplicate``: the key was used before, by the notification ``id``.
+
+    ``segments``: the number of segments of an SMS.
+    """
 
     id: uuid.UUID
     status: Status
     duplicate: bool = False
+    segments: int | UnsetType = UNSET
 
 
 class BulkItem(Struct):
@@ -77,6 +83,7 @@ class BulkItem(Struct):
     id: uuid.UUID | UnsetType = UNSET
     status: Status | UnsetType = UNSET
     duplicate: bool | UnsetType = UNSET
+    segments: int | UnsetType = UNSET
     errors: Sequence[FieldError] | UnsetType = UNSET
 
 
@@ -150,7 +157,9 @@ def send(request: ApiRequest) -> HttpResponse:
     (answer,) = intake.accept([raw], tenant=tenant_of(request))
     if isinstance(answer, Refused):
         raise _invalid(answer.errors)
-    accepted = AcceptedReply(answer.id, answer.status, answer.is_duplicate)
+    accepted = AcceptedReply(
+        answer.id, answer.status, answer.is_duplicate, answer.segments or UNSET
+    )
     return reply(202, accepted, Location=f"{request.path.rstrip('/')}/{answer.id}")
 
 
@@ -289,7 +298,8 @@ def _invalid(errors: Sequence[FieldError]) -> Problem:
 def _bulk_item(index: int, answer: Accepted | Refused) -> BulkItem:
     if isinstance(answer, Refused):
         return BulkItem(index, errors=answer.errors)
-    return BulkItem(index, answer.id, answer.status, answer.is_duplicate or UNSET)
+    segments = answer.segments or UNSET
+    return BulkItem(index, answer.id, answer.status, answer.is_duplicate or UNSET, segments)
 
 
 def _items(request: ApiRequest) -> list[Any]:
@@ -309,4 +319,5 @@ api: Final = Api(
     "notifications-api",
     "Send an email, SMS or webhook. Failures are reported by callback and in the status.",
     calls,
+    pages=[path("unsubscribe/<str:token>", unsubscribe, name="unsubscribe")],
 )

@@ -25,7 +25,8 @@ class NotificationsConfig(AppConfig):
 
 # The modules that the extra [notifications] installs.
 EXTRA: Final = {
-    "aiodns", "aiohttp", "apprise", "cryptography", "kombu", "msgspec", "phonenumbers", "yarl",
+    "aiodns", "aiohttp", "apprise", "cryptography", "idna", "kombu", "msgspec",
+    "phonenumbers", "yarl",
 }  # fmt: skip
 
 
@@ -60,13 +61,28 @@ def check_providers(**_: Any) -> list[CheckMessage]:
         return [checks.Error(text, hint=hint, id="delayed_queue.E008")]
     except ImproperlyConfigured as error:
         return [checks.Error(str(error), id="delayed_queue.E008")]
-    return [
+    found: list[CheckMessage] = [
         checks.Warning(
             f"The channel {channel} has no provider, so its notifications will fail.",
             hint="Add one to DELAYED_QUEUE['NOTIFICATIONS']['PROVIDERS'].",
             id="delayed_queue.W008",
         )
         for channel in unserved_channels()
+    ]
+    return [*found, *_public_url_problems()]
+
+
+def _public_url_problems() -> list[CheckMessage]:
+    chosen = get_settings()
+    kinds = {each.get("kind") for each in chosen.PROVIDERS.get("email", ())}
+    if chosen.PUBLIC_URL or kinds <= {"console"}:
+        return []
+    return [
+        checks.Warning(
+            "Mail with a category is refused, because it needs an unsubscribe link.",
+            hint="Set DELAYED_QUEUE['NOTIFICATIONS']['PUBLIC_URL'] to the https URL of the API.",
+            id="delayed_queue.W015",
+        )
     ]
 
 

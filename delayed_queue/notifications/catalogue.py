@@ -24,7 +24,7 @@ from delayed_queue.notifications.services import USING, fetch
 
 # A version of a template, by default the latest. Reads: notification_template_version.
 FIND_TEMPLATE: Final[LiteralString] = """
-SELECT name, channel, version, category, subject, body, html
+SELECT name, channel, version, category, is_transactional, subject, body, html
 FROM delayed_queue_notification_template
 WHERE name = %(name)s::text
     AND channel = %(channel)s::text
@@ -33,7 +33,9 @@ WHERE name = %(name)s::text
 ORDER BY version DESC
 LIMIT 1
 """
-_FIELDS: Final = ("name", "channel", "version", "category", "subject", "body", "html")
+_FIELDS: Final = (
+    "name", "channel", "version", "category", "is_transactional", "subject", "body", "html",
+)  # fmt: skip
 # A process reads a template again after N seconds, so it uses a new version within that time.
 CACHE_SECONDS: Final = 30.0
 # A missing template is looked up again after N seconds: an operator may be about to add it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -47,6 +48,9 @@ class NotificationSettings:
     from ``SECRET_KEY``.
     ``CIRCUIT_FAILURES``, ``CIRCUIT_PAUSE``: after how many failures of a provider in a row it is
     left alone, and for how long.
+    ``PUBLIC_URL``: where recipients reach the API, as in "https://notify.example.org/v1"; mail with
+    a category needs it for its unsubscribe link.
+    ``SMS_SEGMENTS``: the maximum of segments of an SMS.
     """
 
     DEDUPE_WINDOW: timedelta = timedelta(hours=24)
@@ -69,6 +73,8 @@ class NotificationSettings:
     SECRETS: Sequence[str] = field(default=(), repr=False)
     CIRCUIT_FAILURES: int = 30
     CIRCUIT_PAUSE: timedelta = timedelta(seconds=5)
+    PUBLIC_URL: str = ""
+    SMS_SEGMENTS: int = 10
 
 
 def _is_text(value: Any) -> bool:
@@ -77,6 +83,10 @@ def _is_text(value: Any) -> bool:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
+
+
+def _is_public(value: Any) -> bool:
+    return isinstance(value, str) and bool(_PUBLIC.fullmatch(value))
 
 
 def _by_channel(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -95,6 +105,9 @@ def _of_up_to(most: timedelta, words: str) -> Rule:
     return Rule(between(timedelta(0), most), f"It must be a timedelta of up to {words}.")
 
 
+# Mailbox providers demand https; plain http is for tests on one machine. With a longer prefix the
+# link could exceed a line of a mail.
+_PUBLIC: Final = re.compile(r"|(https://[!-~]{1,200}|http://(localhost|127\.0\.0\.1)[!-~]{0,100})")
 _YEARS: Final = _of_up_to(timedelta(days=3650), "3650 days")
 RULES: Final[Mapping[str, Rule]] = {
     "DEDUPE_WINDOW": _YEARS,
@@ -122,6 +135,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "SECRETS": Rule(each(_is_text), "It must be a list of texts."),
     "CIRCUIT_FAILURES": counts(1, 1_000_000),
     "CIRCUIT_PAUSE": _of_up_to(timedelta(days=1), "a day"),
+    "SMS_SEGMENTS": counts(1, 255),
+    "PUBLIC_URL": Rule(_is_public, "It must be the https URL of the API, as in 'https://…/v1'."),
 }
 
 

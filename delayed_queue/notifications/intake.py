@@ -20,7 +20,8 @@ from delayed_queue.db.statements import run
 from delayed_queue.http.reading import MAX_GUESSES
 from delayed_queue.notifications.catalogue import find_template
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.models import Notification, Status, new_ids
+from delayed_queue.notifications.models import Channel, Notification, Status, new_ids
+from delayed_queue.notifications.segments import segments_of
 from delayed_queue.notifications.services import USING, fetch, queue_of, statuses_of
 from delayed_queue.notifications.settling import CALLBACKS
 from delayed_queue.notifications.validation import FieldError, Request, validate
@@ -58,13 +59,13 @@ INSERT: Final[LiteralString] = (
     """
 WITH ended AS (
     INSERT INTO delayed_queue_notification (
-        id, tenant, channel, priority, category, recipient, recipient_hash, template,
-        template_version, subject, body, html, send_at, expires_at, dedupe_key, callback_url,
-        status, outcome, ended_at, attempts, provider, provider_id, error_class
+        id, tenant, channel, priority, category, is_transactional, recipient, recipient_hash,
+        template, template_version, subject, body, html, send_at, expires_at, dedupe_key,
+        callback_url, status, outcome, ended_at, attempts, provider, provider_id, error_class
     )
     SELECT
-        id, %(tenant)s::text, channel, priority, category, recipient, hash, template,
-        template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
+        id, %(tenant)s::text, channel, priority, category, is_transactional, recipient, hash,
+        template, template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
         expires_at, dedupe_key, callback_url,
         CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
         CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
@@ -72,10 +73,10 @@ WITH ended AS (
         0, '', '', ''
     FROM ROWS FROM (
         jsonb_to_recordset(%(requests)s::jsonb) AS (
-            id uuid, channel text, priority text, category text, recipient text,
-            recipient_hash text, template text, template_version int, subject text, body text,
-            html text, send_at timestamptz, expires_at timestamptz, dedupe_key text,
-            callback_url text, claim text
+            id uuid, channel text, priority text, category text, is_transactional boolean,
+            recipient text, recipient_hash text, template text, template_version int,
+            subject text, body text, html text, send_at timestamptz, expires_at timestamptz,
+            dedupe_key text, callback_url text, claim text
         )
     ) WITH ORDINALITY AS request
     CROSS JOIN LATERAL decode(recipient_hash, 'base64') AS hash
@@ -85,7 +86,7 @@ WITH ended AS (
             FROM delayed_queue_notification_suppression AS s
             WHERE s.channel = request.channel
                 AND s.recipient_hash = hash
-                AND s.category IN ('', request.category)
+                AND s.category IN ('', CASE WHEN is_transactional THEN '' ELSE request.category END)
         ) AS is_suppressed
     ) AS suppression
     WHERE claim = ''
@@ -119,6 +120,8 @@ class Accepted:
     id: uuid.UUID
     status: Status
     is_duplicate: bool = False
+    # Of an SMS that is no duplicate.
+    segments: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,5 +291,8 @@ class _Batch:
             first = self._first_of(each)
             is_new = first.id in statuses
             id_, status = (first.id, statuses[first.id]) if is_new else holders[each.claim]
-            found.append(Accepted(id_, status, is_duplicate=not is_new or first is not each))
+            is_duplicate = not is_new or first is not each
+            is_sms = each.request.channel == Channel.SMS and not is_duplicate
+            segments = segments_of(each.request.body) if is_sms else 0
+            found.append(Accepted(id_, status, is_duplicate, segments))
         return found

@@ -100,6 +100,8 @@ class Notification(models.Model):
     recipient_hash = models.BinaryField(max_length=16)
     template = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
     template_version = models.IntegerField(null=True, blank=True)
+    # Opt-outs of its category do not apply: it is urgent, or its template says so.
+    is_transactional = models.BooleanField(default=False, db_default=False)
     # As rendered at intake: a later change of the template has no effect.
     subject = models.TextField(blank=True, default="")
     body = models.TextField()
@@ -233,6 +235,12 @@ class Template(models.Model):
         help_text=_("The HTML version of an email, in addition to the text."),
     )
     category = models.CharField(_("category"), max_length=50, blank=True, default="")
+    is_transactional = models.BooleanField(
+        _("transactional"),
+        default=False,
+        db_default=False,
+        help_text=_("For example a receipt: it ignores opt-outs and has no unsubscribe link."),
+    )
     created_at = models.DateTimeField(_("created at"), db_default=Now())
 
     class Meta:

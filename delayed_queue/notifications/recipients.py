@@ -8,6 +8,7 @@ import hmac
 import re
 from typing import Final
 
+import idna
 import phonenumbers
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -43,13 +44,13 @@ def check_category(category: str) -> str:
 
 def _problem_with_email(address: str) -> str:
     try:
+        address = normal_address(address)
         _check_email(address)
-        local, _, domain = address.rpartition("@")
-        domain.encode("idna")
+        local = address.rpartition("@")[0]
         # Quoted local parts may contain control characters, and few servers accept them. The
         # validator ignores case, so it accepts some letters outside ASCII.
         is_plain = address.isprintable() and not set(address) & set('" \\[') and local.isascii()
-    except (ValidationError, UnicodeError):
+    except (ValidationError, UnicodeError):  # an IDNAError is one
         is_plain = False
     if not is_plain:
         return "is not an email address such as ada@example.org"
@@ -89,20 +90,49 @@ _PROBLEMS: Final = {
 }
 
 
+def ascii_domain(domain: str) -> str:
+    """Return a domain as mail servers look it up: by IDNA 2008 after the mapping of UTS 46.
+
+    Python's own codec is IDNA 2003, by which "faß.de" is "fass.de", another owner's domain. Raises
+    UnicodeError.
+    """
+    lower = domain.lower()
+    if lower.isascii() and "xn--" not in lower:
+        return lower
+    return idna.encode(lower, uts46=True).decode()
+
+
+def normal_address(address: str) -> str:
+    """Return an address with its domain in ASCII, as it is stored and sent."""
+    local, _, domain = address.rpartition("@")
+    return f"{local}@{ascii_domain(domain)}"
+
+
 def recipient_hash(channel: str, recipient: str) -> bytes:
     """Return the keyed hash of 16 bytes, equal for all spellings of one recipient."""
-    text = f"{channel}:{_normal(channel, recipient)}"
-    return hmac.digest(_key(), text.encode(), hashlib.sha256)[:16]
-
-
-def _normal(channel: str, recipient: str) -> str:
-    """Return an email address in lower case: no known provider distinguishes case."""
-    if channel != Channel.EMAIL:
-        return recipient
-    local, _, domain = recipient.rpartition("@")
     with contextlib.suppress(UnicodeError):
-        domain = domain.encode("idna").decode("ascii")
-    return f"{local}@{domain}".lower()
+        recipient = normal(channel, recipient)
+    return hash_of(channel, recipient)
+
+
+def hash_of(channel: str, recipient: str) -> bytes:
+    """Return the keyed hash of a normal recipient."""
+    # An address in lower case: no known provider distinguishes case.
+    text = recipient.lower() if channel == Channel.EMAIL else recipient
+    return hmac.digest(_key(), f"{channel}:{text}".encode(), hashlib.sha256)[:16]
+
+
+def normal(channel: str, recipient: str) -> str:
+    """Return a valid recipient as it is stored and sent."""
+    return normal_address(recipient) if channel == Channel.EMAIL else recipient
+
+
+def hash_by_idna_2003(address: str) -> bytes:
+    """Return the hash that earlier versions stored for an address."""
+    local, _, domain = address.rpartition("@")
+    with contextlib.suppress(UnicodeError):
+        domain = domain.encode("idna").decode()
+    return hash_of(Channel.EMAIL, f"{local}@{domain}")
 
 
 def _key() -> bytes:

@@ -199,6 +199,7 @@ class Compiled:
     channel: str
     version: int
     category: str
+    is_transactional: bool
     subject: CompiledText
     body: Any
     html: CompiledText
@@ -220,6 +221,7 @@ def compiled(template: Template) -> Compiled:
         template.channel,
         template.version,
         template.category,
+        template.is_transactional,
         _TEXT.from_string(template.subject),
         _compile_body(template),
         _HTML.from_string(template.html),

@@ -88,7 +88,7 @@ held AS MATERIALIZED (
                 FROM delayed_queue_notification_suppression AS s
                 WHERE s.channel = n.channel
                     AND s.recipient_hash = n.recipient_hash
-                    AND s.category IN ('', n.category)
+                    AND s.category IN ('', CASE WHEN n.is_transactional THEN '' ELSE n.category END)
             ) THEN 'CANCELLED'
             ELSE 'PROCESSING'
         END AS verdict
@@ -108,7 +108,7 @@ SET
 FROM held
 WHERE n.id = held.id
 RETURNING
-    n.id, n.lease_id, n.tenant, n.channel, n.priority, n.category, n.recipient,
+    n.id, n.lease_id, n.tenant, n.channel, n.priority, n.category, n.is_transactional, n.recipient,
     n.recipient_hash, n.subject, n.body, n.html, n.expires_at, n.attempts,
     held.was_interrupted, n.provider, held.in_doubt, held.verdict
 """
@@ -141,6 +141,7 @@ class Outgoing:
     channel: str
     priority: str
     category: str
+    is_transactional: bool
     recipient: str = field(repr=False)
     recipient_hash: bytes = field(repr=False)
     subject: str = field(repr=False)

@@ -17,8 +17,14 @@ from msgspec import Struct
 
 from delayed_queue.db.clock import database_now
 from delayed_queue.http.reading import MAX_GUESSES, Errors, read
+from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import Channel, Priority
-from delayed_queue.notifications.recipients import problem_with, problem_with_url, recipient_hash
+from delayed_queue.notifications.recipients import (
+    hash_of,
+    normal,
+    problem_with,
+    problem_with_url,
+)
 from delayed_queue.notifications.rendering import (
     Compiled,
     MissingVariable,
@@ -26,14 +32,13 @@ from delayed_queue.notifications.rendering import (
     Rendered,
 )
 from delayed_queue.notifications.requests import MAX_SUBJECT, NotificationRequest
+from delayed_queue.notifications.segments import segments_of
 from delayed_queue.notifications.services import USING
 
 MAX_DEPTH: Final = 16
 # Python refuses to write numbers of thousands of digits.
 MAX_BITS: Final = 256
 MAX_TEXT: Final = 100_000
-# Ten parts of a long message.
-MAX_SMS: Final = 1530
 MAX_ERRORS: Final = 20
 MAX_AHEAD: Final = timedelta(days=366)
 _BLANK: Final = frozenset(("subject", "html", "priority", "sendAt", "expiresAt", "callbackUrl"))
@@ -66,6 +71,7 @@ class Request(Struct, frozen=True):
     recipient_hash: bytes
     priority: str
     category: str
+    is_transactional: bool
     subject: str
     body: str
     html: str
@@ -168,22 +174,21 @@ class _Reader:
 
     def request(self) -> Request | None:
         """Return the request, or None when there are errors."""
-        channel = self._get("channel")
-        recipient = self._get("to")
-        if recipient and channel and (problem := problem_with(channel, recipient)):
-            self._refuse("to", problem)
+        channel, recipient = self._get("channel"), self._recipient()
         send_at, expires_at = self._times()
         callback_url = self._get("callbackUrl")
         if callback_url and (problem := problem_with_url(callback_url)):
             self._refuse("callbackUrl", problem)
         template, rendered = self._content(channel) if channel else (None, None)
+        priority = self._get("priority") or Priority.NORMAL.value
+        is_urgent = priority == Priority.URGENT
+        is_transactional = is_urgent or bool(template and template.is_transactional)
+        category = self._category(channel, template, is_transactional=is_transactional)
         if self.errors or rendered is None:
             return None
         return Request(
-            channel, recipient, recipient_hash(channel, recipient),
-            self._get("priority") or Priority.NORMAL.value,
-            self._get("category") or (template.category if template else ""),
-            rendered.subject, rendered.body, rendered.html,
+            channel, recipient, hash_of(channel, recipient), priority, category,
+            is_transactional, rendered.subject, rendered.body, rendered.html,
             template.name if template else "", template.version if template else None,
             send_at, expires_at, self._get("dedupeKey"), callback_url,
         )  # fmt: skip
@@ -192,6 +197,22 @@ class _Reader:
         """Return the value of a field; an empty text if it is absent or wrong."""
         value = self._given.get(name)
         return "" if value is None else value
+
+    def _recipient(self) -> str:
+        channel, given = self._get("channel"), self._get("to")
+        if not (channel and given):
+            return ""
+        if problem := problem_with(channel, given):
+            self._refuse("to", problem)
+            return ""
+        return normal(channel, given)
+
+    def _category(self, channel: str, template: Compiled | None, *, is_transactional: bool) -> str:
+        found: str = self._get("category") or (template.category if template else "")
+        is_bulk = channel == Channel.EMAIL and found and not is_transactional
+        if is_bulk and not get_settings().PUBLIC_URL:
+            self._refuse("category", "needs the setting PUBLIC_URL, for an unsubscribe link")
+        return found
 
     def _refuse(self, path: str, message: str) -> None:
         self.errors.append(FieldError(path, message))
@@ -269,9 +290,12 @@ class _Reader:
 
     def _checked(self, channel: str, rendered: Rendered) -> Rendered:
         """Refuse texts that the channel cannot carry, from requests and templates."""
-        most = MAX_SMS if channel == Channel.SMS else MAX_TEXT
-        if len(rendered.body) > most:
-            self._refuse("body", f"has more than {most} characters")
+        if len(rendered.body) > MAX_TEXT:
+            self._refuse("body", f"has more than {MAX_TEXT} characters")
+        elif channel == Channel.SMS:
+            segments, most = segments_of(rendered.body), get_settings().SMS_SEGMENTS
+            if segments > most:
+                self._refuse("body", f"has {segments} segments; an SMS has at most {most}")
         if not rendered.body.strip() and not self.errors:
             self._refuse("body", "is empty")
         if len(rendered.html) > MAX_TEXT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -51,6 +52,16 @@ def started(**values: Any) -> tuple[Notification, Envelope, Outgoing]:
     begun = begin(envelope)
     assert begun is not None
     return notification, envelope, begun
+
+
+def outgoing(**values: Any) -> Outgoing:
+    """Return a notification in flight, without a row."""
+    given = DEFAULTS | {
+        "id": uuid.uuid4(), "lease_id": uuid.uuid4(), "category": "", "is_transactional": False,
+        "html": "", "expires_at": None, "attempt": 1, "was_interrupted": False,
+        "provider": "mail", "in_doubt": False,
+    }  # fmt: skip
+    return Outgoing(**given | values)
 
 
 def lose_lease(envelope: Envelope) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -64,6 +64,7 @@ class FakeSmtp(fakes.FakeSmtp, Server):
         # Messages after which a session takes no more, and the later reply to MAIL.
         self.per_session, self.code = per_session, code
         self.taken: Counter[SMTP] = Counter()
+        self.contents: deque[bytes] = deque(maxlen=100)
 
     async def handle_MAIL(
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
@@ -83,6 +84,7 @@ class FakeSmtp(fakes.FakeSmtp, Server):
         asked = _of_address(envelope.rcpt_tos[-1], 1)
         if asked == "refuse-data":
             return "554 refused"
+        self.contents.append(envelope.original_content or b"")
         answer = await super().handle_DATA(server, session, envelope)
         if asked == "hang-after":
             await self.hang()

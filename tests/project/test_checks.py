@@ -122,6 +122,16 @@ PROVOKED: Final[dict[str, dict[str, Any]]] = {
     },
     "W009": {name: SERVED[name] for name in ("API", "CALLBACKS")},
     "W011": HASHED | {"API": SERVED["API"]},
+    "W015": SERVED
+    | {
+        "NOTIFICATIONS": {
+            "HASH_KEY": "k",
+            "PROVIDERS": {
+                **CONSOLES,
+                "email": [{"kind": "email", "name": "a", "sender": "a@b.de"}],
+            },
+        }
+    },
 }
 # The changes of the backend of tasks that provoke each check.
 PROVOKED_BY_TASKS: Final[dict[str, dict[str, Any]]] = {

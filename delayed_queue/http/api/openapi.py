@@ -56,6 +56,8 @@ class Api:
     namespace: str
     description: str
     endpoints: Sequence[Endpoint]
+    # Views for browsers beside them, which the description does not contain.
+    pages: Sequence[URLPattern] = ()
 
     @property
     def urls(self) -> tuple[list[URLPattern], str, str]:
@@ -65,6 +67,7 @@ class Api:
             by_route.setdefault(each.route, {})[each.method] = each
         patterns: list[URLPattern] = [pattern_of(*each) for each in by_route.items()]
         patterns += [
+            *self.pages,
             path("openapi.json", description_view(self), name="openapi-json"),
             re_path("", _unknown, name="unknown"),
         ]

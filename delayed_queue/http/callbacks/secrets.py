@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
@@ -53,23 +52,22 @@ def in_force(
 
 
 def _box() -> MultiFernet:
-    return _box_of(tuple(_keys()))
+    return box_of((*callback_settings().SECRET_KEYS, *secret_keys()), _PURPOSE)
 
 
-def _keys() -> Iterable[bytes]:
-    """Yield the keys, the one that seals first.
-
-    Django's keys come last, so that they open what they sealed before SECRET_KEYS was set.
-    """
-    own = callback_settings().SECRET_KEYS
-    return map(force_bytes, (*own, settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS))
+def secret_keys() -> tuple[str | bytes, ...]:
+    """Return Django's keys, the newest first: each opens what it sealed before a rotation."""
+    return (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
 
 
 # Cached, because deriving a key takes longer than sealing with it.
 @lru_cache(maxsize=8)
-def _box_of(keys: tuple[bytes, ...]) -> MultiFernet:
-    return MultiFernet([Fernet(base64.urlsafe_b64encode(_derived(key))) for key in keys])
+def box_of(keys: tuple[str | bytes, ...], purpose: bytes) -> MultiFernet:
+    """Return what seals with the first key and opens with each, for one purpose."""
+    return MultiFernet([
+        Fernet(base64.urlsafe_b64encode(_derived(force_bytes(key), purpose))) for key in keys
+    ])  # fmt: skip
 
 
-def _derived(key: bytes) -> bytes:
-    return HKDF(algorithm=SHA256(), length=32, salt=None, info=_PURPOSE).derive(key)
+def _derived(key: bytes, purpose: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(key)

@@ -26,7 +26,7 @@ from delayed_queue.notifications.recipients import check_category, problem_with
 from delayed_queue.notifications.rendering import compiled
 from delayed_queue.notifications.services import USING
 
-WRITTEN: Final = ["name", "channel", "subject", "body", "html", "category"]
+WRITTEN: Final = ["name", "channel", "subject", "body", "html", "category", "is_transactional"]
 TEXTS: Final = ("body", "html")
 MAX_SHOWN: Final = 20_000
 _LINE: Final = forms.TextInput(attrs={"class": "vTextField"})
@@ -97,7 +97,7 @@ class TemplateAdmin(ShownOnly):
     ordering = ("name", "channel", "-version")
     readonly_fields = (
         "name", "channel", "version", "subject", "body_shown", "html_shown", "category",
-        "created_at",
+        "is_transactional", "created_at",
     )  # fmt: skip
     has_add_permission: Any = admin.ModelAdmin.has_add_permission
     body_shown = column(_("body"), lambda row: formats.block(row.body))

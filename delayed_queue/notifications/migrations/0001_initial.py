@@ -123,6 +123,7 @@ class Migration(migrations.Migration):
                 recipient_hash=models.BinaryField(max_length=16),
                 template=_line(100),
                 template_version=models.IntegerField(blank=True, null=True),
+                is_transactional=models.BooleanField(db_default=False, default=False),
                 subject=_text(),
                 body=models.TextField(),
                 html=_text(),
@@ -234,6 +235,14 @@ class Migration(migrations.Migration):
                 ),
                 html=_text(help_text="The HTML version of an email, in addition to the text."),
                 category=_line(50, "category"),
+                is_transactional=models.BooleanField(
+                    "transactional",
+                    db_default=False,
+                    default=False,
+                    help_text=(
+                        "For example a receipt: it ignores opt-outs and has no unsubscribe link."
+                    ),
+                ),
                 created_at=models.DateTimeField("created at", db_default=Now()),
             ),
             options={

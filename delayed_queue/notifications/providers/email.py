@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from email import policy
 from email.errors import ObsoleteHeaderDefect
-from email.utils import parseaddr
+from email.utils import formataddr, parseaddr
 from typing import Any, Final
 
 import django
@@ -20,7 +20,9 @@ from django.core.mail.backends.smtp import EmailBackend
 from django.utils.module_loading import import_string
 
 from delayed_queue.notifications.providers import Outcome, Verdict, cleaned, failed, is_late
+from delayed_queue.notifications.recipients import normal_address
 from delayed_queue.notifications.services import Outgoing
+from delayed_queue.notifications.unsubscribing import headers_of
 
 
 class Tracked(smtplib.SMTP):
@@ -78,6 +80,17 @@ IDLE_SECONDS: Final = 5.0
 # Refusals that concern our account, not the message.
 _ACCOUNT: Final = frozenset({421, 454, 530, 534, 535, 538})
 _TOO_LARGE: Final = 552
+# Characters of a line of a mail (RFC 5322).
+_MAX_LINE: Final = 998
+
+
+class Mail(EmailMultiAlternatives):
+    """A mail whose long headers, such as links, are folded at spaces only, never encoded."""
+
+    def message(self, **options: Any) -> Any:
+        message = super().message(**options)
+        message.policy = message.policy.clone(max_line_length=_MAX_LINE)
+        return message
 
 
 @dataclass(slots=True)
@@ -107,8 +120,10 @@ class EmailProvider:
         **options: Any,
     ) -> None:
         self.name = name
-        self._sender = _check_sender(sender)
-        self._domain = parseaddr(sender)[1].rpartition("@")[2] or "localhost"
+        shown, address = parseaddr(_check_sender(sender))
+        address = normal_address(address)
+        self._sender = sender if address in sender else formataddr((shown, address))
+        self._domain = address.rpartition("@")[2]
         self._backend = backend
         self._options = options
         if backend == TRACKED:
@@ -173,10 +188,10 @@ class EmailProvider:
             return failed(Verdict.PERMANENT, error), False
         return Outcome(Verdict.ACCEPTED, "250", self.message_id(outgoing)), False
 
-    def _message(self, outgoing: Outgoing) -> EmailMultiAlternatives:
-        message = EmailMultiAlternatives(
+    def _message(self, outgoing: Outgoing) -> Mail:
+        message = Mail(
             outgoing.subject, outgoing.body, self._sender, [outgoing.recipient],
-            headers={"Message-ID": self.message_id(outgoing)},
+            headers={"Message-ID": self.message_id(outgoing), **headers_of(outgoing)},
         )  # fmt: skip
         if outgoing.html:
             message.attach_alternative(outgoing.html, "text/html")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,17 +16,13 @@ from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict
 from delayed_queue.notifications.providers.email import EmailProvider
 from delayed_queue.notifications.providers.http import HttpSmsProvider
-from delayed_queue.notifications.services import Outgoing
 from delayed_queue.notifications.settling import Call, Settlement, settling
 from tests.notifications.dispatchers import SENDER
 from tests.notifications.dispatching.scripted import ScriptedHttp, ScriptedSmtp
-from tests.notifications.factories import Held, begin, enqueue, lease
+from tests.notifications.factories import Held, begin, enqueue, lease, outgoing
 from tests.notifications.fakes import FakeSmtp, Server
 
-BEGUN = Outgoing(
-    uuid.uuid4(), uuid.uuid4(), "shop", "sms", "normal", "", "+40721234567", b"\x01" * 16, "Hello",
-    "Code 7.", "", None, 1, False, "texts", False,
-)  # fmt: skip
+BEGUN = outgoing(channel="sms", recipient="+40721234567", body="Code 7.", provider="texts")
 CODES = {"blocked": "permanent"}
 
 
@@ -136,13 +131,9 @@ def mailed(server: Server, **options: Any) -> Outcome:
     provider = EmailProvider(
         "mail", sender=SENDER, host="127.0.0.1", port=server.port, threads=1, timeout=0.5, **options
     )
-    mail = Outgoing(
-        uuid.uuid4(), uuid.uuid4(), "shop", "email", "normal", "", "ada@example.org", b"", "Hello",
-        "Hello.", "", None, 1, False, "mail", False,
-    )  # fmt: skip
     pool = ThreadPoolExecutor(1)
     try:
-        return pool.submit(provider.send_now, mail).result(20)
+        return pool.submit(provider.send_now, outgoing()).result(20)
     finally:
         server.release()
         pool.shutdown(wait=False)

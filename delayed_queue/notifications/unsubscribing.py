@@ -1,0 +1,127 @@
+"""One-click unsubscription (RFC 8058): the headers of a mail, and the page behind their link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from cryptography.fernet import InvalidToken
+from django.db import Error
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils import translation
+from django.utils.cache import patch_vary_headers
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_http_methods
+
+from delayed_queue.db.resilience import is_unavailable, never, repeat
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.http.callbacks.secrets import box_of, secret_keys
+from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.models import Channel, Suppression
+from delayed_queue.notifications.recipients import recipient_hash
+from delayed_queue.notifications.services import USING, Outgoing
+
+# Part of each key: with another text, no link in a sent mail works.
+_PURPOSE: Final = b"delayed_queue.notifications.unsubscribing"
+_PAGE: Final = """<!DOCTYPE html>
+<html lang="{}"><head><meta charset="utf-8"><title>{}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 1.125rem/1.5 system-ui, sans-serif; margin: 18vh auto 0; max-width: 32rem;
+  padding: 0 1.25rem; text-align: center; }}
+button {{ background: #205067; border: 0; border-radius: .375rem; color: #fff; cursor: pointer;
+  font: inherit; padding: .75rem 1.5rem; }}
+button:focus-visible {{ outline: 3px solid #79aec8; outline-offset: 2px; }}
+</style></head><body><h1>{}</h1><p>{}</p>{}</body></html>
+"""
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Robots-Tag": "noindex",
+}
+
+
+def headers_of(outgoing: Outgoing) -> Mapping[str, str]:
+    """Return the headers of RFC 8058; none for mail that recipients cannot opt out of."""
+    prefix = get_settings().PUBLIC_URL.rstrip("/")
+    if not (prefix and outgoing.category) or outgoing.is_transactional:
+        return {}
+    token = token_of(outgoing.recipient, outgoing.category)
+    return {
+        "List-Unsubscribe": f"<{prefix}/unsubscribe/{token}>",
+        "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
+    }
+
+
+def token_of(recipient: str, category: str) -> str:
+    """Return the end of a link: recipient and category, encrypted and signed, without expiry.
+
+    The address and not its hash, so that the link survives a new key of the hashes.
+    """
+    text = msgspec.json.encode([recipient, category])
+    return box_of(secret_keys(), _PURPOSE).encrypt(text).decode().rstrip("=")
+
+
+@csrf_exempt
+@require_http_methods(["GET", "HEAD", "POST"])
+def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
+    """Show a page with one button; suppress the recipient in the category at a POST.
+
+    The body of the POST is not read. Neither a session nor a cookie is used.
+    """
+    recipient, category = _opened(token)
+    if request.method == "POST":
+        try:
+            _suppress(recipient, category)
+        except (Error, ResourceUnavailable) as error:
+            if not is_unavailable(error):
+                raise
+            return HttpResponse(status=503, headers={"Retry-After": "10"})
+    return _page(request, is_done=request.method == "POST")
+
+
+def _opened(token: str) -> tuple[str, str]:
+    padded = token + "=" * (-len(token) % 4)
+    try:
+        text = box_of(secret_keys(), _PURPOSE).decrypt(padded)
+    except (InvalidToken, ValueError):  # a ValueError for letters outside ASCII
+        raise Http404 from None
+    recipient, category = msgspec.json.decode(text)
+    return recipient, category
+
+
+def _suppress(recipient: str, category: str) -> None:
+    """Opt out; an existing suppression keeps its reason."""
+    row = Suppression(
+        channel=Channel.EMAIL,
+        recipient_hash=recipient_hash(Channel.EMAIL, recipient),
+        category=category,
+    )
+    keep = partial(Suppression.objects.bulk_create, [row], ignore_conflicts=True)
+    repeat(USING, keep, doubt=never)
+
+
+def _page(request: HttpRequest, *, is_done: bool) -> HttpResponse:
+    with translation.override(translation.get_language_from_request(request)):
+        response = HttpResponse(_written(is_done=is_done), headers=_HEADERS)
+        response.headers["Content-Language"] = translation.get_language() or "en"
+    patch_vary_headers(response, ["Accept-Language"])
+    return response
+
+
+def _written(*, is_done: bool) -> Any:
+    language, title = translation.get_language() or "en", _("Unsubscribe")
+    if is_done:
+        heading, text = _("You are unsubscribed"), _("You will get no more of these emails.")
+        return format_html(_PAGE, language, title, heading, text, "")
+    button = format_html('<form method="post"><button>{}</button></form>', title)
+    text = _("Do you want no more of these emails?")
+    return format_html(_PAGE, language, title, title, text, button)
