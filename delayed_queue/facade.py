@@ -102,6 +102,7 @@ class DelayedQueue(Offering, Polling):
             data=row.payload,
             decode=partial(decode, self.codec),
             group=row.group,
+            expires_at=None if row.expires_at is None else from_milliseconds(row.expires_at),
         )
 
     def contains_message(self, key: str) -> bool:

@@ -15,6 +15,8 @@ from delayed_queue.messages import Envelope, check_claim
 from delayed_queue.retries import Groups, RetryPolicy
 
 MAX_ERROR_LENGTH: Final = 10_000
+# What a worker does with a message that has expired.
+ON_EXPIRED: Final = ("delete", "dead")
 HandlerFunction = Callable[[Envelope], Any]
 F = TypeVar("F", bound=HandlerFunction)
 
@@ -186,6 +188,7 @@ class Handler:
     batch_size: int | None = None
     claim: str = "fast"
     groups: Groups | None = None
+    on_expired: str = "delete"
     # For a queue whose messages are handled, judged and settled in different ways.
     treatment: Treatment | None = field(default=None, compare=False)
 
@@ -290,6 +293,7 @@ def handler(
     batch_size: int | None = None,
     claim: str = "fast",
     groups: Groups | None = None,
+    on_expired: str = "delete",
 ) -> Callable[[F], F]:
     """Register the decorated function as the handler of a queue; return it unchanged.
 
@@ -299,7 +303,8 @@ def handler(
     ``transactional`` commits the handler's writes together with the message's deletion, a batch at
     a time: exactly once, or not at all. ``batch_size`` limits the messages of one claim or one such
     transaction. With ``claim="strict"`` one worker claims at a time. ``groups`` are the limits of
-    messages with a group.
+    messages with a group. A message that has expired is deleted, or with ``on_expired="dead"``
+    becomes a dead letter.
     """
     if callable(queue):
         raise InvalidConfiguration(
@@ -309,6 +314,10 @@ def handler(
     check_kind(queue)
     stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
     _check_treatment(retry, lease, timeout, batch_size, claim)
+    if on_expired not in ON_EXPIRED:
+        raise InvalidConfiguration(
+            f"on_expired must be one of {', '.join(ON_EXPIRED)}, not {on_expired!r}."
+        )
     _check_groups(groups, transactional)
 
     def register(function: F) -> F:
@@ -316,11 +325,11 @@ def handler(
             raise InvalidConfiguration(f"{function!r} is not callable, so it cannot handle.")
         _check_arguments(function)
         if transactional:
-            _check_transactional(function, lease, timeout, claim)
+            _check_transactional(function, lease, timeout, claim, on_expired)
         registry.add(
             Handler(
                 queue, function, chosen, stored_kind, retry, lease, timeout, transactional,
-                batch_size, claim, groups,
+                batch_size, claim, groups, on_expired,
             )
         )  # fmt: skip
         return function
@@ -371,7 +380,9 @@ def _check_duration(name: str, duration: Any) -> None:
         raise InvalidConfiguration(f"{name} must be a positive timedelta, not {duration!r}.")
 
 
-def _check_transactional(function: Any, lease: Any, timeout: Any, claim: str) -> None:
+def _check_transactional(
+    function: Any, lease: Any, timeout: Any, claim: str, on_expired: str
+) -> None:
     """Refuse options that do not work in a transaction, which belongs to one thread."""
     if inspect.iscoroutinefunction(function):
         raise InvalidConfiguration(
@@ -388,3 +399,5 @@ def _check_transactional(function: Any, lease: Any, timeout: Any, claim: str) ->
             "A transactional handler claims inside its transaction. With a strict "
             "claim only one such transaction could be open at a time."
         )
+    if on_expired != "delete":
+        raise InvalidConfiguration("A transactional handler deletes messages that have expired.")

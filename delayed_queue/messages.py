@@ -105,20 +105,20 @@ def check_group(group: str | None) -> str | None:
     return check_text("group", group)
 
 
-def check_schedule(schedule_at: datetime | None) -> int | None:
+def check_schedule(at: datetime | None, name: str = "schedule_at") -> int | None:
     """Return the instant in milliseconds since the epoch, floored; None means now."""
-    if schedule_at is None:
+    if at is None:
         return None
-    if not isinstance(schedule_at, datetime):
-        raise InvalidMessage(f"schedule_at must be an aware datetime, not {schedule_at!r}.")
-    if schedule_at.utcoffset() is None:
+    if not isinstance(at, datetime):
+        raise InvalidMessage(f"{name} must be an aware datetime, not {at!r}.")
+    if at.utcoffset() is None:
         raise InvalidMessage(
-            f"schedule_at {schedule_at!r} has no time zone; use an aware datetime "
+            f"{name} {at!r} has no time zone; use an aware datetime "
             "(django.utils.timezone.now(), or tzinfo=datetime.UTC)."
         )
-    milliseconds = to_milliseconds(schedule_at)
+    milliseconds = to_milliseconds(at)
     if not MIN_MILLISECONDS <= milliseconds <= MAX_MILLISECONDS:
-        raise InvalidMessage(f"schedule_at {schedule_at!r} is outside the years 1 to 9999 in UTC.")
+        raise InvalidMessage(f"{name} {at!r} is outside the years 1 to 9999 in UTC.")
     return milliseconds
 
 
@@ -129,16 +129,57 @@ def check_claim(claim: Any) -> str:
     return str(claim)
 
 
-def check_delay(delay: timedelta | None, now: datetime) -> int | None:
+def check_delay(delay: timedelta | None, now: datetime, name: str = "delay") -> int | None:
     """Return the delay in milliseconds, floored, refusing one that leaves the years 1 to 9999."""
     if delay is None:
         return None
     if not isinstance(delay, timedelta):
-        raise InvalidMessage(f"delay must be a timedelta, not {delay!r}.")
+        raise InvalidMessage(f"{name} must be a timedelta, not {delay!r}.")
     milliseconds = delay // MILLISECOND
     if not MIN_MILLISECONDS <= to_milliseconds(now) + milliseconds <= MAX_MILLISECONDS:
-        raise InvalidMessage(f"delay {delay!r} leads outside the years 1 to 9999.")
+        raise InvalidMessage(f"{name} {delay!r} leads outside the years 1 to 9999.")
     return milliseconds
+
+
+def check_expiry(
+    expires_at: datetime | None,
+    expires_in: timedelta | None,
+    *,
+    schedule: int | None,
+    delay: int,
+    now: datetime,
+) -> tuple[int | None, int | None]:
+    """Return the expiry in milliseconds: since the epoch, or from now.
+
+    Refuses one at or before the due time, which is ``schedule``, or ``delay`` after ``now``.
+    """
+    if expires_at is None and expires_in is None:
+        return None, None
+    if expires_at is not None and expires_in is not None:
+        raise InvalidMessage("Give expires_at or expires_in, not both.")
+    at, life = check_schedule(expires_at, "expires_at"), check_delay(expires_in, now, "expires_in")
+    began_at = to_milliseconds(now)
+    due_at = began_at + delay if schedule is None else schedule
+    ends_at = at if life is None else began_at + life
+    if ends_at is not None and ends_at <= due_at:
+        raise InvalidMessage(
+            f"The message would expire at or before its due time, {from_milliseconds(due_at)}: "
+            f"{expires_at or expires_in!r}."
+        )
+    return at, life
+
+
+def check_latest(
+    delay: timedelta | None, latest: timedelta, schedule_at: datetime | None
+) -> tuple[timedelta, timedelta]:
+    """Return delay and upper bound of a debounced offer, or refuse them."""
+    if not isinstance(latest, timedelta):
+        raise InvalidMessage(f"latest must be a timedelta, not {latest!r}.")
+    if schedule_at is not None:
+        raise InvalidMessage("latest limits a delay: give delay, not schedule_at.")
+    if not isinstance(delay, timedelta) or latest < delay:
+        raise InvalidMessage(f"latest {latest!r} needs a delay, and must not be below it.")
+    return delay, latest
 
 
 def encode_headers(headers: Mapping[str, Any] | None) -> str | None:
@@ -191,6 +232,7 @@ class ScheduledMessage:
     can_update: bool = True
     headers: Mapping[str, Any] | None = None
     group: str | None = None
+    expires_at: datetime | None = None
 
 
 class Leases(Protocol):
@@ -233,6 +275,8 @@ class Envelope:
     headers: dict[str, Any]
     leases: Leases
     group: str | None = None
+    # Milliseconds from the claim to the expiry of the message.
+    expires_in_ms: int | None = None
     # The delivery before this one ended without a result: its process died, or its lease expired.
     is_retaken: bool = False
     lease_lost: bool = False
@@ -312,6 +356,11 @@ class Envelope:
         return await self.leases.in_thread(self.reject, reason)
 
 
+def has_expired(envelope: Envelope, seconds: float = 0.0) -> bool:
+    """True if the message has expired N seconds after its claim."""
+    return envelope.expires_in_ms is not None and envelope.expires_in_ms <= seconds * 1000
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch(Sequence[Envelope]):
     """The envelopes of one claim, in schedule order, under one lease id."""
@@ -357,6 +406,7 @@ class StoredMessage:
     data: bytes = field(repr=False)
     decode: Callable[[bytes], Any] = field(repr=False, compare=False)
     group: str | None = None
+    expires_at: datetime | None = None
 
     @property
     def payload(self) -> Any:

@@ -70,6 +70,7 @@ class Migration(migrations.Migration):
                     "group",
                     models.CharField(blank=True, db_collation="C", max_length=100, null=True),
                 ),
+                ("expires_at", instant("expiresAt", blank=True, null=True)),
             ],
             options={
                 "verbose_name": "message",

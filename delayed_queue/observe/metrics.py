@@ -44,6 +44,7 @@ Held = dict[tuple[str, str], list[HeldGroup]]
 _ENDS: Final = {
     "leased": "Messages that workers leased.",
     "acknowledged": "Messages that were handled and deleted.",
+    "expired": "Messages that expired before a handler started them.",
     "failed": "Attempts that failed and will be retried.",
     "dead": "Messages that became dead letters in a worker.",
     "refused": "Attempts whose result the database refused to write.",

@@ -3,7 +3,8 @@
 Each is sent with ``send_robust``: a receiver that fails is logged and changes nothing.
 
 ``leased(sender, envelopes)`` after a claim; ``acknowledged(sender, envelopes)`` after the
-deletion committed; ``failed(sender, envelope, error, delay)`` after a retry was scheduled;
+deletion committed; ``expired(sender, envelopes)`` after messages were deleted because no handler
+had started them in time; ``failed(sender, envelope, error, delay)`` after a retry was scheduled;
 ``dead(sender, envelope, reason, error)`` after a message became a dead letter, ``error`` being
 the exception that its handler raised; ``refused(sender, envelope, error, sqlstate)`` when the
 database refuses a write about a message, once per attempt;
@@ -31,6 +32,7 @@ from delayed_queue.messages import Envelope
 
 leased: Final = Signal()
 acknowledged: Final = Signal()
+expired: Final = Signal()
 failed: Final = Signal()
 dead: Final = Signal()
 refused: Final = Signal()
@@ -66,6 +68,7 @@ def connect() -> None:
         (leased, _log_leased, logging.DEBUG),
         # DEBUG: a busy worker acknowledges hundreds of times a second.
         (acknowledged, _log_acknowledged, logging.DEBUG),
+        (expired, _log_expired, logging.INFO),
         (failed, _log_failed, logging.WARNING),
         (dead, _log_dead, logging.ERROR),
         (refused, _log_refused, logging.ERROR),
@@ -92,6 +95,11 @@ def _log_acknowledged(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: A
         log(logging.DEBUG, "batch_acknowledged", queue=queue, count=count, worker=sender)
     for each in envelopes:
         log(logging.DEBUG, "acknowledged", **_ids(each), lease=each.lease_id, worker=sender)
+
+
+def _log_expired(*, sender: Any, envelopes: Sequence[Envelope], **kwargs: Any) -> None:
+    for each in envelopes:
+        log(logging.INFO, "expired", **_ids(each), worker=sender)
 
 
 def _log_failed(

@@ -58,6 +58,9 @@ class Message(models.Model):
     )
     # Belongs to no version: a service that writes a new one leaves it as it was.
     group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
+    expires_at = EpochMillisecondField(  # type: ignore[misc]
+        null=True, blank=True, db_column="expiresAt"
+    )
 
     objects = MessageManager["Message"]()
 
@@ -130,7 +133,7 @@ class Message(models.Model):
         is_loaded = {"created_at", "version_at"} <= row.__dict__.keys()
         if is_loaded and row.version_at not in (None, row.created_at):
             row.attempts, row.headers, row.due_at = 0, None, None
-            row.first_error = row.last_error = None
+            row.first_error = row.last_error = row.expires_at = None
         return row
 
 

@@ -11,16 +11,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from delayed_queue.codecs import Codec, encode
 from delayed_queue.conf import get_settings
-from delayed_queue.db.resilience import Lost
+from delayed_queue.db.resilience import Lost, never
 from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown
 from delayed_queue.instruments import headers_for
 from delayed_queue.messages import (
+    MILLISECOND,
     OfferOutcome,
     ScheduledMessage,
     begin_replacing,
     check_delay,
+    check_expiry,
     check_group,
     check_key,
+    check_latest,
     check_schedule,
     encode_headers,
 )
@@ -84,7 +87,9 @@ def _earliest(offer: Offered, lost: Lost) -> int:
 
 
 def _fixed(offer: Offered, lost: Lost) -> Offered:
-    """Return the offer with its due time fixed, so that a retry does not move it."""
+    """Return the offer with its times fixed, so that a retry does not move them."""
+    if offer.expires_in is not None:
+        offer = offer._replace(expires_at=lost.until + offer.expires_in, expires_in=None)
     if offer.schedule_at is not None:
         return offer
     return offer._replace(schedule_at=lost.until + offer.delay, delay=0)
@@ -116,9 +121,13 @@ class PreparedOffer(NamedTuple):
     headers: str | None
     can_update: bool
     group: str | None
+    expires_at: int | None
 
     def offered(self, kind: str) -> Offered:
-        return Offered(self.key, kind, self.payload, self.schedule_at, 0, self.headers, self.group)
+        return Offered(
+            self.key, kind, self.payload, self.schedule_at, 0, self.headers, self.group,
+            self.expires_at,
+        )  # fmt: skip
 
 
 class Offering(QueueBase):
@@ -133,15 +142,26 @@ class Offering(QueueBase):
         delay: timedelta | None = None,
         headers: Mapping[str, Any] | None = None,
         group: str | None = None,
+        expires_at: datetime | None = None,
+        expires_in: timedelta | None = None,
+        latest: timedelta | None = None,
     ) -> OfferOutcome:
         """Store the message, or replace payload and schedule of the one stored under its key.
 
-        An update ends a lease on the stored message and resets its attempts. The same payload bytes
-        and first schedule are IGNORED, even while leased. Without ``schedule_at`` or ``delay`` the
-        message is due at once; ``delay`` counts from the database's now. The limits of ``group``
-        apply.
+        An update ends a lease on the stored message and resets its attempts. The same payload
+        bytes, first schedule and expiry are IGNORED, even while leased. Without ``schedule_at`` or
+        ``delay`` the message is due at once; ``delay`` and ``expires_in`` count from the database's
+        now. The limits of ``group`` apply. No handler starts the message after its expiry.
+
+        With ``latest``, repeated offers postpone the message at most until ``latest`` after the
+        first of them (debounce). A message that was delivered starts anew.
         """
-        return self._offer(key, payload, schedule_at, delay, headers, group, can_update=True)
+        if latest is not None:
+            delay, latest = check_latest(delay, latest, schedule_at)
+        return self._offer(
+            key, payload, schedule_at, delay, headers, group, expires_at, expires_in, latest,
+            can_update=True,
+        )  # fmt: skip
 
     def offer_if_not_exists(
         self,
@@ -152,9 +172,14 @@ class Offering(QueueBase):
         delay: timedelta | None = None,
         headers: Mapping[str, Any] | None = None,
         group: str | None = None,
+        expires_at: datetime | None = None,
+        expires_in: timedelta | None = None,
     ) -> OfferOutcome:
         """Store the message unless its key exists; then it is IGNORED."""
-        return self._offer(key, payload, schedule_at, delay, headers, group, can_update=False)
+        return self._offer(
+            key, payload, schedule_at, delay, headers, group, expires_at, expires_in, None,
+            can_update=False,
+        )  # fmt: skip
 
     def _offer(
         self,
@@ -164,6 +189,9 @@ class Offering(QueueBase):
         delay: timedelta | None,
         headers: Mapping[str, Any] | None,
         group: str | None,
+        expires_at: datetime | None,
+        expires_in: timedelta | None,
+        latest: timedelta | None,
         *,
         can_update: bool,
     ) -> OfferOutcome:
@@ -171,20 +199,26 @@ class Offering(QueueBase):
         is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
         check_key(key)
         check_group(group)
+        at, life = check_expiry(
+            expires_at, expires_in, schedule=schedule, delay=wait, now=self._local_now()
+        )
         own = begin_replacing(self.name, (key,)) if can_update else None
         data, sealed = encode(self.codec, payload), headers_of(self.name, headers)
         now, channel = self._now(), self._channel if is_announced else None
         offer = partial(
             self._messages.offer, self.kind, key, data, can_update=can_update,
-            schedule_at=schedule, delay=wait, headers=sealed, group=group, now=now,
-            channel=channel, using=self.using,
+            schedule_at=schedule, delay=wait, headers=sealed, group=group, expires_at=at,
+            expires_in=life, now=now, channel=channel, using=self.using,
         )  # fmt: skip
 
         def truth(lost: Lost) -> bool | None:
-            offers = [Offered(key, self.kind, data, schedule, wait, sealed, group)]
+            offers = [Offered(key, self.kind, data, schedule, wait, sealed, group, at, life)]
             return self._offer_again(lost, offers, now, channel, can_update=can_update).get(key)
 
-        created = self._repeat(offer, truth=truth)
+        if latest is None:
+            created = self._repeat(offer, truth=truth)
+        else:  # a repetition is one more offer of the same window
+            created = self._repeat(partial(offer, latest=latest // MILLISECOND), doubt=never)
         if own is not None and created is None:
             own.is_replaced = False
         return outcome_of(created)
@@ -211,9 +245,10 @@ class Offering(QueueBase):
         )
         written = {row.key: True for row in created}
         if again:
-            keys, _, payloads, schedules, _, headers, groups = map(list, zip(*again, strict=True))
+            columns = map(list, zip(*again, strict=True))
+            keys, _, payloads, schedules, _, headers, groups, expiries, _ = columns
             written |= self._messages.offer_batch(
-                self.kind, Columns(keys, payloads, schedules, headers, groups),
+                self.kind, Columns(keys, payloads, schedules, headers, groups, expiries),
                 can_update=can_update, now=self._now(), channel=channel, using=self.using,
             )  # fmt: skip
         return written
@@ -225,7 +260,7 @@ class Offering(QueueBase):
         anything is sent; any other iterable chunk by chunk.
         """
         outcomes: list[OfferOutcome] = []
-        for chunk in prepared_chunks(self.name, self.codec, messages):
+        for chunk in prepared_chunks(self.name, self.codec, messages, self._local_now):
             try:
                 outcomes.extend(self._offer_chunk(chunk))
             except OutcomeUnknown as error:
@@ -256,13 +291,13 @@ class Offering(QueueBase):
     def _offer_group(self, group: list[PreparedOffer], channel: str | None) -> dict[str, bool]:
         """Offer messages of distinct keys; wake the channel's listeners in the same round trip."""
         columns = map(list, zip(*group, strict=True))
-        _, keys, payloads, schedules, headers, (can_update, *_), groups = columns
+        _, keys, payloads, schedules, headers, (can_update, *_), groups, expiries = columns
         now = self._now()
         own = begin_replacing(self.name, keys) if can_update else None
         offer = partial(
             self._messages.offer_batch, self.kind,
-            Columns(keys, payloads, schedules, headers, groups), can_update=can_update, now=now,
-            channel=channel, using=self.using,
+            Columns(keys, payloads, schedules, headers, groups, expiries), can_update=can_update,
+            now=now, channel=channel, using=self.using,
         )  # fmt: skip
 
         def truth(lost: Lost) -> dict[str, bool]:
@@ -282,10 +317,13 @@ def headers_of(queue: str, headers: Mapping[str, Any] | None) -> str | None:
 
 
 def prepared_chunks(
-    queue: str, codec: Codec, messages: Iterable[ScheduledMessage]
+    queue: str,
+    codec: Codec,
+    messages: Iterable[ScheduledMessage],
+    clock: Callable[[], datetime],
 ) -> Iterable[list[PreparedOffer]]:
     """Validate and encode in chunks: a sequence at once, a stream as it is read."""
-    prepared = partial(_prepared, queue, codec, is_watched=bool(get_settings().INSTRUMENTS))
+    prepared = partial(_prepared, queue, codec, clock, is_watched=bool(get_settings().INSTRUMENTS))
     chunks = (list(starmap(prepared, enumerate(chunk))) for chunk in _chunks(messages))
     return list(chunks) if isinstance(messages, Sequence) else chunks
 
@@ -297,19 +335,30 @@ def _chunks(messages: Iterable[ScheduledMessage]) -> Iterator[list[ScheduledMess
 
 
 def _prepared(
-    queue: str, codec: Codec, position: int, message: Any, *, is_watched: bool
+    queue: str,
+    codec: Codec,
+    clock: Callable[[], datetime],
+    position: int,
+    message: Any,
+    *,
+    is_watched: bool,
 ) -> PreparedOffer:
     if not isinstance(message, ScheduledMessage):
         raise InvalidMessage(f"A batch consists of ScheduledMessage, not {type(message).__name__}.")
     at, headers, group = message.schedule_at, message.headers, message.group
+    schedule = None if at is None else check_schedule(at)
     # tuple.__new__ is faster, and a batch has a thousand of these.
     fields = (
-        position, check_key(message.key), encode(codec, message.payload),
-        None if at is None else check_schedule(at),
+        position, check_key(message.key), encode(codec, message.payload), schedule,
         None if headers is None and not is_watched else headers_of(queue, headers),
         bool(message.can_update), None if group is None else check_group(group),
+        None if message.expires_at is None else _expiry(message.expires_at, schedule, clock()),
     )  # fmt: skip
     return tuple.__new__(PreparedOffer, fields)
+
+
+def _expiry(expires_at: datetime, schedule: int | None, now: datetime) -> int | None:
+    return check_expiry(expires_at, None, schedule=schedule, delay=0, now=now)[0]
 
 
 def rounds(offers: list[PreparedOffer]) -> Iterator[list[PreparedOffer]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 import uuid
@@ -21,8 +22,8 @@ from delayed_queue.db.resilience import is_in_transaction, is_unavailable, never
 from delayed_queue.db.wakeups import Listener, StopSignal
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
-from delayed_queue.logs import log_poll
-from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay
+from delayed_queue.logs import log, log_poll
+from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay, has_expired
 from delayed_queue.queue.base import P, QueueBase, T, nothing
 from delayed_queue.queue.dealing import UNLIMITED
 from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk
@@ -155,9 +156,9 @@ class Polling(Leasing):
     def try_poll_many(self, limit: int) -> Batch:
         """Lease up to ``limit`` of the earliest due messages under one lease id.
 
-        A message whose payload does not decode becomes a dead letter and is not returned. With
-        ``claim="strict"`` it waits for another claim of the queue, which lasts to the end of its
-        transaction.
+        A message whose payload does not decode becomes a dead letter, an expired one is deleted;
+        neither is returned. With ``claim="strict"`` it waits for another claim of the queue, which
+        lasts to the end of its transaction.
         """
         limit = min(limit, UNLIMITED)  # the largest integer of PostgreSQL
         lease_id = ""
@@ -167,7 +168,7 @@ class Polling(Leasing):
             log_poll(self.name, [row.key for row in rows])
             if not rows:
                 break
-            envelopes = self._open_rows(rows, lease_id)
+            envelopes = self._drop_expired(self._open_rows(rows, lease_id), lease_id)
         return Batch(tuple(envelopes), lease_id, self)
 
     def _claim(self, limit: int) -> tuple[str, list[LeasedRow]]:
@@ -243,6 +244,19 @@ class Polling(Leasing):
                 break
         return claim
 
+    def _drop_expired(self, envelopes: list[Envelope], lease_id: str) -> list[Envelope]:
+        """Delete the messages that had expired when they were claimed; return the others."""
+        expired = [each for each in envelopes if has_expired(each)]
+        if not expired:
+            return envelopes
+        ids = [each.message_id for each in expired]
+        self._repeat(
+            partial(self._messages.acknowledge, lease_id, ids, using=self.using), doubt=never
+        )
+        for each in expired:
+            log(logging.INFO, "expired", queue=self.name, key=each.key)
+        return [each for each in envelopes if not has_expired(each)]
+
     def _open_rows(self, rows: Sequence[LeasedRow], lease_id: str) -> list[Envelope]:
         """Decode leased rows into envelopes; dead-letter those that do not decode (Q22)."""
         envelopes, open_row = [], self._envelope_of
@@ -259,7 +273,8 @@ class Polling(Leasing):
         return Envelope(
             row.key, decode(self.codec, row.payload), self.name, row.attempts, lease_id, row.id,
             row.scheduled_at, row.due_at, row.leased_until,
-            json.loads(row.headers) if row.headers else {}, self, row.group, row.is_retaken,
+            json.loads(row.headers) if row.headers else {}, self, row.group, row.expires_in,
+            row.is_retaken,
         )  # fmt: skip
 
     def _dead_letter_undecodable(
@@ -341,7 +356,7 @@ class Polling(Leasing):
             raise failure
 
     def _take(self) -> tuple[ConsumedRow, Envelope] | tuple[None, None]:
-        """Take the earliest due message that decodes; dead-letter the ones before it."""
+        """Take the earliest due message that decodes and has not expired."""
         while True:
             rows = self._messages.consume(self.kind, 1, now=self._now(), using=self.using)
             if not rows and self._has_limits():
@@ -353,7 +368,10 @@ class Polling(Leasing):
                 return None, None
             lease_id = str(uuid.uuid4())
             try:
-                return rows[0], self._envelope_of(rows[0], lease_id)
+                envelope = self._envelope_of(rows[0], lease_id)
+                if not has_expired(envelope):  # else it is deleted already
+                    return rows[0], envelope
+                log(logging.INFO, "expired", queue=self.name, key=envelope.key)
             except PayloadNotDecodable as error:
                 self._restore(rows[0], lease_id)
                 self._dead_letter_undecodable(rows[0].id, lease_id, error)

@@ -89,9 +89,8 @@ class InMemoryGroups(_Groups):
         taken = [self._store.rows[row_id] for row_id in ungrouped[:number]]
         for share in shares:
             taken += self._of_share(kind, share, now)
-        until = now + lease.lease
         return earliest_first(
-            [self._store.lease(row, lease.lease_id, until) for row in taken[:limit]]
+            [self._store.lease(row, lease.lease_id, now, lease.lease) for row in taken[:limit]]
         )
 
     def _of_share(self, kind: str, share: Share, now: int) -> list[Row]:

@@ -38,17 +38,28 @@ class InMemoryMessages(InMemoryGroups, _Messages):
     def offer(
         self, kind: str, key: str, payload: bytes, *, can_update: bool,
         schedule_at: int | None = None, delay: int = 0, headers: str | None = None,
-        group: str | None = None, now: int | None = None, channel: str | None = None, **_: Any,
+        group: str | None = None, expires_at: int | None = None, expires_in: int | None = None,
+        latest: int | None = None, now: int | None = None, channel: str | None = None, **_: Any,
     ) -> bool | None:  # fmt: skip
         at = instant(now)
         due_at = at + delay if schedule_at is None else schedule_at
+        expires_at = expires_at if expires_in is None else at + expires_in
         old = self._store.find(kind, key)
         if old is not None and not can_update:
             return None
-        if old is not None and (old.payload, old.scheduled_at_initially) == (payload, due_at):
+        if latest is not None and old is not None and not old.was_delivered:
+            at = old.created_at
+            due_at = min(due_at, at + latest)
+        new = (payload, due_at, expires_at)
+        if old is not None and (old.payload, old.scheduled_at_initially, old.expires_at) == new:
             return None
         row_id = self._store.new_id() if old is None else old.id
-        self._store.put(Row(row_id, kind, key, payload, due_at, due_at, at, headers, group=group))
+        self._store.put(
+            Row(
+                row_id, kind, key, payload, due_at, due_at, at, headers, group=group,
+                expires_at=expires_at,
+            )
+        )  # fmt: skip
         if channel is not None:
             self.notify(channel)
         return old is None
@@ -60,9 +71,9 @@ class InMemoryMessages(InMemoryGroups, _Messages):
         written = {
             key: self.offer(
                 kind, key, payload, can_update=can_update, schedule_at=schedule_at,
-                headers=headers, group=group, now=now,
+                headers=headers, group=group, expires_at=expires_at, now=now,
             )
-            for key, payload, schedule_at, headers, group in zip(*offers, strict=True)
+            for key, payload, schedule_at, headers, group, expires_at in zip(*offers, strict=True)
         }  # fmt: skip
         if channel is not None:
             self.notify(channel)
@@ -73,18 +84,20 @@ class InMemoryMessages(InMemoryGroups, _Messages):
     ) -> list[LeasedRow]:
         at = instant(now)
         rows = self._store.earliest_due(kind, limit, at)
-        return [self._store.lease(row, lease_id, at + lease) for row in rows]
+        return [self._store.lease(row, lease_id, at, lease) for row in rows]
 
     def consume(
         self, kind: str, limit: int, *, now: int | None = None, **_: Any
     ) -> list[ConsumedRow]:
-        taken = self._store.earliest_due(kind, limit, instant(now))
+        at = instant(now)
+        taken = self._store.earliest_due(kind, limit, at)
         self._remove(taken)
         return [
             ConsumedRow(
                 row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at,
-                row.scheduled_at, row.attempts + 1, row.headers, row.lease_id is not None,
-                row.created_at, row.first_error, row.last_error, row.group,
+                row.scheduled_at, row.attempts + 1, row.headers, row.expires_in(at),
+                row.lease_id is not None, row.created_at, row.first_error, row.last_error,
+                row.group, row.expires_at,
             )
             for row in taken
         ]  # fmt: skip
@@ -94,7 +107,7 @@ class InMemoryMessages(InMemoryGroups, _Messages):
             Row(
                 row.id, kind, row.key, row.payload, row.due_at, row.scheduled_at, row.created_at,
                 row.headers, lease_id, row.attempts, row.due_at, row.first_error, row.last_error,
-                row.group,
+                row.group, row.expires_at,
             )
         )  # fmt: skip
 
@@ -143,6 +156,7 @@ class InMemoryMessages(InMemoryGroups, _Messages):
         return StoredRow(
             row.scheduled_at, row.scheduled_at_initially, row.created_at, row.lease_id,
             row.attempts, row.headers, row.last_error, row.payload, instant(now), row.group,
+            row.expires_at,
         )  # fmt: skip
 
     def has_key(self, kind: str, key: str, **_: Any) -> bool:

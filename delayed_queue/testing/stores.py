@@ -80,10 +80,18 @@ class Row:
     first_error: str | None = None
     last_error: str | None = None
     group: str | None = None
+    expires_at: int | None = None
 
     @property
     def is_begun(self) -> bool:
         return self.lease_id is not None or self.scheduled_at > self.scheduled_at_initially
+
+    @property
+    def was_delivered(self) -> bool:
+        return self.lease_id is not None or self.attempts > 0
+
+    def expires_in(self, now: int) -> int | None:
+        return None if self.expires_at is None else self.expires_at - now
 
     def after(self, error: str | None, **changes: Any) -> Row:
         """Return the row with the error of its latest delivery, if any, and other changes."""
@@ -147,14 +155,15 @@ class InMemoryStore:
         row_id = self._ids.get((kind, key))
         return None if row_id is None else self.rows[row_id]
 
-    def lease(self, row: Row, lease_id: str, until: int) -> LeasedRow:
+    def lease(self, row: Row, lease_id: str, now: int, lease: int) -> LeasedRow:
+        until = now + lease
         attempts, due_at = row.attempts + 1, row.scheduled_at
         self.put(
             replace(row, lease_id=lease_id, scheduled_at=until, due_at=due_at, attempts=attempts)
         )
         return LeasedRow(
             row.id, row.key, row.payload, row.scheduled_at_initially, due_at, until, attempts,
-            row.headers, row.lease_id is not None, row.group,
+            row.headers, row.expires_in(now), row.lease_id is not None, row.group,
         )  # fmt: skip
 
     def put(self, row: Row) -> Row:

@@ -20,7 +20,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.logs import log
 from delayed_queue.worker.deadlines import EXIT_STUCK
 
-COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "in_flight")
+COUNTERS: Final = ("done", "failed", "snoozed", "dead", "lost", "expired", "in_flight")
 MAX_LEASES: Final = 512
 LEASE_BYTES: Final = 36
 

@@ -30,14 +30,16 @@ _KEYS: Final = [
 ]
 _BATCH: Final[dict[str, Any]] = {
     "keys": _KEYS, "payloads": [b"y"] * 1000, "schedules": [None] * 1000,
-    "headers": ['{"a": 1}'] * 1000, "groups": [None, "a"] * 500,
+    "headers": ['{"a": 1}'] * 1000, "groups": [None, "a"] * 500, "expiries": [None, NOW] * 500,
 }  # fmt: skip
 _STORED: Final[dict[str, Any]] = {
-    name: _BATCH[name] for name in ("keys", "payloads", "headers", "groups")
+    name: _BATCH[name] for name in ("keys", "payloads", "headers", "groups", "expiries")
 }
+_STORED["lives"] = [None, 1] * 500
 
 OFFERS: Final = [
     *cases("OFFER_OR_UPDATE", KEYS, key=Each("key-5", "new"), delay=0),
+    *cases("OFFER_DEBOUNCED", KEYS, key=Each("key-5", "new"), delay=0, latest=1000),
     *cases("OFFER_IF_NOT_EXISTS", KEYS, key=Each("key-5", "new"), delay=0),
     *cases("OFFER_BATCH_OR_UPDATE", KEYS, **_BATCH, n=1000, max_buffers=40),
     *cases("OFFER_BATCH_IF_NOT_EXISTS", KEYS, **_BATCH, n=1000, max_buffers=40),

@@ -1,4 +1,4 @@
-"""The documentation's code runs, and its tables match the database."""
+"""The documentation's code runs (Q39: recipes), and its tables match the database."""
 
 from __future__ import annotations
 

@@ -213,7 +213,8 @@ class AddStore:
 def _adding(
     topic: TopicRow, jobs: Sequence[Offered], places: Sequence[str], *, can_update: bool
 ) -> tuple[str, dict[str, Any]]:
-    keys, kinds, payloads, schedules, delays, headers, groups = map(list, zip(*jobs, strict=True))
+    columns = map(list, zip(*jobs, strict=True))
+    keys, kinds, payloads, schedules, delays, headers, groups, *_ = columns
     params = {
         "keys": keys, **_alike("kind", kinds), "payloads": payloads,
         "schedules": array_of(schedules), **_alike("delay", delays), "headers": array_of(headers),

@@ -10,6 +10,7 @@ from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, rows_of, value_of
 from delayed_queue.queue.store.fragments import (
     ATTEMPTS,
+    EXPIRES_AT,
     FIRST_ERROR,
     HEADERS,
     KIND_LOCK,
@@ -185,7 +186,8 @@ WHERE id = ANY (ARRAY({select_due(where=_FLOOR)}
 ))
 RETURNING
     id, "pKey", payload, "scheduledAtInitially", "scheduledAt", "scheduledAt", {ATTEMPTS} + 1,
-    ({HEADERS})::text, "lockUuid" IS NOT NULL, "createdAt", {FIRST_ERROR}, {LAST_ERROR}, "group"
+    ({HEADERS})::text, {EXPIRES_AT} - (SELECT now FROM clock), "lockUuid" IS NOT NULL, "createdAt",
+    {FIRST_ERROR}, {LAST_ERROR}, "group", {EXPIRES_AT}
 """
 
 # Put a consumed message back under a lease, in the transaction that took it, so that RELEASE or
@@ -195,12 +197,12 @@ RESTORE: Final[LiteralString] = """
 INSERT INTO delayed_queue (
     id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "lockUuid",
     "createdAt", attempts, headers, "dueAt", "firstError", "lastError", "versionAt",
-    "group"
+    "group", "expiresAt"
 )
 VALUES (
     %(id)s, %(key)s, %(kind)s, %(payload)s::bytea, %(due_at)s, %(scheduled_at)s, %(lease_id)s,
     %(created_at)s, %(attempts)s, %(headers)s::jsonb, %(due_at)s, %(first_error)s, %(last_error)s,
-    %(created_at)s, %(group)s
+    %(created_at)s, %(group)s, %(expires_at)s
 )
 """
 
@@ -216,6 +218,8 @@ class LeasedRow(NamedTuple):
     leased_until: int
     attempts: int
     headers: str | None
+    # Milliseconds from the claim to the expiry.
+    expires_in: int | None = None
     is_retaken: bool = False
     group: str | None = None
 
@@ -231,11 +235,13 @@ class ConsumedRow(NamedTuple):
     leased_until: int
     attempts: int
     headers: str | None
+    expires_in: int | None
     is_retaken: bool
     created_at: int
     first_error: str | None
     last_error: str | None
     group: str | None
+    expires_at: int | None
 
 
 # Below any time: a claim from the start of the queue.

@@ -17,9 +17,13 @@ FIRST_ERROR: Final[LiteralString] = (
 LAST_ERROR: Final[LiteralString] = (
     """CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "lastError" END"""
 )
+EXPIRES_AT: Final[LiteralString] = (
+    """CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "expiresAt" END"""
+)
 
 # Make our columns those of this version.
 TAKEN_OVER: Final[LiteralString] = f"""headers = {HEADERS},
+    "expiresAt" = {EXPIRES_AT},
     "firstError" = {FIRST_ERROR},
     "lastError" = {LAST_ERROR},
     "versionAt" = "createdAt\""""
@@ -37,7 +41,7 @@ def crash_error(last_error: LiteralString) -> LiteralString:
 
 # The columns of LeasedRow but its last two.
 LEASED_COLUMNS: Final[LiteralString] = """id, "pKey", payload, "scheduledAtInitially", "dueAt",
-    "scheduledAt", attempts, headers::text"""
+    "scheduledAt", attempts, headers::text, "expiresAt" - (SELECT now FROM clock)"""
 
 # True of every message. PostgreSQL reads the index of due times, which is partial, only for
 # statements that compare due times.
@@ -81,28 +85,55 @@ TELL_HOLDER: Final[LiteralString] = """CASE
         THEN pg_notify('delayed_queue_leases', stored."lockUuid")::text
     END"""
 
-# Replace the message under the key: the lease ends, attempts and errors start again (Q4).
-# TELL_HOLDER returns NULL or an empty text.
-REPLACE: Final[LiteralString] = f"""
+_CREATED_AT: Final[LiteralString] = 'EXCLUDED."createdAt"'
+_DUE_AT: Final[LiteralString] = 'EXCLUDED."scheduledAtInitially"'
+
+
+def replace(
+    due_at: LiteralString = _DUE_AT, created_at: LiteralString = _CREATED_AT
+) -> LiteralString:
+    """Return the clause that replaces the message under the key of an offer.
+
+    The lease ends, attempts and errors start again (Q4). TELL_HOLDER is NULL or an empty text.
+    """
+    return f"""
 ON CONFLICT ("pKey", "pKind") DO UPDATE
 SET payload = EXCLUDED.payload,
-    "scheduledAt" = EXCLUDED."scheduledAt",
-    "scheduledAtInitially" = EXCLUDED."scheduledAtInitially",
-    "createdAt" = EXCLUDED."createdAt",
+    "scheduledAt" = {due_at},
+    "scheduledAtInitially" = {due_at},
+    "createdAt" = {created_at},
     headers = EXCLUDED.headers,
     "group" = EXCLUDED."group",
+    "expiresAt" = EXCLUDED."expiresAt",
     "lockUuid" = NULLIF({TELL_HOLDER}, ''),
     "dueAt" = NULL,
     attempts = 0,
     "firstError" = NULL,
     "lastError" = NULL,
-    "versionAt" = EXCLUDED."createdAt\""""
+    "versionAt" = {created_at}"""
 
-# A repeated offer has the same payload bytes and first schedule (Q3).
-IF_CHANGED: Final[LiteralString] = """
+
+def if_changed(due_at: LiteralString = _DUE_AT) -> LiteralString:
+    """Return the condition of an update: another payload, first schedule or expiry (Q3, Q37)."""
+    return f"""
 WHERE stored.payload <> EXCLUDED.payload
-    OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
+    OR stored."scheduledAtInitially" <> {due_at}
+    OR EXCLUDED."expiresAt" IS DISTINCT FROM
+        CASE WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored."expiresAt" END
 """
+
+
+REPLACE: Final[LiteralString] = replace()
+IF_CHANGED: Final[LiteralString] = if_changed()
+
+# The start of a debounced message's window: its first offer, until it was delivered or written by
+# another service (Q38).
+WINDOW_START: Final[LiteralString] = f"""CASE
+        WHEN stored."lockUuid" IS NULL AND stored.attempts = 0
+            AND stored."versionAt" = stored."createdAt"
+        THEN stored."createdAt"
+        ELSE {_CREATED_AT}
+    END"""
 
 
 def offer_again(first_schedule: LiteralString) -> LiteralString:

@@ -10,6 +10,7 @@ from delayed_queue.db.sql import CLOCK, column_of, first_row, row_of, rows_of, v
 from delayed_queue.queue.store.fragments import (
     ALL_TIMES,
     ATTEMPTS,
+    EXPIRES_AT,
     HEADERS,
     LAST_ERROR,
     TELL_HOLDER,
@@ -21,7 +22,7 @@ from delayed_queue.queue.store.fragments import (
 READ: Final[LiteralString] = f"""{CLOCK}
 SELECT
     "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid", {ATTEMPTS},
-    ({HEADERS})::text, {LAST_ERROR}, payload, now, "group"
+    ({HEADERS})::text, {LAST_ERROR}, payload, now, "group", {EXPIRES_AT}
 FROM delayed_queue
 CROSS JOIN clock
 WHERE "pKey" = %(key)s
@@ -218,6 +219,7 @@ class StoredRow(NamedTuple):
     payload: bytes
     now: int
     group: str | None
+    expires_at: int | None
 
 
 class StatsRow(NamedTuple):

@@ -7,12 +7,20 @@ from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, ONE_PLAN, array_of, rows_of
-from delayed_queue.queue.store.fragments import HEADERS, IF_CHANGED, REPLACE
+from delayed_queue.queue.store.fragments import (
+    EXPIRES_AT,
+    HEADERS,
+    IF_CHANGED,
+    REPLACE,
+    WINDOW_START,
+    if_changed,
+    replace,
+)
 
 _SOURCE: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue AS stored (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-    "versionAt", "group"
+    "versionAt", "group", "expiresAt"
 )
 SELECT
     %(key)s,
@@ -23,7 +31,8 @@ SELECT
     now,
     %(headers)s::jsonb,
     now,
-    %(group)s::varchar
+    %(group)s::varchar,
+    COALESCE(%(expires_at)s::bigint, now + %(expires_in)s::bigint)
 FROM clock"""
 
 # Create or update one message. Returns created = true for an xmax of 0, false for an update, whose
@@ -31,6 +40,19 @@ FROM clock"""
 # One statement, so it is either before or after an acknowledgement, and never loops (Q7).
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 OFFER_OR_UPDATE: Final[LiteralString] = f"""{_SOURCE}{REPLACE}{IF_CHANGED}
+RETURNING xmax = 0 AS created
+"""
+
+_POSTPONED: Final[LiteralString] = f"""LEAST(
+        EXCLUDED."scheduledAtInitially", {WINDOW_START} + %(latest)s::bigint
+    )"""
+
+# As OFFER_OR_UPDATE, but the message is due at most %(latest)s after the start of its window, which
+# stays its creation (Q38).
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+OFFER_DEBOUNCED: Final[LiteralString] = f"""{_SOURCE}{replace(_POSTPONED, WINDOW_START)}{
+    if_changed(_POSTPONED)
+}
 RETURNING xmax = 0 AS created
 """
 
@@ -47,9 +69,10 @@ RETURNING true AS created
 _BATCH_SOURCE: Final[LiteralString] = """
 INSERT INTO delayed_queue AS stored (
     id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-    "versionAt", "group"
+    "versionAt", "group", "expiresAt"
 )
-SELECT id, key, %(kind)s, payload, due_at, due_at, created_at, headers, created_at, grouped
+SELECT
+    id, key, %(kind)s, payload, due_at, due_at, created_at, headers, created_at, grouped, expires_at
 FROM (
     SELECT
         nextval('delayed_queue_id_seq') AS id,
@@ -58,11 +81,12 @@ FROM (
         COALESCE(offered.schedule_at, (SELECT now FROM clock)) AS due_at,
         (SELECT now FROM clock) AS created_at,
         offered.headers,
-        offered.grouped
+        offered.grouped,
+        offered.expires_at
     FROM unnest(
         %(keys)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[], %(headers)s::jsonb[],
-        %(groups)s::text[]
-    ) AS offered (key, payload, schedule_at, headers, grouped)
+        %(groups)s::text[], %(expiries)b::bigint[]
+    ) AS offered (key, payload, schedule_at, headers, grouped, expires_at)
 ) AS numbered
 ORDER BY key COLLATE "C"
 """
@@ -91,7 +115,9 @@ SELECT
     COALESCE(
         stored.payload = offered.payload
         AND stored.headers IS NOT DISTINCT FROM offered.headers
-        AND stored."group" IS NOT DISTINCT FROM offered.grouped,
+        AND stored."group" IS NOT DISTINCT FROM offered.grouped
+        AND stored.expires_at IS NOT DISTINCT FROM
+            COALESCE(offered.expires_at, stored."createdAt" + offered.expires_in),
         false
     ),
     stored."scheduledAtInitially",
@@ -99,10 +125,14 @@ SELECT
     COALESCE(%(now)s::bigint, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 FROM unnest(
     %(keys)b::text[], %(kinds)b::text[], %(payloads)b::bytea[], %(headers)s::jsonb[],
-    %(groups)s::text[]
-) WITH ORDINALITY AS offered (key, kind, payload, headers, grouped, place)
+    %(groups)s::text[], %(expiries)b::bigint[], %(lives)b::bigint[]
+) WITH ORDINALITY AS offered (
+    key, kind, payload, headers, grouped, expires_at, expires_in, place
+)
 LEFT JOIN LATERAL (
-    SELECT payload, {HEADERS} AS headers, "scheduledAtInitially", "createdAt", "group"
+    SELECT
+        payload, {HEADERS} AS headers, "scheduledAtInitially", "createdAt", "group",
+        {EXPIRES_AT} AS expires_at
     FROM delayed_queue
     WHERE "pKey" = offered.key
         AND "pKind" = offered.kind
@@ -112,12 +142,21 @@ ORDER BY place
 """
 
 ONE_PLAN.update(
-    (OFFER_OR_UPDATE, OFFER_IF_NOT_EXISTS, OFFER_BATCH_OR_UPDATE, OFFER_BATCH_IF_NOT_EXISTS)
+    (
+        OFFER_OR_UPDATE,
+        OFFER_DEBOUNCED,
+        OFFER_IF_NOT_EXISTS,
+        OFFER_BATCH_OR_UPDATE,
+        OFFER_BATCH_IF_NOT_EXISTS,
+    )
 )
 
 
 class Offered(NamedTuple):
-    """An offer; due at ``schedule_at`` or after ``delay``, in milliseconds."""
+    """An offer; due at ``schedule_at`` or after ``delay``, in milliseconds.
+
+    It expires at ``expires_at`` or after ``expires_in``, or never.
+    """
 
     key: str
     kind: str
@@ -126,6 +165,8 @@ class Offered(NamedTuple):
     delay: int
     headers: str | None
     group: str | None = None
+    expires_at: int | None = None
+    expires_in: int | None = None
 
 
 class Columns(NamedTuple):
@@ -136,6 +177,7 @@ class Columns(NamedTuple):
     schedules: list[int | None]
     headers: list[str | None]
     groups: list[str | None]
+    expiries: list[int | None]
 
 
 class FoundOffer(NamedTuple):
@@ -162,18 +204,24 @@ class OfferStore:
         delay: int = 0,
         headers: str | None = None,
         group: str | None = None,
+        expires_at: int | None = None,
+        expires_in: int | None = None,
+        latest: int | None = None,
         now: int | None = None,
         channel: str | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> bool | None:
         """Return True when the row was created, False when updated, None when ignored.
 
-        Wakes the listeners of ``channel``.
+        ``latest`` is for offers that may update. Wakes the listeners of ``channel``.
         """
         statement = OFFER_OR_UPDATE if can_update else OFFER_IF_NOT_EXISTS
+        if latest is not None:
+            statement = OFFER_DEBOUNCED
         params = {
             "kind": kind, "key": key, "payload": payload, "schedule_at": schedule_at,
-            "delay": delay, "headers": headers, "group": group, "now": now,
+            "delay": delay, "headers": headers, "group": group, "expires_at": expires_at,
+            "expires_in": expires_in, "latest": latest, "now": now,
         }  # fmt: skip
         (rows,) = db.run(using, [(statement, params)], [] if channel is None else [channel])
         created: bool | None = rows[0][0] if rows else None
@@ -197,7 +245,7 @@ class OfferStore:
         params = {
             "kind": kind, "keys": offers.keys, "payloads": offers.payloads,
             "schedules": array_of(offers.schedules), "headers": array_of(offers.headers),
-            "groups": array_of(offers.groups), "now": now,
+            "groups": array_of(offers.groups), "expiries": array_of(offers.expiries), "now": now,
         }  # fmt: skip
         channels = [] if channel is None else [channel]
         (rows,) = db.run(using, [(statement, params)], channels)
@@ -207,9 +255,10 @@ class OfferStore:
         self, offers: Sequence[Offered], *, now: int | None = None, using: str = db.DEFAULT_ALIAS
     ) -> list[FoundOffer]:
         """Return what is stored under the key of each offer."""
-        keys, kinds, payloads, _, _, headers, groups = map(list, zip(*offers, strict=True))
+        columns = map(list, zip(*offers, strict=True))
+        keys, kinds, payloads, _, _, headers, groups, expiries, lives = columns
         params = {
             "keys": keys, "kinds": kinds, "payloads": payloads, "headers": headers,
-            "groups": groups, "now": now,
+            "groups": groups, "expiries": expiries, "lives": lives, "now": now,
         }  # fmt: skip
         return rows_of(FoundOffer, db.fetch(using, STORED_OFFERS, params))

@@ -10,6 +10,7 @@ from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, column_of, rows_of
 from delayed_queue.queue.store.fragments import (
     ATTEMPTS,
+    EXPIRES_AT,
     FIRST_ERROR,
     HEADERS,
     LAST_ERROR,
@@ -120,6 +121,7 @@ SET attempts = {ATTEMPTS} + %(count)s::integer,
     headers = {HEADERS},
     "firstError" = {FIRST_ERROR},
     "lastError" = {crash_error(LAST_ERROR)},
+    "expiresAt" = {EXPIRES_AT},
     "versionAt" = "createdAt",
     "lockUuid" = %(lease_id)s,
     "dueAt" = "scheduledAt",
@@ -189,7 +191,7 @@ FROM dead_lettered
 LEASED_MEMBERS: Final[LiteralString] = """
 SELECT
     id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
-    attempts, headers::text, false, "group"
+    attempts, headers::text, NULL::bigint, false, "group"
 FROM delayed_queue
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = %(lease_id)s

@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any, Final
 
 from delayed_queue.db.kept import is_unconnected
-from delayed_queue.handlers import Manner, Snooze, attempts_used_up
+from delayed_queue.handlers import Manner, Reject, Snooze, attempts_used_up
 from delayed_queue.logs import log
-from delayed_queue.messages import Envelope
+from delayed_queue.messages import Envelope, has_expired
 from delayed_queue.worker.engine.consumers import Consumer
 
 # Retry delay of a message whose handler could not connect to the database of its queue.
@@ -57,6 +57,8 @@ class Claim:
     took: list[float] = field(init=False, default_factory=list)
     done: list[int] = field(init=False, default_factory=list)
     failures: list[tuple[Envelope, BaseException]] = field(init=False, default_factory=list)
+    # Those of ``done`` that were not started, because they had expired.
+    expired: set[int] = field(init=False, default_factory=set)
     acknowledged: int = field(init=False, default=0)
     judged: int = field(init=False, default=0)
 
@@ -66,9 +68,23 @@ class Claim:
         self.call, self.is_async, self.timeout = consumer.call, consumer.is_async, consumer.timeout
         self.lease_seconds = consumer.queue.lease_duration.total_seconds()
 
-    def is_overdue(self, envelope: Envelope, now: float) -> bool:
-        """Return whether the lease is lost or may have expired: then do not start the message."""
-        return envelope.lease_lost or now > self.leased_at + self.lease_seconds
+    def skips(self, envelope: Envelope, now: float) -> bool:
+        """Settle a message that must not be started any more; return whether it is one.
+
+        It is released if its lease is lost or may have run out, and removed if it has expired.
+        """
+        if envelope.lease_lost or now > self.leased_at + self.lease_seconds:
+            self.leave(envelope)
+            return True
+        if not has_expired(envelope, now - self.leased_at):
+            return False
+        handler = self.consumer.handler
+        if handler.on_expired == "dead" or handler.treatment is not None:
+            self.failures.append((envelope, Reject("expired")))
+        else:
+            self.expired.add(envelope.message_id)
+            self.done.append(envelope.message_id)
+        return True
 
     def leave(self, envelope: Envelope) -> None:
         """Release a message that was not started, if the lease still holds it."""
@@ -101,6 +117,7 @@ class Claim:
         """Return a claim of some of its messages, under the same lease."""
         part = replace(self, envelopes=envelopes)
         part.call, part.is_async, part.timeout = self.call, self.is_async, self.timeout
+        part.expired = self.expired
         part.shares_lease, part.is_in_doubt = True, self.is_in_doubt
         return part
 

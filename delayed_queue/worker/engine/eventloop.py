@@ -134,8 +134,7 @@ class EventLoop(Pool):
         """Start waiting handlers while slots are free."""
         while self._free_slots and (work := self._next()) is not None:
             claim, envelope = work
-            if claim.is_overdue(envelope, time.monotonic()):
-                claim.leave(envelope)
+            if claim.skips(envelope, time.monotonic()):
                 continue
             claim.consumer.share.running += 1
             task = self._loop.create_task(self._handle(claim, envelope, self._free_slots.pop()))

@@ -171,8 +171,11 @@ class Settler:
                 done = [each.message_id for each in claim.members(ids) if each.is_settled]
                 done += [each for each in ids if each in deleted and holders[each] is claim]
             claim.consumer.schedule.end_trial()
-            self._counts.done += len(done)
             self._counts.lost += len(ids) - len(done)
+            if claim.expired:
+                self.count_expired(claim.members([each for each in done if each in claim.expired]))
+                done = [each for each in done if each not in claim.expired]
+            self._counts.done += len(done)
             claim.consumer.tally.done += len(done)
             claim.consumer.note_slot()
             _note_times(claim)
@@ -250,6 +253,12 @@ class Settler:
         if verdict.delay <= consumer.queue.poll_interval:
             consumer.schedule.wake()
 
+    def count_expired(self, envelopes: list[Envelope]) -> None:
+        """Count and announce messages that were deleted because they had expired."""
+        self._counts.expired += len(envelopes)
+        if envelopes:
+            signals.announce(signals.expired, self._sender, envelopes=envelopes)
+
     def count_done(self, consumer: Consumer, envelopes: list[Envelope]) -> None:
         """Count and announce what a transaction handled and deleted."""
         self._counts.done += len(envelopes)
@@ -276,6 +285,7 @@ class Counts:
     snoozed: int = 0
     dead: int = 0
     lost: int = 0
+    expired: int = 0
 
     @property
     def total(self) -> int:
@@ -284,12 +294,13 @@ class Counts:
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers in their order; ``astuple`` would copy them deeply, at each turn."""
-        return self.done, self.failed, self.snoozed, self.dead, self.lost
+        return self.done, self.failed, self.snoozed, self.dead, self.lost, self.expired
 
     def __str__(self) -> str:
         return (
             f"{self.done} done, {self.failed} to be retried, {self.snoozed} snoozed, "
             f"{self.dead} dead, {self.lost} lost their lease"
+            f"{f', {self.expired} expired' if self.expired else ''}"
         )
 
 

@@ -21,7 +21,7 @@ from delayed_queue.db.statements import execute
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import attempts_used_up
-from delayed_queue.messages import MILLISECOND, Envelope, to_milliseconds
+from delayed_queue.messages import MILLISECOND, Envelope, has_expired, to_milliseconds
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
@@ -90,6 +90,8 @@ class TransactionalRun(Run):
         self.total = self.suspects = 0
         self.is_alone = is_alone
         self.done: list[Envelope] = []
+        # Those of ``done`` that were not handled, because they had expired.
+        self.expired: set[int] = set()
         self.failures: list[tuple[Envelope, BaseException]] = []
         # Messages for which the database refused a write, and the errors.
         self.refused: list[tuple[Envelope, BaseException]] = []
@@ -197,7 +199,7 @@ class TransactionalRun(Run):
                 if rows:
                     self._check_suspects(rows)
                     self._scan.last = rows[-1].due_at, rows[-1].id
-                    self._handle_all(rows)
+                    self._handle_all(rows, began_at)
         except _SuspectsFound:
             raise
         # Also an error of the commit: a deferred constraint, for example.
@@ -215,10 +217,13 @@ class TransactionalRun(Run):
         if self._board.alone_seconds and any(row.is_retaken for row in rows):
             raise _SuspectsFound
 
-    def _handle_all(self, rows: list[ConsumedRow]) -> None:
+    def _handle_all(self, rows: list[ConsumedRow], began_at: float) -> None:
         for row in rows:
             envelope = self._opened(row)
-            self._call(envelope)
+            if has_expired(envelope, time.monotonic() - began_at):
+                self.expired.add(envelope.message_id)
+            else:
+                self._call(envelope)
             self.done.append(envelope)
 
     def _opened(self, row: ConsumedRow) -> Envelope:

@@ -41,6 +41,7 @@ OFFERS: dict[str, Any] = {
     "offer_or_update": lambda queue: queue.offer_or_update("key", 1),
     "offer_if_not_exists": lambda queue: queue.offer_if_not_exists("key", 1),
     "an offer that is overdue": lambda queue: queue.offer_or_update("key", 1, PAST),
+    "an offer that expires": lambda queue: queue.offer_or_update("key", 1, expires_in=HOUR),
     "an offer without delay": lambda queue: queue.offer_or_update("key", 1, delay=timedelta(0)),
     "offer_batch": lambda queue: queue.offer_batch([ScheduledMessage("key", 1)]),
     "offer_batch, not updating": lambda queue: queue.offer_batch(
@@ -73,6 +74,9 @@ def test_q33_what_is_there_with_that_content_was_stored(
 
 
 LATER: dict[str, Any] = {
+    "an expiry": lambda queue: [
+        queue.offer_or_update("key", 1, delay=HOUR, expires_in=timedelta(hours=3))
+    ],
     "a delay": lambda queue: [queue.offer_or_update("key", 1, delay=HOUR)],
     "a delay, not updating": lambda queue: [queue.offer_if_not_exists("key", 1, delay=HOUR)],
     "a schedule": lambda queue: [queue.offer_or_update("key", 1, datetime.now(UTC) + HOUR)],
@@ -94,6 +98,24 @@ def test_q33_what_is_not_due_yet_is_offered_until_it_is_stored(
     assert not consumer.handled
     consumer.drain(7_200_000)
     assert consumer.handled == {"key": 1}
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_q38_a_debounced_offer_is_repeated_in_its_window(
+    queue: DelayedQueue, proxy: Proxy, consumer: Consumer, stage: Stage
+) -> None:
+    queue.offer_or_update("key", 0, delay=HOUR, latest=HOUR)
+    due_at = stored(queue, "key").scheduled_at
+
+    losing(
+        proxy,
+        lambda: queue.offer_or_update("key", 1, delay=HOUR, latest=HOUR),
+        nothing,
+        stage=stage,
+    )
+
+    message = stored(queue, "key")
+    assert (message.payload, message.scheduled_at) == (1, due_at)
 
 
 @pytest.mark.parametrize("stage", [Stage.EXECUTED, Stage.COMMITTED])

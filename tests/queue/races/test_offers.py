@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -35,6 +35,24 @@ def test_a_hundred_rapid_updates_from_ten_threads_lose_nothing(queue: DelayedQue
 
     assert Counter(chain.from_iterable(answers)) == {CREATED: 1, UPDATED: 99}
     assert stored(queue, "key").payload[1] == 9
+
+
+def test_q38_debounced_offers_from_ten_threads_keep_the_first_window(queue: DelayedQueue):
+    hour = timedelta(hours=1)
+    queue.offer_or_update("key", "first", delay=hour, latest=2 * hour)
+    started_at = stored(queue, "key").created_at
+
+    def postpone(thread: int) -> list[OfferOutcome]:
+        return [
+            queue.offer_or_update("key", [thread, turn], delay=2 * hour, latest=2 * hour)
+            for turn in range(5)
+        ]
+
+    answers = together([partial(postpone, thread) for thread in range(10)])
+
+    assert Counter(chain.from_iterable(answers)) == {UPDATED: 50}
+    message = stored(queue, "key")
+    assert (message.created_at, message.scheduled_at) == (started_at, started_at + 2 * hour)
 
 
 # Q7. Statements that delete the key, in a transaction held open during the next offer.
