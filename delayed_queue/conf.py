@@ -166,6 +166,7 @@ class QueueSettings:
     WATCHDOG: Annotated[timedelta, at_least(timedelta(seconds=10), "10 seconds")] = timedelta(
         minutes=2
     )
+    QUEUE_LATE: Annotated[timedelta, at_least(timedelta(0), "0")] = timedelta(minutes=1)
     HANDLER_SLOW: Annotated[
         timedelta | None, optional(at_least(timedelta(seconds=1), "a second"))
     ] = timedelta(minutes=5)

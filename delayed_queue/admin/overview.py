@@ -22,6 +22,7 @@ from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.conf import get_settings
 from delayed_queue.models import QueueOverview, Worker
 from delayed_queue.observe.history import MINUTE, Step, trends
+from delayed_queue.observe.lateness import Reason, is_late, why_late
 from delayed_queue.observe.overview import (
     MAX_KINDS,
     Count,
@@ -33,7 +34,6 @@ from delayed_queue.observe.overview import (
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
 from delayed_queue.observe.workers import ALIVE, LiveWorkers, Throughput
 
-_LATE: Final = timedelta(minutes=1)
 TREND_MINUTES: Final = 60
 # Minutes until a missing sample is reported; a sample is 10 or 20 seconds late.
 SAMPLED_WITHIN: Final = 3
@@ -49,6 +49,8 @@ class QueueLine:
     service: Throughput
     pause: Any
     trend: Sequence[Step]
+    # Why it is late.
+    late: Sequence[Reason] = ()
 
     @property
     def query(self) -> str:
@@ -81,7 +83,13 @@ class QueueLine:
 
     @property
     def is_late(self) -> bool:
-        return (self.depth.oldest_due_age or timedelta(0)) > _LATE
+        return bool(self.late)
+
+    @property
+    def reasons(self) -> list[tuple[str, int | None]]:
+        """Why it is late, each with the dead letter that blocks; a pause is shown anyway."""
+        shown = [each for each in self.late if each.name != "paused" or self.pause is None]
+        return [(each.described(human), each.letter) for each in shown]
 
     @property
     def is_unserved(self) -> bool:
@@ -133,7 +141,8 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     kinds, is_cut = find_kinds(using, also=list(pauses))
     found, now, last = trends(kinds, TREND_MINUTES, using=using)
     live = Worker.objects.live(using=using)
-    lines = _lines(kinds, found, pauses, live, using)
+    snapshot = oldest_snapshot(using)
+    lines = _lines(kinds, found, pauses, live, snapshot, using)
     may_view_letters = model_admin.may(request, "delayed_queue.view_deadletter")
     silent = _silent_workers(using)
     wrong = summary(lines, silent, live.slow, may_view_letters=may_view_letters)
@@ -142,7 +151,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
         "opts": QueueOverview._meta,
         "lines": lines,
         "unsampled": _unsampled(now, last),
-        **_old_snapshot(using),
+        **_old_snapshot(snapshot),
         "slow": [(each, human(each.age)) for each in live.running if each.is_slow][:MAX_SLOW],
         "is_cut": is_cut,
         "max_kinds": MAX_KINDS,
@@ -153,8 +162,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     return model_admin.page(request, "delayed_queue/queues", context)
 
 
-def _old_snapshot(using: str) -> dict[str, Any]:
-    found = oldest_snapshot(using)
+def _old_snapshot(found: Snapshot | None) -> dict[str, Any]:
     if found is None or not found.is_older_than(OLD):
         return {}
     return {"snapshot": found, "snapshot_holder": holder_of(found)}
@@ -182,14 +190,16 @@ def _lines(
     trend: dict[str, list[Step]],
     pauses: dict[str, Any],
     live: LiveWorkers,
+    snapshot: Snapshot | None,
     using: str,
 ) -> list[QueueLine]:
-    served = live.throughput
+    served, depths = live.throughput, estimated_depths(kinds, using=using)
+    late = why_late(list(filter(is_late, depths)), live, snapshot, using=using)
     lines = (
         QueueLine(
             depth, served.get(depth.name.queue, Throughput()), pauses.get(depth.kind),
-            trend[depth.kind],
+            trend[depth.kind], late.get(depth.kind, ()),
         )
-        for depth in estimated_depths(kinds, using=using)
+        for depth in depths
     )  # fmt: skip
     return sorted(lines, key=lambda line: line.urgency)

@@ -21,7 +21,8 @@ from delayed_queue.facade import DelayedQueue
 from delayed_queue.instruments import Headers, ending
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
-from delayed_queue.observe.overview import QueueDepth, measure
+from delayed_queue.observe.lateness import Reason, is_late, why_late
+from delayed_queue.observe.overview import QueueDepth, measure, name_of
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
 from delayed_queue.observe.workers import Running, Worker
 from delayed_queue.queue.groups import HeldGroup
@@ -149,24 +150,26 @@ class QueueCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        found = self._found()
-        yield _gauge("up", "1 if the database answered.", ["database"],
-                     [([self._using], found is not None)])  # fmt: skip
-        depths, snapshot, held, running = found or ([], None, {}, [])
-        yield from _gauges_of_queues(depths)
-        yield _gauge_of_handlers(running)
-        yield from _gauges_of_snapshot(snapshot)
-        yield from _gauges_of_groups(held, self._using)
-
-    def _found(self) -> tuple[list[QueueDepth], Snapshot | None, Held, list[Running]] | None:
         try:
             # Outside a request Django does not replace a lost connection.
             drop_if_lost(self._using)
-            depths = measure(self._queues, cap=self._cap, using=self._using)[0]
-            running = Worker.objects.live(using=self._using).running
-            return depths, oldest_snapshot(self._using), _held(depths, self._using), running
+            found = list(self._queried())
         except (Error, DelayedQueueError):
-            return None
+            found = []
+        yield _gauge("up", "1 if the database answered.", ["database"],
+                     [([self._using], bool(found))])  # fmt: skip
+        yield from found
+
+    def _queried(self) -> Iterator[Metric]:
+        using = self._using
+        depths = measure(self._queues, cap=self._cap, using=using)[0]
+        live = Worker.objects.live(using=using)
+        yield from _gauges_of_queues(depths)
+        late, snapshot = list(filter(is_late, depths)), oldest_snapshot(using)
+        yield _gauge_of_reasons(why_late(late, live, snapshot, using=using))
+        yield _gauge_of_handlers(live.running)
+        yield from _gauges_of_snapshot(snapshot)
+        yield from _gauges_of_groups(_held(depths, using), using)
 
 
 def _gauge(
@@ -195,6 +198,13 @@ def _gauges_of_queues(found: list[QueueDepth]) -> Iterator[Metric]:
     yield _gauge("counts_cut", "1 if a count of the queue stopped at its cap.", labels, [
         (queue, any(count.is_cut for count in each.counts.values())) for queue, each in queues
     ])  # fmt: skip
+
+
+def _gauge_of_reasons(late: dict[str, list[Reason]]) -> Metric:
+    reasons = {(kind, each.name): 1 for kind, found in late.items() for each in found}
+    samples = [([name_of(kind).queue, kind, name], one) for (kind, name), one in reasons.items()]
+    labels, text = ["queue", "kind", "reason"], "1 for each reason why the queue is late."
+    return _gauge("late", text, labels, samples)
 
 
 def _gauge_of_handlers(running: list[Running]) -> Metric:

@@ -57,7 +57,7 @@ class TestQueues:
         head, late, due, dead = output.splitlines()
         assert (code, head) == (1, "unhealthy")
         assert late.startswith("orders: the earliest due message is 0:10:0")
-        assert late.endswith(" late; at most 0:01:00 is allowed")
+        assert late.endswith(" late; at most 0:01:00 is allowed: no worker serves it")
         assert due == "orders: 3+ messages are due; at most 2 are allowed"
         assert dead == "orders: 2 dead letters; at most 1 are allowed"
 

@@ -40,6 +40,7 @@ def test_json_has_each_state() -> None:
     fill()
     orders = rows("--queue", "orders")["orders|json"]
     assert 60 <= orders.pop("oldest_due_age_seconds") < 120
+    assert [each["reason"] for each in orders.pop("late")] == ["unserved"]
     assert orders == {
         "queue": "orders", "kind": "orders|json",
         "due": 3, "scheduled": 2, "leased": 1, "dead": 4, "cut": [],
@@ -54,11 +55,12 @@ def test_the_table_has_a_line_for_each_queue() -> None:
     assert lines[1][:6] == ["orders", "json", "3", "2", "1", "4"]
     assert lines[1][6].startswith("0:01:")
     assert lines[2] == ["later", "text", "0", "1", "0", "0", "-"]
-    assert len(lines) == 3
+    assert " ".join(lines[3]) == "orders is late: no worker serves it"
+    assert len(lines) == 4
 
 
 def test_columns_are_aligned() -> None:
-    MessageFactory.create(kind="a-queue-with-a-long-name|json")
+    MessageFactory.create(kind="a-queue-with-a-long-name|json", scheduled=True)
     header, *lines = run().splitlines()
     assert len({len(line) for line in [header, *lines]}) == 1
 
@@ -110,7 +112,7 @@ class TestBounds:
             MessageFactory.create(kind=f"kind-{number}|json")
         with CaptureQueriesContext(connection) as captured:
             answer = json.loads(run("--format", "json"))
-        assert len(captured) <= 4
+        assert len(captured) <= 7
         assert (len(answer["queues"]), answer["queues_left_out"]) == (MAX_KINDS, True)
         assert f"Only {MAX_KINDS} queues are shown" in run()
 

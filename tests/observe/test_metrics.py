@@ -235,7 +235,7 @@ class TestCollector:
             MessageFactory.create(kind=f"kind-{number}|json")
         with CaptureQueriesContext(connection) as captured:
             found = scrape()
-        assert len(captured) <= 6
+        assert len(captured) <= 9
         assert len([1 for name, _ in found if name == "delayed_queue_dead_letters"]) == MAX_KINDS
 
     def test_a_django_view_can_serve_it(self) -> None:

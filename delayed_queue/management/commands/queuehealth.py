@@ -17,6 +17,7 @@ from django.utils.translation import gettext_noop, override
 from delayed_queue.management.arguments import arg, duration, number, one_of, text
 from delayed_queue.management.base import QueueCommand, similar_queue, wrong_usage
 from delayed_queue.models import Worker
+from delayed_queue.observe.lateness import reasons_of
 from delayed_queue.observe.overview import QueueDepth, is_known, measure
 from delayed_queue.observe.snapshots import oldest_snapshot
 from delayed_queue.worker.deadlines import in_daemon
@@ -174,7 +175,9 @@ def _of_depth(depth: QueueDepth, options: dict[str, Any]) -> Iterator[str]:
     max_age, max_due, max_dead = (options[name] for name in ("max_age", "max_due", "max_dead"))
     if max_age is not None and age is not None and age > max_age:
         late = timedelta(seconds=int(age.total_seconds()))
-        yield f"{queue}: the earliest due message is {late} late; at most {max_age} is allowed"
+        why = "; ".join(map(str, reasons_of([depth], using=options["database"])[depth.kind]))
+        limit = f"at most {max_age} is allowed"
+        yield f"{queue}: the earliest due message is {late} late; {limit}: {why}"
     if max_due is not None and depth.due.value > max_due:
         yield f"{queue}: {depth.due} messages are due; at most {max_due:,} are allowed"
     if max_dead is not None and depth.dead.value > max_dead:

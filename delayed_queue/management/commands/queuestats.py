@@ -11,8 +11,9 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.management.arguments import arg, number, one_of
 from delayed_queue.management.base import QueueCommand, Row
-from delayed_queue.management.tables import lines
-from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure
+from delayed_queue.management.tables import lines, printable
+from delayed_queue.observe.lateness import Reason, is_late, reasons_of
+from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure, name_of
 
 MAX_CAP: Final = 1_000_000
 
@@ -30,18 +31,20 @@ class Command(QueueCommand):
 
     def handle(self, **options: Any) -> None:
         found, is_cut = measure(options["queue"], cap=options["cap"], using=options["database"])
+        late = reasons_of(list(filter(is_late, found)), using=options["database"])
         match options["format"]:
             case "json":
-                facts = {"queues": list(map(_row, found)), "queues_left_out": is_cut}
+                rows = [_row(each, late.get(each.kind, [])) for each in found]
+                facts = {"queues": rows, "queues_left_out": is_cut}
                 self.stdout.write(json.dumps(facts))
             case "names":
                 self.stdout.write("\n".join(sorted({each.name.queue for each in found})))
             case _:
                 table = lines(list(map(_cells, found))) if found else ["There are no queues."]
-                self.stdout.write("\n".join([*table, *_notes(found, is_cut)]))
+                self.stdout.write("\n".join([*table, *_late(late), *_notes(found, is_cut)]))
 
 
-def _row(depth: QueueDepth) -> Row:
+def _row(depth: QueueDepth, late: list[Reason]) -> Row:
     age = depth.oldest_due_age
     return {
         "queue": depth.name.queue,
@@ -49,6 +52,9 @@ def _row(depth: QueueDepth) -> Row:
         **{name: each.value for name, each in depth.counts.items()},
         "oldest_due_age_seconds": None if age is None else age.total_seconds(),
         "cut": [name for name, each in depth.counts.items() if each.is_cut],
+        "late": [
+            {"reason": each.name, "text": str(each), "dead_letter": each.letter} for each in late
+        ],
     }
 
 
@@ -57,6 +63,12 @@ def _cells(depth: QueueDepth) -> Row:
     late = None if age is None else str(timedelta(seconds=int(age.total_seconds())))
     counts = {name: str(each) for name, each in depth.counts.items()}
     return {"queue": depth.name.queue, "codec": depth.name.codec, **counts, "oldest due": late}
+
+
+def _late(late: dict[str, list[Reason]]) -> list[str]:
+    """Return a line for each late queue."""
+    said = {kind: "; ".join(map(str, reasons)) for kind, reasons in late.items()}
+    return [printable(f"{name_of(kind).queue} is late: {text}", "") for kind, text in said.items()]
 
 
 def _notes(found: list[QueueDepth], is_cut: bool) -> list[str]:
