@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol, get_type_hints
 from django.conf import settings
 from django.core.signals import setting_changed
 
+from delayed_queue.durations import FORMS, check_duration, parse_duration, within
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, suggest
 from delayed_queue.retries import Backoff, RetryPolicy
 
@@ -24,10 +25,11 @@ MIB: Final = 1024 * KIB
 
 
 class Rule(NamedTuple):
-    """A rule for a value: a test, and the sentence for values that fail it."""
+    """A rule for a value: a test, the sentence for values that fail it, and how to read it."""
 
     accepts: Callable[[Any], bool]
     hint: str
+    read: Callable[[Any], Any] = lambda value: value
 
 
 def each(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -35,8 +37,16 @@ def each(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | tuple) and all(map(accepts, value))
 
 
-def between(least: timedelta, most: timedelta) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, timedelta) and least <= value <= most
+def lasting(least: timedelta, most: timedelta = timedelta.max) -> Rule:
+    """Return the rule of a duration, in any form that ``parse_duration`` reads."""
+
+    def accepts(value: Any) -> bool:
+        try:
+            return least <= parse_duration(value) <= most
+        except InvalidConfiguration:
+            return False
+
+    return Rule(accepts, f"It must be {within(least, most)}: {FORMS}.", parse_duration)
 
 
 def count_to(most: int) -> Callable[[Any], bool]:
@@ -50,7 +60,10 @@ def is_flag(value: Any) -> bool:
 def optional(rule: Rule) -> Rule:
     """Return a rule that also accepts None."""
     hint = f"{rule.hint.removesuffix('.')}, or None."
-    return Rule(lambda value: value is None or rule.accepts(value), hint)
+    return Rule(
+        lambda value: value is None or rule.accepts(value), hint,
+        lambda value: None if value is None else rule.read(value),
+    )  # fmt: skip
 
 
 def counts(least: int, most: int) -> Rule:
@@ -77,11 +90,12 @@ class RuledSection(NamedTuple):
     rules: Mapping[str, Rule]
 
     def made(self, value: Any) -> Any:
-        return value if isinstance(value, self.cls) else self.cls(**value)
+        given = value if isinstance(value, dict) else _fields_of(value)
+        return self.cls(**{key: self.rules[key].read(each) for key, each in given.items()})
 
     def wrongs(self, value: Any) -> Iterator[tuple[str, str]]:
         if isinstance(value, self.cls):
-            value = {field.name: getattr(value, field.name) for field in fields(self.cls)}
+            value = _fields_of(value)
         if not isinstance(value, dict):
             yield " must be a dict.", "Write {…} with the keys of the section."
             return
@@ -94,6 +108,10 @@ class RuledSection(NamedTuple):
     def _suggestion(self, key: Any) -> str:
         close = suggest(key, self.rules)
         return f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(self.rules)}."
+
+
+def _fields_of(section: Any) -> dict[str, Any]:
+    return {field.name: getattr(section, field.name) for field in fields(section)}
 
 
 def rules_of(cls: type) -> dict[str, Rule]:
@@ -121,17 +139,9 @@ def _is_dotted(path: str) -> bool:
     return "." in path and all(name.isidentifier() for name in path.split("."))
 
 
-def at_least(least: timedelta, words: str) -> Rule:
-    return Rule(between(least, timedelta.max), f"It must be a timedelta of {words} or more.")
-
-
 _FLAG: Final = Rule(is_flag, "It must be True or False.")
-_LEASE: Final = Rule(
-    between(_MILLISECOND, MAX_LEASE), f"It must be a timedelta from 1 ms to {MAX_LEASE.days} days."
-)
-_INTERVAL: Final = Rule(
-    between(_MILLISECOND, MAX_INTERVAL), "It must be a timedelta from 1 ms to one day."
-)
+_LEASE: Final = lasting(_MILLISECOND, MAX_LEASE)
+_INTERVAL: Final = lasting(_MILLISECOND, MAX_INTERVAL)
 _INSTRUMENTS: Final = Rule(
     each(_names_instrument),
     "It must be a list of dotted paths, as in 'shop.tracing.Instrument', or of objects "
@@ -162,22 +172,20 @@ class QueueSettings:
     CONCURRENCY: Annotated[int, counts(1, 1000)] = 8
     ASYNC_CONCURRENCY: Annotated[int, counts(1, 10_000)] = 100
     BATCH_SIZE: Annotated[int, counts(1, 10_000)] = 500
-    SHUTDOWN_TIMEOUT: Annotated[timedelta, at_least(timedelta(0), "0")] = timedelta(seconds=30)
-    WATCHDOG: Annotated[timedelta, at_least(timedelta(seconds=10), "10 seconds")] = timedelta(
-        minutes=2
+    SHUTDOWN_TIMEOUT: Annotated[timedelta, lasting(timedelta(0))] = timedelta(seconds=30)
+    WATCHDOG: Annotated[timedelta, lasting(timedelta(seconds=10))] = timedelta(minutes=2)
+    HANDLER_SLOW: Annotated[timedelta | None, optional(lasting(timedelta(seconds=1)))] = timedelta(
+        minutes=5
     )
-    QUEUE_LATE: Annotated[timedelta, at_least(timedelta(0), "0")] = timedelta(minutes=1)
-    HANDLER_SLOW: Annotated[
-        timedelta | None, optional(at_least(timedelta(seconds=1), "a second"))
-    ] = timedelta(minutes=5)
+    QUEUE_LATE: Annotated[timedelta, lasting(timedelta(0))] = timedelta(minutes=1)
     CRON: Sequence[Any] = ()
     INSTRUMENTS: Annotated[Sequence[Any], _INSTRUMENTS] = ()
-    DEAD_LETTER_RETENTION: Annotated[
-        timedelta | None, optional(at_least(timedelta(hours=1), "an hour"))
-    ] = timedelta(days=30)
-    SAMPLE_RETENTION: Annotated[
-        timedelta | None, optional(at_least(timedelta(days=1), "a day"))
-    ] = timedelta(days=8)
+    DEAD_LETTER_RETENTION: Annotated[timedelta | None, optional(lasting(timedelta(hours=1)))] = (
+        timedelta(days=30)
+    )
+    SAMPLE_RETENTION: Annotated[timedelta | None, optional(lasting(timedelta(days=1)))] = timedelta(
+        days=8
+    )
     LOG_ERRORS: Annotated[bool | None, optional(_FLAG)] = None
 
 
@@ -188,19 +196,12 @@ _checks: Final[dict[str, Callable[[Any], object]]] = {}
 
 def check_lease(duration: Any) -> timedelta:
     """Return the lease duration, or refuse one that is not from 1 ms to ten years (Q20)."""
-    return _checked("lease duration", duration, _LEASE)
+    return check_duration("The lease duration", duration, _MILLISECOND, MAX_LEASE)
 
 
 def check_interval(interval: Any) -> timedelta:
     """Return the poll interval, or refuse one that is not from 1 ms to one day."""
-    return _checked("poll interval", interval, _INTERVAL)
-
-
-def _checked(what: str, value: Any, rule: Rule) -> timedelta:
-    if not rule.accepts(value):
-        raise InvalidConfiguration(f"The {what} is {value!r}. {rule.hint}")
-    checked: timedelta = value
-    return checked
+    return check_duration("The poll interval", interval, _MILLISECOND, MAX_INTERVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,14 @@ def _wrong(key: str, value: Any) -> str:
 def get_settings() -> QueueSettings:
     """Return the settings in force, or raise InvalidConfiguration with all problems."""
     configured = _configured()
-    return QueueSettings(**{key: configured[key] for key in configured if key not in _sections})
+    own = {key: value for key, value in configured.items() if key not in _sections}
+    return QueueSettings(**{key: _read(key, value) for key, value in own.items()})
+
+
+def _read(key: str, value: Any) -> Any:
+    for rule in getattr(_HINTS[key], "__metadata__", ()):
+        value = rule.read(value)
+    return value
 
 
 def logs_errors() -> bool:

@@ -17,6 +17,7 @@ from asgiref.sync import sync_to_async
 from delayed_queue.codecs import decode
 from delayed_queue.cron.models import Schedule
 from delayed_queue.db.resilience import never
+from delayed_queue.durations import Duration, check_duration
 from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
 from delayed_queue.handlers import storable
 from delayed_queue.messages import (
@@ -184,14 +185,12 @@ class DelayedQueue(Offering, Polling):
             after = batch[-1].died_at, batch[-1].id
         return ids, older
 
-    def prune_dead_letters(self, older_than: timedelta) -> int:
+    def prune_dead_letters(self, older_than: Duration) -> int:
         """Delete dead letters older than this, 1,000 at a time; return their number.
 
         Dead letters that block their group stay until the group is resumed.
         """
-        if not isinstance(older_than, timedelta) or older_than < timedelta(0):
-            raise InvalidConfiguration(f"older_than must be a timedelta ≥ 0, not {older_than!r}.")
-        age = older_than // MILLISECOND
+        age = check_duration("older_than", older_than, most=timedelta.max) // MILLISECOND
         total = 0
         prune = partial(self._call, self._letters.prune, age, limit=_BATCH, doubt=never)
         while batch := prune(now=self._now()):
@@ -241,7 +240,7 @@ class DelayedQueue(Offering, Polling):
     aresume = awaited(resume)
     ais_paused = awaited(is_paused)
 
-    async def apoll(self, timeout: timedelta | float | None = None) -> Envelope | None:
+    async def apoll(self, timeout: Duration | None = None) -> Envelope | None:
         """Wait for a due message without occupying a thread; None only on timeout.
 
         It polls at the next due time or after the poll interval, whichever comes first, and can be

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
+from delayed_queue.durations import ZERO, Duration, check_duration
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, did_you_mean
 from delayed_queue.messages import Envelope, check_claim
 from delayed_queue.retries import Groups, RetryPolicy
@@ -32,13 +33,10 @@ class Snooze(HandlerSignal):
     its messages need is unavailable. Other workers are not affected.
     """
 
-    def __init__(self, delay: timedelta, *, rest: timedelta = timedelta(0)) -> None:
-        for each in (delay, rest):
-            if not isinstance(each, timedelta) or each < timedelta(0):
-                raise InvalidConfiguration(f"Snooze needs a timedelta ≥ 0, not {each!r}.")
-        super().__init__(f"snoozed for {delay}")
-        self.delay = delay
-        self.rest = rest
+    def __init__(self, delay: Duration, *, rest: Duration = ZERO) -> None:
+        self.delay = check_duration("The delay of Snooze", delay, most=timedelta.max)
+        self.rest = check_duration("The rest of Snooze", rest, most=timedelta.max)
+        super().__init__(f"snoozed for {self.delay}")
 
 
 class Retry(HandlerSignal):
@@ -48,11 +46,9 @@ class Retry(HandlerSignal):
     policy still limits the attempts. ``error`` is stored as the message's last error.
     """
 
-    def __init__(self, delay: timedelta, error: str = "") -> None:
-        if not isinstance(delay, timedelta) or delay < timedelta(0):
-            raise InvalidConfiguration(f"Retry needs a timedelta ≥ 0, not {delay!r}.")
-        super().__init__(error or f"to be retried in {delay}")
-        self.delay = delay
+    def __init__(self, delay: Duration, error: str = "") -> None:
+        self.delay = check_duration("The delay of Retry", delay, most=timedelta.max)
+        super().__init__(error or f"to be retried in {self.delay}")
 
 
 class Reject(HandlerSignal):
@@ -287,8 +283,8 @@ def handler(
     retry: RetryPolicy | None = None,
     codec: str | Codec = "json",
     kind: str | None = None,
-    lease: timedelta | None = None,
-    timeout: timedelta | None = None,
+    lease: Duration | None = None,
+    timeout: Duration | None = None,
     transactional: bool = False,
     batch_size: int | None = None,
     claim: str = "fast",
@@ -313,7 +309,8 @@ def handler(
     chosen = codec_named(codec)
     check_kind(queue)
     stored_kind = check_kind(kind_of(queue, chosen) if kind is None else kind)
-    _check_treatment(retry, lease, timeout, batch_size, claim)
+    _check_treatment(retry, batch_size, claim)
+    lease_span, time_limit = _positive("lease", lease), _positive("timeout", timeout)
     if on_expired not in ON_EXPIRED:
         raise InvalidConfiguration(
             f"on_expired must be one of {', '.join(ON_EXPIRED)}, not {on_expired!r}."
@@ -328,8 +325,8 @@ def handler(
             _check_transactional(function, lease, timeout, claim, on_expired)
         registry.add(
             Handler(
-                queue, function, chosen, stored_kind, retry, lease, timeout, transactional,
-                batch_size, claim, groups, on_expired,
+                queue, function, chosen, stored_kind, retry, lease_span, time_limit,
+                transactional, batch_size, claim, groups, on_expired,
             )
         )  # fmt: skip
         return function
@@ -355,11 +352,9 @@ def _name_of(function: Any) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
-def _check_treatment(retry: Any, lease: Any, timeout: Any, batch_size: Any, claim: Any) -> None:
+def _check_treatment(retry: Any, batch_size: Any, claim: Any) -> None:
     if retry is not None and not isinstance(retry, RetryPolicy):
         raise InvalidConfiguration(f"retry must be a RetryPolicy, not {retry!r}.")
-    _check_duration("lease", lease)
-    _check_duration("timeout", timeout)
     if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
         raise InvalidConfiguration(f"batch_size must be 1 or more, not {batch_size!r}.")
     check_claim(claim)
@@ -375,9 +370,10 @@ def _check_groups(groups: Any, transactional: bool) -> None:
         )
 
 
-def _check_duration(name: str, duration: Any) -> None:
-    if duration is not None and (not isinstance(duration, timedelta) or duration <= timedelta(0)):
-        raise InvalidConfiguration(f"{name} must be a positive timedelta, not {duration!r}.")
+def _positive(name: str, duration: Duration | None) -> timedelta | None:
+    if duration is None:
+        return None
+    return check_duration(name, duration, timedelta.resolution, timedelta.max)
 
 
 def _check_transactional(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
+from delayed_queue.durations import Duration, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 
 P = ParamSpec("P")
@@ -129,21 +130,26 @@ def check_claim(claim: Any) -> str:
     return str(claim)
 
 
-def check_delay(delay: timedelta | None, now: datetime, name: str = "delay") -> int | None:
+def check_delay(delay: Duration | None, now: datetime, name: str = "delay") -> int | None:
     """Return the delay in milliseconds, floored, refusing one that leaves the years 1 to 9999."""
     if delay is None:
         return None
-    if not isinstance(delay, timedelta):
-        raise InvalidMessage(f"{name} must be a timedelta, not {delay!r}.")
-    milliseconds = delay // MILLISECOND
+    milliseconds = _span(name, delay) // MILLISECOND
     if not MIN_MILLISECONDS <= to_milliseconds(now) + milliseconds <= MAX_MILLISECONDS:
         raise InvalidMessage(f"{name} {delay!r} leads outside the years 1 to 9999.")
     return milliseconds
 
 
+def _span(name: str, duration: Duration) -> timedelta:
+    try:
+        return parse_duration(duration)
+    except InvalidConfiguration as error:
+        raise InvalidMessage(f"{name}: {error}") from None
+
+
 def check_expiry(
     expires_at: datetime | None,
-    expires_in: timedelta | None,
+    expires_in: Duration | None,
     *,
     schedule: int | None,
     delay: int,
@@ -170,16 +176,15 @@ def check_expiry(
 
 
 def check_latest(
-    delay: timedelta | None, latest: timedelta, schedule_at: datetime | None
+    delay: Duration | None, latest: Duration, schedule_at: datetime | None
 ) -> tuple[timedelta, timedelta]:
     """Return delay and upper bound of a debounced offer, or refuse them."""
-    if not isinstance(latest, timedelta):
-        raise InvalidMessage(f"latest must be a timedelta, not {latest!r}.")
+    bound = _span("latest", latest)
     if schedule_at is not None:
         raise InvalidMessage("latest limits a delay: give delay, not schedule_at.")
-    if not isinstance(delay, timedelta) or latest < delay:
+    if delay is None or bound < _span("delay", delay):
         raise InvalidMessage(f"latest {latest!r} needs a delay, and must not be below it.")
-    return delay, latest
+    return _span("delay", delay), bound
 
 
 def encode_headers(headers: Mapping[str, Any] | None) -> str | None:
@@ -241,10 +246,10 @@ class Leases(Protocol):
     def acknowledge(self, envelope: Envelope) -> bool: ...
 
     def release(
-        self, envelope: Envelope, delay: timedelta | None = None, error: str = ""
+        self, envelope: Envelope, delay: Duration | None = None, error: str = ""
     ) -> bool: ...
 
-    def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool: ...
+    def extend(self, envelope: Envelope, duration: Duration | None = None) -> bool: ...
 
     def reject(self, envelope: Envelope, reason: str) -> bool: ...
 
@@ -331,11 +336,11 @@ class Envelope:
         """Delete the message, if this lease still holds it."""
         return self.leases.acknowledge(self)
 
-    def release(self, delay: timedelta | None = None, error: str = "") -> bool:
+    def release(self, delay: Duration | None = None, error: str = "") -> bool:
         """Give the message back, due now or after the delay, and record the error."""
         return self.leases.release(self, delay, error)
 
-    def extend(self, duration: timedelta | None = None) -> bool:
+    def extend(self, duration: Duration | None = None) -> bool:
         """Prolong the lease to at least now + duration; default the queue's lease duration."""
         return self.leases.extend(self, duration)
 
@@ -346,10 +351,10 @@ class Envelope:
     async def aacknowledge(self) -> bool:
         return await self.leases.in_thread(self.acknowledge)
 
-    async def arelease(self, delay: timedelta | None = None, error: str = "") -> bool:
+    async def arelease(self, delay: Duration | None = None, error: str = "") -> bool:
         return await self.leases.in_thread(self.release, delay, error)
 
-    async def aextend(self, duration: timedelta | None = None) -> bool:
+    async def aextend(self, duration: Duration | None = None) -> bool:
         return await self.leases.in_thread(self.extend, duration)
 
     async def areject(self, reason: str) -> bool:

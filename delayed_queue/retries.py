@@ -9,16 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
+from delayed_queue.durations import UNITS, Duration, check_duration
 from delayed_queue.exceptions import InvalidConfiguration
-
-_ZERO: Final = timedelta(0)
-_LONGEST: Final = timedelta(days=3650)
-# Characters of a duration. Callers' texts are quoted in errors.
-_LONGEST_TEXT: Final = 50
-_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 
 # The server is a standby, or was made read-only: another one may take writes by now.
 READ_ONLY: Final = "25006"
@@ -42,28 +36,13 @@ def is_conflict(sqlstate: str | None) -> bool:
     return sqlstate in _CONFLICTS
 
 
-def parse_duration(text: str) -> timedelta:
-    """Return the duration written as ``500ms``, ``15s``, ``3m``, ``1.5h`` or ``2d``."""
-    match = _DURATION.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
-    if match is None:
-        raise InvalidConfiguration(
-            f"{text[:_LONGEST_TEXT]!r} is not a duration: write a number and one of ms, s, m, h, "
-            "d, as in '15s'."
-        )
-    amount, unit = match.groups()
-    try:
-        return timedelta(**{_UNITS[unit]: float(amount)})
-    except OverflowError as error:
-        raise InvalidConfiguration(f"The duration {text!r} is too long.") from error
-
-
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """The waits after failed attempts, and the point at which to stop trying.
 
     ``delays`` holds the wait after attempt 1, 2, …; the last one repeats. ``max_attempts``
     counts deliveries: after that many failures the message becomes a dead letter. ``jitter``
-    is a fraction: 0.2 spreads each wait evenly over ± 20 %.
+    is a fraction: 0.2 spreads each wait evenly over ± 20 %. Waits are durations in any form.
     """
 
     delays: tuple[timedelta, ...]
@@ -77,16 +56,16 @@ class RetryPolicy:
             raise InvalidConfiguration(f"jitter must be from 0 to 1, not {self.jitter!r}.")
         if not self.delays and self.max_attempts > 1:
             raise InvalidConfiguration("A policy with more than one attempt needs a delay.")
-        for delay in self.delays:
-            _check_delay(delay)
+        delays = tuple(check_duration("A retry delay", each) for each in self.delays)
+        object.__setattr__(self, "delays", delays)
 
     @classmethod
     def exponential(
         cls,
-        initial: timedelta = timedelta(seconds=5),
+        initial: Duration = timedelta(seconds=5),
         *,
         factor: float = 2.0,
-        maximum: timedelta = timedelta(hours=1),
+        maximum: Duration = timedelta(hours=1),
         max_attempts: int = 10,
         jitter: float = 0.2,
     ) -> RetryPolicy:
@@ -97,20 +76,17 @@ class RetryPolicy:
             raise InvalidConfiguration(
                 f"max_attempts must be from 1 to 1000, not {max_attempts!r}."
             )
-        _check_delay(maximum)
-        delays = [min(_check_delay(initial), maximum)]
+        longest = check_duration("maximum", maximum)
+        delays = [min(check_duration("initial", initial), longest)]
         # Step by step, because factor ** 999 leaves the range of a float.
-        while len(delays) < max_attempts - 1 and delays[-1] < maximum:
-            delays.append(min(delays[-1] * factor, maximum))
+        while len(delays) < max_attempts - 1 and delays[-1] < longest:
+            delays.append(min(delays[-1] * factor, longest))
         return cls(tuple(delays), max_attempts, jitter)
 
     @classmethod
-    def ladder(cls, steps: str | Sequence[timedelta], *, jitter: float = 0.0) -> RetryPolicy:
+    def ladder(cls, steps: str | Sequence[Duration], *, jitter: float = 0.0) -> RetryPolicy:
         """Wait each step once, in order: ``"15s 3m 10m"`` is three waits, four attempts."""
-        if isinstance(steps, str):
-            waits = tuple(parse_duration(each) for each in steps.split())
-        else:
-            waits = tuple(steps)
+        waits: tuple[Any, ...] = tuple(steps.split() if isinstance(steps, str) else steps)
         if not waits:
             raise InvalidConfiguration("A ladder needs at least one step, as in '15s 3m 10m'.")
         return cls(waits, len(waits) + 1, jitter)
@@ -129,14 +105,6 @@ class RetryPolicy:
         return delay * (1 + random.uniform(-self.jitter, self.jitter))  # noqa: S311
 
 
-def _check_delay(delay: timedelta) -> timedelta:
-    if not isinstance(delay, timedelta) or not _ZERO <= delay <= _LONGEST:
-        raise InvalidConfiguration(
-            f"A retry delay is a timedelta from 0 to {_LONGEST.days} days, not {delay!r}."
-        )
-    return delay
-
-
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """The repetition of a call while the database is away: 100, 200, 400 … ms, bounded in all."""
@@ -150,9 +118,8 @@ class Backoff:
         if type(self.retries) is not int or not 0 <= self.retries <= 100:
             raise InvalidConfiguration(f"retries must be from 0 to 100, not {self.retries!r}.")
         for name in ("initial", "maximum", "deadline"):
-            value = getattr(self, name)
-            if not isinstance(value, timedelta) or value <= _ZERO:
-                raise InvalidConfiguration(f"{name} must be a positive timedelta, not {value!r}.")
+            span = check_duration(name, getattr(self, name), timedelta.resolution)
+            object.__setattr__(self, name, span)
 
     def waits(self) -> list[float]:
         """Return the seconds to wait before each retry; their sum stays within the deadline."""
@@ -181,13 +148,13 @@ def parse_rate(text: str) -> float:
             f"{text!r} is not a rate: write a number above zero and one of s, m, h, d, as in "
             "'10/s' or '600/h'. To let nothing through, pause the group."
         )
-    return timedelta(**{_UNITS[match[2]]: 1}) / timedelta(milliseconds=1) / int(match[1])
+    return UNITS[match[2]] / UNITS["ms"] / int(match[1])
 
 
 def written_rate(interval: float) -> str:
     """Return the rate as text, for permits that are ``interval`` milliseconds apart."""
     for unit in ("s", "m", "h", "d"):
-        permits = timedelta(**{_UNITS[unit]: 1}) / timedelta(milliseconds=1) / interval
+        permits = UNITS[unit] / UNITS["ms"] / interval
         if permits >= 1 and math.isclose(permits, round(permits), rel_tol=1e-9):
             return f"{round(permits)}/{unit}"
     return f"1/{interval:g} ms"

@@ -12,8 +12,9 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import printable
+from delayed_queue.durations import ZERO, check_duration
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.retries import parse_duration, parse_rate
+from delayed_queue.retries import parse_rate
 
 
 @contextmanager
@@ -60,10 +61,16 @@ class RateField(_TextField):
 class DurationField(_TextField):
     """A duration such as ``30m`` or ``2d``; None when empty."""
 
+    def __init__(
+        self, label: Any, help_text: Any, least: timedelta = ZERO, most: timedelta = timedelta.max
+    ) -> None:
+        super().__init__(label, help_text)
+        self.least, self.most = least, most
+
     def clean(self, value: Any) -> timedelta | None:
         text = super().clean(value)
         with reasons():
-            return None if text is None else parse_duration(text)
+            return text and check_duration(str(self.label), text, self.least, self.most)
 
 
 class RejectForm(forms.Form):

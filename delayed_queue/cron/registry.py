@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, time, timedelta
+from datetime import datetime, time
 from importlib import import_module
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -22,19 +22,11 @@ from delayed_queue.cron.schedules import (
     PeriodicSchedule,
     hour_text,
 )
+from delayed_queue.durations import UNITS, parse_duration, write_duration
 from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
-from delayed_queue.messages import EPOCH, MILLISECOND
-from delayed_queue.retries import parse_duration
+from delayed_queue.messages import EPOCH
 
 F = TypeVar("F", bound=Callable[[datetime], Any])
-
-_UNITS: Final = {
-    "d": timedelta(days=1),
-    "h": timedelta(hours=1),
-    "m": timedelta(minutes=1),
-    "s": timedelta(seconds=1),
-    "ms": MILLISECOND,
-}
 
 
 class Definition(NamedTuple):
@@ -55,7 +47,7 @@ def definition_of(schedule: Schedule) -> Definition:
         case DailySchedule():
             name, text = "daily", ", ".join(hour_text(each) for each in schedule.hours)
         case PeriodicSchedule():
-            return Definition("periodic", _duration_text(schedule.period))
+            return Definition("periodic", write_duration(schedule.period))
         case _:
             return Definition("other", repr(schedule))
     return Definition(name, text, schedule.timezone or "", schedule.gap, schedule.fold or "")
@@ -74,13 +66,6 @@ def schedule_of(definition: Definition) -> Schedule:
     if name == "periodic":
         return PeriodicSchedule(parse_duration(text.strip()))
     raise InvalidConfiguration(f"A schedule is cron, daily or periodic, not {name!r}.")
-
-
-def _duration_text(period: timedelta) -> str:
-    name, unit = next(
-        (name, unit) for name, unit in _UNITS.items() if period % unit == timedelta(0)
-    )
-    return f"{period // unit}{name}"
 
 
 def _hour(text: str) -> time:
@@ -117,7 +102,7 @@ class CronEntry:
         object.__setattr__(self, "kind", check_kind(kind))
         object.__setattr__(self, "schedule", self._checked_schedule())
         check_key_prefix(self.key_prefix)
-        missed(PeriodicSchedule(_UNITS["s"]), None, EPOCH, self.missed, self.missed_cap)
+        missed(PeriodicSchedule(UNITS["s"]), None, EPOCH, self.missed, self.missed_cap)
         if self.generator is not None and self.payload is not None:
             raise InvalidConfiguration("A schedule has a payload or a generator, not both.")
         if not (self.generator is None or callable(self.generator) or _is_path(self.generator)):

@@ -138,17 +138,7 @@ def _change_between(low: datetime, high: datetime, zone: ZoneInfo) -> datetime:
     return high
 
 
-LONGEST: Final = timedelta(days=3650)
 MOST_AHEAD: Final = 1000
-
-
-def check_duration(what: str, value: timedelta, least: timedelta) -> timedelta:
-    """Return the duration, or refuse one that is too short or longer than ten years."""
-    if not isinstance(value, timedelta) or not least <= value <= LONGEST:
-        raise InvalidConfiguration(
-            f"{what} must be a timedelta from {least} to {LONGEST.days} days, not {value!r}."
-        )
-    return value
 
 
 def check_count(what: str, value: int, most: int) -> int:

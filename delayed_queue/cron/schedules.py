@@ -24,9 +24,9 @@ from delayed_queue.cron.rules import (
     ZonedSchedule,
     check_choice,
     check_count,
-    check_duration,
     load_zone,
 )
+from delayed_queue.durations import ZERO, check_duration
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import EPOCH, MILLISECOND
 
@@ -208,7 +208,6 @@ def _canonical(expression: str) -> str:
 
 
 _DAY: Final = timedelta(days=1)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +232,8 @@ class DailySchedule(ZonedSchedule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "hours", _check_hours(self.hours))
         load_zone(self.timezone_name)
-        check_duration("schedule_in_advance", self.schedule_in_advance, timedelta(0))
-        check_duration("schedule_interval", self.schedule_interval, _MILLISECOND)
+        for name, least in (("schedule_in_advance", ZERO), ("schedule_interval", MILLISECOND)):
+            object.__setattr__(self, name, check_duration(name, getattr(self, name), least))
         check_choice("gap", self.gap, get_args(Gap))
         check_choice("fold", self.fold, ("first", "second"))
 
@@ -287,9 +286,6 @@ def _check_hours(hours: Sequence[time]) -> tuple[time, ...]:
     return checked
 
 
-_NONE: Final = timedelta(0)
-
-
 @dataclass(frozen=True, slots=True)
 class PeriodicSchedule(Schedule):
     """Ticks at every multiple of the period since the epoch: an hourly one is on the hour.
@@ -302,8 +298,8 @@ class PeriodicSchedule(Schedule):
     ticks_ahead: int = 4
 
     def __post_init__(self) -> None:
-        check_duration("period", self.period, MILLISECOND)
-        if self.period % MILLISECOND != _NONE:
+        object.__setattr__(self, "period", check_duration("period", self.period, MILLISECOND))
+        if self.period % MILLISECOND != ZERO:
             raise InvalidConfiguration(f"period must be whole milliseconds, not {self.period!r}.")
         check_count("ticks_ahead", self.ticks_ahead, MOST_AHEAD)
 

@@ -6,7 +6,7 @@ import logging
 import select
 import threading
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from django.conf import settings
@@ -18,7 +18,6 @@ from delayed_queue.cron.rules import (
     Schedule,
     ZonedSchedule,
     check_config_hash,
-    check_duration,
     check_key_prefix,
     missed,
 )
@@ -30,6 +29,7 @@ from delayed_queue.cron.schedules import (
 from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.cron.ticking import TickReport, Ticks
 from delayed_queue.db.wakeups import StopSignal
+from delayed_queue.durations import Duration, check_duration, parse_duration
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
@@ -53,7 +53,7 @@ class Installer:
         ticks: Ticks,
         key_prefix: str,
         config_hash: str,
-        interval: timedelta,
+        interval: Duration,
         generate_many: GenerateMany = lambda _: (),
     ) -> None:
         self.ticks = ticks
@@ -267,7 +267,7 @@ class CronService:
         self,
         config_hash: str,
         key_prefix: str,
-        schedule_interval: timedelta,
+        schedule_interval: Duration,
         generate_many: GenerateMany,
     ) -> InstallerHandle:
         """Install ``generate_many(now)`` at once and every interval, until the handle is closed."""
@@ -300,10 +300,11 @@ class CronService:
         return self.install_schedule(key_prefix, schedule, generator)
 
     def install_periodic_tick(
-        self, key_prefix: str, period: timedelta, generator: Generator
+        self, key_prefix: str, period: Duration, generator: Generator
     ) -> InstallerHandle:
         """Keep a tick every period installed, aligned to 1970-01-01T00:00Z."""
-        return self.install_schedule(key_prefix, PeriodicSchedule(period), generator)
+        schedule = PeriodicSchedule(parse_duration(period))
+        return self.install_schedule(key_prefix, schedule, generator)
 
     def installer(
         self,

@@ -15,15 +15,16 @@ from delayed_queue.conf import (
     MIB,
     Rule,
     RuledSection,
-    between,
     count_to,
     counts,
     each,
     is_flag,
+    lasting,
     register_section,
     rules_of,
     section,
 )
+from delayed_queue.durations import LONGEST
 
 _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", re.IGNORECASE)
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,79}\*?", re.ASCII)
@@ -55,21 +56,17 @@ def _is_topic(value: Any) -> bool:
     return isinstance(value, str) and _TOPIC.fullmatch(value) is not None
 
 
-def _span(least: timedelta, most: timedelta, words: str) -> Rule:
-    return Rule(between(least, most), f"It must be a timedelta {words}.")
-
-
 _FLAG: Final = Rule(is_flag, "It must be True or False.")
-_TIMEOUT: Final = _span(timedelta(milliseconds=1), timedelta(minutes=10), "from 1 ms to 10 minutes")
-_UP_TO_5_MINUTES: Final = _span(timedelta(0), timedelta(minutes=5), "of up to 5 minutes")
+_TIMEOUT: Final = lasting(timedelta(milliseconds=1), timedelta(minutes=10))
+_UP_TO_5_MINUTES: Final = lasting(timedelta(0), timedelta(minutes=5))
 _HOSTS: Final = Rule(each(_is_host), "It must be a list of names, as in '*.corp.example'.")
 _NETWORKS: Final = Rule(each(_is_network), "It must be a list of CIDR, as in '10.1.0.0/16'.")
 _PORTS: Final = Rule(each(count_to(65_535)), "It must be a list of ints from 1 to 65535.")
 _PATH: Final = Rule(lambda value: isinstance(value, str), "It must be a path, or empty.")
 _KEYS: Final = Rule(each(_is_key), "It must be a list of texts of 32 characters or more.")
-_RETRY_AFTER: Final = _span(timedelta(0), timedelta(days=365), "from 0 to 365 days")
-_PAUSE: Final = _span(timedelta(milliseconds=100), timedelta(hours=1), "from 100 ms to an hour")
-_RETENTION: Final = _span(timedelta(minutes=1), timedelta(days=3650), "from a minute to 3650 days")
+_RETRY_AFTER: Final = lasting(timedelta(0), timedelta(days=365))
+_PAUSE: Final = lasting(timedelta(milliseconds=100), timedelta(hours=1))
+_RETENTION: Final = lasting(timedelta(minutes=1), LONGEST)
 _TOPICS: Final = Rule(
     each(_is_topic),
     "It must be a list of topics or prefixes with a star, as in ['orders', 'shop.*']. A star "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -12,8 +11,8 @@ from django.db import DEFAULT_DB_ALIAS
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.conf import MAX_LEASE
+from delayed_queue.durations import check_duration
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.retries import parse_duration
 
 
 class Argument(NamedTuple):
@@ -79,15 +78,12 @@ def duration(
     **options: Any,
 ) -> Argument:
     """Return an option for a duration such as ``30m``, ``2d``, or a number of seconds."""
-    bounds = " to ".join(f"{each.total_seconds():,.10g} s" for each in (least, most))
 
     def parse(text: str) -> timedelta:
-        is_plain = text.replace(".", "", 1).isdecimal()
-        with suppress(DelayedQueueError):
-            found = parse_duration(f"{text}s" if is_plain else text)
-            if least <= found <= most:
-                return found
-        raise ArgumentTypeError(f"{text!r} is not a duration from {bounds}, such as 90, 30m or 2d")
+        try:
+            return check_duration(name.lstrip("-"), text, least, most)
+        except DelayedQueueError as error:
+            raise ArgumentTypeError(str(error)) from None
 
     return arg(name, help, type=parse, metavar="DURATION", **options)
 

@@ -11,12 +11,13 @@ from typing import Any, Final
 from delayed_queue.conf import (
     Rule,
     RuledSection,
-    between,
     counts,
     each,
+    lasting,
     register_section,
     section,
 )
+from delayed_queue.durations import LONGEST, ZERO
 from delayed_queue.messages import CLAIMS
 from delayed_queue.retries import RetryPolicy
 
@@ -101,14 +102,10 @@ def _is_limit(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-def _of_up_to(most: timedelta, words: str) -> Rule:
-    return Rule(between(timedelta(0), most), f"It must be a timedelta of up to {words}.")
-
-
 # Mailbox providers demand https; plain http is for tests on one machine. With a longer prefix the
 # link could exceed a line of a mail.
 _PUBLIC: Final = re.compile(r"|(https://[!-~]{1,200}|http://(localhost|127\.0\.0\.1)[!-~]{0,100})")
-_YEARS: Final = _of_up_to(timedelta(days=3650), "3650 days")
+_YEARS: Final = lasting(ZERO, LONGEST)
 RULES: Final[Mapping[str, Rule]] = {
     "DEDUPE_WINDOW": _YEARS,
     "HASH_KEY": Rule(_is_text, "It must be a text."),
@@ -126,15 +123,12 @@ RULES: Final[Mapping[str, Rule]] = {
         _by_channel(_is_limit),
         f"It must be a dict of {', '.join(CHANNELS)}, with (per second, burst) for each.",
     ),
-    "LEASE": Rule(
-        between(timedelta(seconds=1), timedelta(days=1)),
-        "It must be a timedelta from a second to a day.",
-    ),
+    "LEASE": lasting(timedelta(seconds=1), timedelta(days=1)),
     "CLAIM": Rule(lambda value: value in CLAIMS, f"It must be one of {', '.join(CLAIMS)}."),
-    "WAIT": _of_up_to(timedelta(minutes=1), "a minute"),
+    "WAIT": lasting(ZERO, timedelta(minutes=1)),
     "SECRETS": Rule(each(_is_text), "It must be a list of texts."),
     "CIRCUIT_FAILURES": counts(1, 1_000_000),
-    "CIRCUIT_PAUSE": _of_up_to(timedelta(days=1), "a day"),
+    "CIRCUIT_PAUSE": lasting(ZERO, timedelta(days=1)),
     "SMS_SEGMENTS": counts(1, 255),
     "PUBLIC_URL": Rule(_is_public, "It must be the https URL of the API, as in 'https://…/v1'."),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ from delayed_queue.conf import check_interval, check_lease, get_settings
 from delayed_queue.db.resilience import Lost, announce, check_vendor, drop_if_lost, never, repeat
 from delayed_queue.db.statements import run
 from delayed_queue.db.wakeups import channel_of
+from delayed_queue.durations import Duration
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND, check_claim, to_milliseconds
 from delayed_queue.queue.models import DeadLetter, Limit, Message
@@ -52,8 +53,8 @@ class QueueBase:
         *,
         codec: str | Codec = "json",
         using: str = DEFAULT_DB_ALIAS,
-        lease_duration: timedelta | None = None,
-        poll_interval: timedelta | None = None,
+        lease_duration: Duration | None = None,
+        poll_interval: Duration | None = None,
         retry_policy: RetryPolicy | None = None,
         clock: Callable[[], datetime] | None = None,
         kind: str | None = None,

@@ -17,10 +17,11 @@ from delayed_queue.codecs import check_kind
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost, repeat, through_conflicts, write_by_halves
 from delayed_queue.db.wakeups import channel_of
+from delayed_queue.durations import check_duration
 from delayed_queue.exceptions import InvalidConfiguration, NoSuchLetters, RunInProgress
 from delayed_queue.handlers import storable
 from delayed_queue.logs import described, log
-from delayed_queue.messages import from_milliseconds
+from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.queue.models import BulkRun, DeadLetter, Message
 from delayed_queue.queue.store.bulk import (
     CANCELLED,
@@ -72,7 +73,7 @@ class BulkPlan:
     since: int | None = None
     until: int | None = None
     pace: int | None = None
-    over: timedelta | None = None
+    over: timedelta | None = None  # any Duration
     limit: int | None = None
     canary: int = 0
     canary_deaths: int = 1
@@ -95,8 +96,9 @@ class BulkPlan:
             raise InvalidConfiguration("A drop takes no canary.")
         if self._since > self._until:
             raise InvalidConfiguration("until must be later than since.")
-        if self.over is not None and not timedelta(0) < self.over <= MAX_SPREAD:
-            raise InvalidConfiguration("over must be longer than 0 and at most a year.")
+        if self.over is not None:
+            over = check_duration("over", self.over, MILLISECOND, MAX_SPREAD)
+            object.__setattr__(self, "over", over)
         if self.over is not None and self.pace is not None:
             raise InvalidConfiguration("Give pace or over, not both.")
 

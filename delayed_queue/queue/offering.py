@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from delayed_queue.codecs import Codec, encode
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost, never
+from delayed_queue.durations import Duration
 from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown
 from delayed_queue.instruments import headers_for
 from delayed_queue.messages import (
@@ -139,12 +140,12 @@ class Offering(QueueBase):
         payload: Any,
         schedule_at: datetime | None = None,
         *,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         headers: Mapping[str, Any] | None = None,
         group: str | None = None,
         expires_at: datetime | None = None,
-        expires_in: timedelta | None = None,
-        latest: timedelta | None = None,
+        expires_in: Duration | None = None,
+        latest: Duration | None = None,
     ) -> OfferOutcome:
         """Store the message, or replace payload and schedule of the one stored under its key.
 
@@ -156,10 +157,11 @@ class Offering(QueueBase):
         With ``latest``, repeated offers postpone the message at most until ``latest`` after the
         first of them (debounce). A message that was delivered starts anew.
         """
+        bound = None
         if latest is not None:
-            delay, latest = check_latest(delay, latest, schedule_at)
+            delay, bound = check_latest(delay, latest, schedule_at)
         return self._offer(
-            key, payload, schedule_at, delay, headers, group, expires_at, expires_in, latest,
+            key, payload, schedule_at, delay, headers, group, expires_at, expires_in, bound,
             can_update=True,
         )  # fmt: skip
 
@@ -169,11 +171,11 @@ class Offering(QueueBase):
         payload: Any,
         schedule_at: datetime | None = None,
         *,
-        delay: timedelta | None = None,
+        delay: Duration | None = None,
         headers: Mapping[str, Any] | None = None,
         group: str | None = None,
         expires_at: datetime | None = None,
-        expires_in: timedelta | None = None,
+        expires_in: Duration | None = None,
     ) -> OfferOutcome:
         """Store the message unless its key exists; then it is IGNORED."""
         return self._offer(
@@ -186,11 +188,11 @@ class Offering(QueueBase):
         key: str,
         payload: Any,
         schedule_at: datetime | None,
-        delay: timedelta | None,
+        delay: Duration | None,
         headers: Mapping[str, Any] | None,
         group: str | None,
         expires_at: datetime | None,
-        expires_in: timedelta | None,
+        expires_in: Duration | None,
         latest: timedelta | None,
         *,
         can_update: bool,
@@ -224,7 +226,7 @@ class Offering(QueueBase):
         return outcome_of(created)
 
     def _times(
-        self, schedule_at: datetime | None, delay: timedelta | None
+        self, schedule_at: datetime | None, delay: Duration | None
     ) -> tuple[int | None, int]:
         if schedule_at is not None and delay is not None:
             raise InvalidMessage("Give schedule_at or delay, not both.")

@@ -20,6 +20,7 @@ from delayed_queue.codecs import decode
 from delayed_queue.conf import check_lease
 from delayed_queue.db.resilience import is_in_transaction, is_unavailable, never, sqlstate_of
 from delayed_queue.db.wakeups import Listener, StopSignal
+from delayed_queue.durations import Duration, check_duration
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
 from delayed_queue.logs import log, log_poll
@@ -62,12 +63,12 @@ class Leasing(QueueBase):
         )
         return deleted
 
-    def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
+    def release(self, envelope: Envelope, delay: Duration | None = None, error: str = "") -> bool:
         """Release the message, due after the delay, if the lease still holds it."""
-        check_delay(delay, self._local_now())
-        return self._settle(envelope, Verdict(delay or timedelta(0), error=storable(error)))
+        wait = check_delay(delay, self._local_now()) or 0
+        return self._settle(envelope, Verdict(wait * MILLISECOND, error=storable(error)))
 
-    def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
+    def extend(self, envelope: Envelope, duration: Duration | None = None) -> bool:
         """Prolong the lease to at least now + duration, if it still holds the message."""
         lease = check_lease(self.lease_duration if duration is None else duration)
         rows = self._repeat(
@@ -284,11 +285,11 @@ class Polling(Leasing):
         self._repeat(partial(self._dead_letter, lease_id, [row_id], "payload not decodable", text))
 
     def poll(
-        self, timeout: timedelta | float | None = None, *, stop: StopSignal | None = None
+        self, timeout: Duration | None = None, *, stop: StopSignal | None = None
     ) -> Envelope | None:
         """Wait for a message that is due, and lease it.
 
-        Returns None only when the timeout (a timedelta, or seconds) has passed or ``stop`` was
+        Returns None only when the timeout has passed or ``stop`` was
         set. Sleeps until a NOTIFY, the next due time or the poll interval, whichever is first.
         """
         deadline = math.inf if timeout is None else time.monotonic() + seconds_of(timeout)
@@ -399,8 +400,5 @@ def _stopped(stop: StopSignal | None) -> bool:
     return stop is not None and stop.is_set()
 
 
-def seconds_of(timeout: timedelta | float) -> float:
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if not isinstance(seconds, int | float) or not seconds >= 0:
-        raise InvalidConfiguration(f"timeout must be seconds ≥ 0 or a timedelta, not {timeout!r}.")
-    return seconds
+def seconds_of(timeout: Duration) -> float:
+    return check_duration("timeout", timeout, most=timedelta.max).total_seconds()

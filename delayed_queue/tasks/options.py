@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
+from delayed_queue.durations import LONGEST, ZERO, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, did_you_mean
-from delayed_queue.retries import Groups, RetryPolicy, parse_duration
-
-_LONGEST: Final = timedelta(days=3650)
+from delayed_queue.retries import Groups, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Options:
 
 # What to write instead of a wrong value.
 _HINTS: Final = {
-    "RESULTS": f"write a duration of 1 to {_LONGEST.days} days, as in '7d', or None for no results",
+    "RESULTS": f"write a duration of 1 to {LONGEST.days} days, as in '7d', or None for no results",
     "RETRY": "it must be a RetryPolicy",
     "TIMEOUT": "write a duration, as in '30s', or None",
     "DATABASE": "it must be an alias of DATABASES",
@@ -53,7 +52,7 @@ _HINTS: Final = {
 
 def _checked(key: str, value: Any) -> Any:
     try:
-        if key in ("RESULTS", "TIMEOUT") and isinstance(value, str):
+        if key in ("RESULTS", "TIMEOUT") and value is not None:
             value = parse_duration(value)
         fits = _fits(key, value)
     except ValueError:
@@ -68,9 +67,9 @@ def _fits(key: str, value: Any) -> bool:
         case ("RESULTS" | "TIMEOUT", None):
             return True
         case "RESULTS", timedelta():
-            return timedelta(days=1) <= value <= _LONGEST
+            return timedelta(days=1) <= value <= LONGEST
         case "TIMEOUT", timedelta():
-            return value > timedelta(0)
+            return value > ZERO
         case "GROUPS", Mapping():
             return all(isinstance(each, Groups) for each in value.values())
     return isinstance(value, {"RETRY": RetryPolicy, "DATABASE": str}.get(key, ())) and value != ""

@@ -14,6 +14,7 @@ from django.utils import timezone
 from delayed_queue.conf import count_to
 from delayed_queue.cron.registry import schedule as declare
 from delayed_queue.cron.rules import MissedTicks
+from delayed_queue.durations import FORMS, ZERO, Duration, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, did_you_mean
 from delayed_queue.messages import check_group
 from delayed_queue.retries import RetryPolicy
@@ -39,8 +40,8 @@ class Policy:
     """The policy of a task; None or False stand for the default.
 
     ``max_attempts``: maximum number of runs. ``backoff``: a function of the exception and the
-    task's result that returns the seconds until the next run, or None to stop. ``timeout``: seconds
-    or a timedelta. ``retry``: a RetryPolicy, instead of the first two. ``transactional``: the
+    task's result that returns the time until the next run, or None to stop. ``timeout``: time limit
+    of a run. ``retry``: a RetryPolicy, instead of the first two. ``transactional``: the
     writes of the task and the removal of its message are one commit. ``unique``: a template such
     as ``"user-{0}"``, or a function of the arguments; only one task of a name exists at a time.
     ``replace``: a new task replaces the waiting one. ``group``: the name, by template or function,
@@ -48,8 +49,8 @@ class Policy:
     """
 
     max_attempts: int | None = None
-    backoff: Callable[[BaseException, Any], float | None] | None = None
-    timeout: float | timedelta | None = None
+    backoff: Callable[[BaseException, Any], Duration | None] | None = None
+    timeout: Duration | None = None
     retry: RetryPolicy | None = None
     transactional: bool = False
     unique: str | Callable[..., str] | None = None
@@ -60,7 +61,7 @@ class Policy:
     def seconds_or(self, default: timedelta | None) -> float | None:
         """Return the timeout in seconds; a transaction does not take the default."""
         timeout = self.timeout if self.timeout is not None or self.transactional else default
-        return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        return None if timeout is None else parse_duration(timeout).total_seconds()
 
     def retry_or(self, default: RetryPolicy) -> RetryPolicy:
         """Return the retry policy, apart from ``backoff``."""
@@ -142,20 +143,21 @@ def _wrongs(said: Policy, *, is_async: bool) -> Iterator[str]:
         yield "is async and transactional: make it a plain function. A transaction has one thread."
 
 
-def _is_time(value: Any) -> bool:
-    if isinstance(value, timedelta):
-        return value > timedelta(0)
-    return type(value) in (int, float) and value > 0
-
-
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) or callable(value)
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return parse_duration(value) > ZERO
+    except InvalidConfiguration:
+        return False
 
 
 _VALUES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "max_attempts": (count_to(MAX_ATTEMPTS), f"an int from 1 to {MAX_ATTEMPTS}"),
     "backoff": (callable, "a function of (exception, task_result)"),
-    "timeout": (_is_time, "seconds, more than 0, or a timedelta"),
+    "timeout": (_is_time, f"more than 0: {FORMS}"),
     "retry": (
         lambda value: isinstance(value, RetryPolicy), "a RetryPolicy, or max_attempts and backoff"
     ),

@@ -18,6 +18,7 @@ from django.db import transaction
 from delayed_queue.conf import get_settings
 from delayed_queue.db.sql import Step
 from delayed_queue.db.statements import fetch
+from delayed_queue.durations import ZERO, parse_duration
 from delayed_queue.handlers import (
     HandlerSignal,
     Manner,
@@ -264,8 +265,8 @@ class Run(Attempt):
         if verdict.is_dead or backoff is None or isinstance(error, HandlerSignal):
             return verdict
         try:
-            seconds = backoff(error, self.result)
-            delay = None if seconds is None else timedelta(seconds=max(seconds, 0))
+            wait = backoff(error, self.result)
+            delay = None if wait is None else max(parse_duration(wait), ZERO)
         # The project's own code. A backoff that fails ends the task, instead of endless retries.
         except Exception as failure:
             failure.__context__ = error

@@ -11,6 +11,7 @@ from typing import Any, Final
 from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.conf import check_interval, check_lease, get_settings
+from delayed_queue.durations import check_duration
 from delayed_queue.exceptions import InvalidConfiguration
 
 MAX_COUNTS: Final = {
@@ -72,12 +73,10 @@ class WorkerOptions:
         if self.max_messages is not None:
             _check_count("max_messages", self.max_messages)
         if self.lease is not None:
-            check_lease(self.lease)
-        check_interval(self.poll_interval)
-        if self.shutdown_timeout < timedelta(0):
-            raise InvalidConfiguration(
-                f"shutdown_timeout must be 0 or more, not {self.shutdown_timeout!r}."
-            )
+            object.__setattr__(self, "lease", check_lease(self.lease))
+        object.__setattr__(self, "poll_interval", check_interval(self.poll_interval))
+        until_stop = check_duration("shutdown_timeout", self.shutdown_timeout, most=timedelta.max)
+        object.__setattr__(self, "shutdown_timeout", until_stop)
         if len(set(self.queues)) < len(self.queues):
             raise InvalidConfiguration(f"A queue is named twice: {', '.join(self.queues)}.")
         if self.only_sourced and self.queues:

@@ -140,7 +140,7 @@ def test_a_time_that_is_none_is_told_beside_its_field(admin_client: Client, fiel
         ({"canary": "2", "canary_deaths": "3"}, "canary_deaths"),
         ({"newer_than": "1h", "older_than": "2h"}, "until must be later than since"),
         ({"pace": "5", "over": "2h"}, "not both"),
-        ({"over": "0s"}, "over must be longer than 0"),
+        ({"over": "0s"}, "over must be a duration from 1ms to 366d, not 0s"),
     ],
 )
 def test_what_makes_no_run_together_is_told_above_the_fields(

@@ -86,7 +86,7 @@ def test_a_topic_is_made_and_changed_by_a_form(admin_client: Client):
         ({"name": "two words"}, "is invalid: use A-Z"),
         ({"ladder": "1x"}, "is not a duration"),
         ({"jitter": "2"}, "less than or equal to 1"),
-        ({"hold": "0"}, "greater than or equal to 1"),
+        ({"hold": "0"}, "TTR must be a duration from 1s to 1d"),
         ({"shards": "65"}, "less than or equal to 64"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.retries import Backoff, RetryPolicy, is_transient, parse_duration
+from delayed_queue.retries import Backoff, RetryPolicy, is_transient
 
 SECOND = timedelta(seconds=1)
 
@@ -75,7 +75,7 @@ class TestExponential:
         "wrong",
         [
             {"initial": -SECOND},
-            {"initial": 5},
+            {"initial": "5 s"},
             {"maximum": timedelta(days=3651)},
             {"factor": 0.5},
             {"factor": math.nan},
@@ -102,7 +102,7 @@ class TestLadder:
         assert policy.max_attempts == 4
         assert RetryPolicy.ladder([15 * SECOND, 180 * SECOND, 600 * SECOND]) == policy
 
-    @pytest.mark.parametrize("steps", ["", "  ", [], "15", "15s, 3m", "s", [15]])
+    @pytest.mark.parametrize("steps", ["", "  ", [], "15x", "15s, 3m", "s", [-15]])
     def test_wrong_steps(self, steps: Any):
         with pytest.raises(InvalidConfiguration):
             RetryPolicy.ladder(steps)
@@ -121,20 +121,6 @@ def test_the_last_delay_repeats_and_attempts_count_from_one():
     policy = RetryPolicy((SECOND, 2 * SECOND), 5)
     assert waits(policy) == [1, 2, 2, 2]
     assert policy.delay_after(0) == SECOND
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("500ms", 0.5), ("15s", 15), ("3m", 180), ("1.5h", 5400), ("2d", 172_800), ("0s", 0)],
-)
-def test_durations(text: str, seconds: float):
-    assert parse_duration(text) == timedelta(seconds=seconds)
-
-
-@pytest.mark.parametrize("text", ["", "5", "s", "-5s", "5 s", "5S", "1e3s", "٣s", "9" * 400 + "d"])
-def test_no_durations(text: str):
-    with pytest.raises(InvalidConfiguration, match="duration"):
-        parse_duration(text)
 
 
 class TestBackoff:
@@ -164,7 +150,7 @@ class TestBackoff:
             {"retries": 101},
             {"retries": 1.0},
             {"initial": timedelta(0)},
-            {"maximum": 10},
+            {"maximum": "10 s"},
             {"deadline": -SECOND},
         ],
     )

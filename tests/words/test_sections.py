@@ -38,7 +38,7 @@ WRONG: list[tuple[str, Any]] = [
     ("ALLOWED_NETWORKS", [10]),
     ("ALLOWED_PORTS", ["80"]),
     ("ALLOWED_PORTS", [True]),
-    ("CONNECT_TIMEOUT", 5),
+    ("CONNECT_TIMEOUT", "5 s"),
     ("TOTAL_TIMEOUT", timedelta(0)),
     ("CONNECTIONS", 0),
     ("RETRY_AFTER_LIMIT", timedelta(seconds=-1)),

@@ -18,22 +18,23 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.fields import PauseForm
+from delayed_queue.admin.fields import DurationField, PauseForm
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import GONE, Call, Operation, Report, parse_ids, unnamed
 from delayed_queue.admin.queues import PAUSE_QUEUE
+from delayed_queue.durations import write_duration
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
 from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder
 from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kind
 from delayed_queue.http.models import Topic
+from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Limit
 from delayed_queue.observe.overview import Count, QueueDepth, depths
 
 # Counts stop here: a page has up to a hundred topics.
 _CAP: Final = 1000
-_SECOND: Final = timedelta(seconds=1)
 _STATES: Final = {
     "ready": _("ready"), "delayed": _("delayed"), "reserved": _("reserved"), "dead": _("dead"),
 }  # fmt: skip
@@ -54,9 +55,9 @@ class TopicForm(StoringForm):
         min_value=0, max_value=1, initial=0.0,
         help_text=_("Spreads each delay: 0.2 means ± 20 %."),
     )  # fmt: skip
-    hold = forms.FloatField(
-        label=_("TTR"), min_value=1, max_value=MAX_TTR / _SECOND, required=False,
-        help_text=_("Seconds that a consumer may hold a job. Empty: LEASE_DURATION."),
+    hold = DurationField(
+        _("TTR"), _("How long a consumer may hold a job, for example 5m. Empty: LEASE_DURATION."),
+        timedelta(seconds=1), MAX_TTR,
     )  # fmt: skip
     shards = forms.IntegerField(
         label=_("Shards"),
@@ -76,9 +77,9 @@ class TopicForm(StoringForm):
         super().__init__(*args, **kwargs)
         topic = self.instance
         if topic.pk is not None:
-            seconds = None if topic.ttr is None else topic.ttr / 1000
+            hold = None if topic.ttr is None else write_duration(topic.ttr * MILLISECOND)
             self.initial.update(
-                ladder=topic.ladder, jitter=topic.jitter, hold=seconds, shards=topic.shards
+                ladder=topic.ladder, jitter=topic.jitter, hold=hold, shards=topic.shards
             )
 
     def clean_name(self) -> str:
@@ -95,11 +96,10 @@ class TopicForm(StoringForm):
             raise ValidationError(str(error)) from error
 
     def store(self, cleaned: dict[str, Any], using: str) -> Topic:
-        hold = cleaned["hold"]
         name = self.instance.name if self.instance.pk else cleaned["name"]
         configure_topic(
             name, shards=cleaned["shards"], ladder=cleaned["ladder"], jitter=cleaned["jitter"],
-            ttr=None if hold is None else hold * _SECOND, using=using,
+            ttr=cleaned["hold"], using=using,
         )  # fmt: skip
         return Topic.objects.using(using).get(name=name)
 

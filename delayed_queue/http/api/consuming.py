@@ -15,20 +15,25 @@ from delayed_queue.http.api.problems import Problem, invalid, missing
 from delayed_queue.http.api.waiting import waiting_pops
 from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.consuming import Pop, bury_job, finish_job, release_job, touch_job
-from delayed_queue.http.jobs.jobs import MAX_DELAY, MAX_TTR, Answer, PoppedJob
+from delayed_queue.http.jobs.jobs import Answer, PoppedJob
 from delayed_queue.http.jobs.kinds import MAX_SHARDS
-from delayed_queue.http.jobs.requests import TopicName
+from delayed_queue.http.jobs.requests import Delay, TopicName, Ttr, Wait
 
 calls: Final = Endpoints("consuming")
 JOB: Final = "topics/<topic>/jobs/<path:job_id>"
+
+
+_POP_TIMEOUT: Final = Meta(
+    description="Default: 0.", extra_json_schema={"maximum": "API.POP_TIMEOUT"}
+)
 
 
 class PopQuery(Struct, forbid_unknown_fields=True):
     """Maximum number of jobs, maximum wait for the first one, and duration of the lease."""
 
     count: Annotated[int, Meta(ge=1, extra_json_schema={"maximum": "API.POP_COUNT"})] = 1
-    timeout: Annotated[float, Meta(ge=0, extra_json_schema={"maximum": "API.POP_TIMEOUT"})] = 0
-    ttr: Annotated[float, Meta(ge=1, le=MAX_TTR.total_seconds())] | UnsetType = UNSET
+    timeout: Annotated[Wait, _POP_TIMEOUT] | UnsetType = UNSET
+    ttr: Ttr | UnsetType = UNSET
     shard: Annotated[int, Meta(ge=0, lt=MAX_SHARDS)] | UnsetType = UNSET
 
 
@@ -39,26 +44,27 @@ class Lease(Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class Release(Lease, rename="camel", forbid_unknown_fields=True):
-    """The lease, and the seconds until the job is due again; null follows its ladder."""
+    """The lease, and the time until the job is due again; null follows its ladder."""
 
-    delay: Annotated[float, Meta(ge=0, le=MAX_DELAY.total_seconds())] | None = None
+    delay: Delay | None = None
 
 
 @calls.post("topics/<topic>/pop", "consume", waits=True)
 async def pop(request: ApiRequest, topic: TopicName, query: PopQuery) -> list[PoppedJob] | None:
-    """Lease due jobs without a url, waiting up to ``timeout`` seconds for the first one.
+    """Lease due jobs without a url, waiting up to ``timeout`` for the first one.
 
     204 when none fell due. A job that is not finished before ``expiresAt`` goes to another
     consumer.
     """
     settings = api_settings()
     _check_limit("count", query.count, settings.POP_COUNT)
-    _check_limit("timeout", query.timeout, settings.POP_TIMEOUT.total_seconds())
+    timeout = query.timeout or 0.0
+    _check_limit("timeout", timeout, settings.POP_TIMEOUT.total_seconds())
     ttr = timedelta(seconds=query.ttr) if query.ttr else None
     shard = None if query.shard is UNSET else query.shard
     wanted = Pop(topic, query.count, ttr, shard, settings.DATABASE)
     try:
-        return await waiting_pops.wait_for(request, wanted, query.timeout) or None
+        return await waiting_pops.wait_for(request, wanted, timeout) or None
     except InvalidMessage as error:
         raise invalid("query", [("shard", str(error))]) from None
 

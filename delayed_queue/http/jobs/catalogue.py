@@ -15,6 +15,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import announce, never, repeat
 from delayed_queue.db.statements import notify
 from delayed_queue.db.wakeups import channel_of
+from delayed_queue.durations import Duration, check_duration
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import storable
 from delayed_queue.http.jobs.jobs import MAX_TTR, check_jitter, check_ladder
@@ -96,7 +97,7 @@ def configure_topic(
     shards: int = _KEEP,
     ladder: str | list[Any] = _KEEP,
     jitter: float = _KEEP,
-    ttr: timedelta | None = _KEEP,
+    ttr: Duration | None = _KEEP,
     groups: Groups | None = _KEEP,
     using: str = DEFAULT_DB_ALIAS,
 ) -> TopicRow:
@@ -254,9 +255,7 @@ def _check_ladder(ladder: Any) -> str:
 def _check_ttr(ttr: Any) -> int | None:
     if ttr is None:
         return None
-    if not isinstance(ttr, timedelta) or not timedelta(seconds=1) <= ttr <= MAX_TTR:
-        raise InvalidConfiguration(f"ttr must be a timedelta from 1 s to 1 day, not {ttr!r}.")
-    return ttr // MILLISECOND
+    return check_duration("ttr", ttr, timedelta(seconds=1), MAX_TTR) // MILLISECOND
 
 
 _CHECKS: Final = {

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from delayed_queue.codecs import encode
 from delayed_queue.conf import get_settings
+from delayed_queue.durations import LONGEST, ZERO, check_duration
 from delayed_queue.exceptions import InvalidJob, InvalidMessage
 from delayed_queue.http.jobs.jobs import (
     CODEC,
@@ -47,13 +48,13 @@ URL_PATTERN: Final = (
     r"^[Hh][Tt][Tt][Pp][Ss]?://[^/?#@%\\ \x00-\x1f\x7f]+"
     r"([/?]([^#%\\ \x00-\x1f\x7f]|%[0-9A-Fa-f]{2})*)?\Z"
 )
-_DURATION: Final = r"[0-9]{1,4}(\.[0-9]{1,3})?(ms|s|m|h|d)"
+_DURATION: Final = r"[0-9]{1,4}(\.[0-9]{1,3})?(ms|s|m|h|d|w)?"
 # A rule that no type expresses: at most one of delay and runAt.
 NOT_BOTH: Final = Meta(
     extra_json_schema={
         "not": {
             "required": ["delay", "runAt"],
-            "properties": {"delay": {"type": "number"}, "runAt": {"type": "string"}},
+            "properties": {"delay": {"type": ["number", "string"]}, "runAt": {"type": "string"}},
         }
     }
 )
@@ -61,6 +62,18 @@ NOT_BOTH: Final = Meta(
 
 class Instant(int):
     """An instant in milliseconds, read from an ISO 8601 text with a zone, rounded up."""
+
+
+class Delay(float):
+    """Seconds from now, read from any form of a duration."""
+
+
+class Ttr(float):
+    """Seconds of a lease, read from any form of a duration."""
+
+
+class Wait(float):
+    """Seconds to wait for a job, read from any form of a duration."""
 
 
 class Ladder(str):
@@ -98,6 +111,21 @@ _LADDER: Final = [
     {"type": "string", "pattern": f"^{_DURATION}( {_DURATION}){{0,{MAX_STEPS - 1}}}$"},
     {"type": "array", "minItems": 1, "maxItems": MAX_STEPS, "items": {"anyOf": _STEP}},
 ]
+
+
+def _seconds(least: timedelta, most: timedelta) -> Custom:
+    """Return how a duration is read as seconds, and its schema."""
+    limits = {"minimum": least.total_seconds(), "maximum": most.total_seconds()}
+    text = {"type": "string", "pattern": f"^{_DURATION}$", "examples": ["15m"]}
+    return Custom(
+        lambda value: check_duration("It", value, least, most).total_seconds(),
+        {"anyOf": [{"type": "number", **limits, "description": "Seconds."}, text]},
+    )
+
+
+CUSTOM[Delay] = _seconds(ZERO, MAX_DELAY)
+CUSTOM[Ttr] = _seconds(timedelta(seconds=1), MAX_TTR)
+CUSTOM[Wait] = _seconds(ZERO, LONGEST)
 CUSTOM[Instant] = Custom(check_run_at, {"type": "string", "format": "date-time"})
 CUSTOM[Ladder] = Custom(check_ladder, {"anyOf": _LADDER})
 
@@ -122,15 +150,10 @@ _Url = Annotated[
         "The URL to call when the job is due. Without it, consumers pop the job.",
     ),
 ]  # fmt: skip
-_Delay = Annotated[
-    float,
-    between(0, MAX_DELAY.total_seconds(), "Seconds from now, by the database's clock. Default: 0."),
-]
+_Delay = Annotated[Delay, Meta(description="From now, by the database's clock. Default: 0.")]
 _RunAt = Annotated[Instant, Meta(description="Instead of delay: a time, at most 10 years ahead.")]
 _Retry = Annotated[int, between(0, MAX_RETRY, "Failures so far: where on the ladder it starts.")]
-_Ttr = Annotated[
-    float, between(1, MAX_TTR.total_seconds(), "Seconds that a consumer may hold the job.")
-]
+_Ttr = Annotated[Ttr, Meta(description="How long a consumer may hold the job.")]
 _Ladder = Annotated[
     Ladder,
     Meta(description=f"The delay after each failure. Default: the topic's, or {DEFAULT_LADDER}."),

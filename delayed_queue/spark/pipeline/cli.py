@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from delayed_queue.codecs import check_kind, codec_named, kind_of
+from delayed_queue.durations import check_duration
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
-from delayed_queue.retries import parse_duration
 from delayed_queue.spark.pipeline.console import Console, sentence_of
 from delayed_queue.spark.pipeline.session import Stopping, signals
 from delayed_queue.spark.settings import SparkSettings
@@ -53,10 +53,7 @@ def _instant(text: str) -> datetime:
 
 
 def _positive(text: str) -> timedelta:
-    found = parse_duration(text)
-    if not found:
-        raise ValueError(f"{text!r} is no time at all")
-    return found
+    return check_duration("It", text, timedelta.resolution)
 
 
 def _ratio(text: str) -> float:

@@ -10,9 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from delayed_queue.durations import parse_duration
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.retries import RetryPolicy, parse_duration
+from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.database import connect, look_around
 from delayed_queue.spark.pipeline.cli import (
     CODECS,

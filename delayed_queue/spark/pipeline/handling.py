@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from delayed_queue.codecs import Codec, codec_named, decode
 from delayed_queue.db.sql import first_row, rows_of
+from delayed_queue.durations import Duration, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
 from delayed_queue.messages import MILLISECOND, Batch, Envelope
@@ -355,13 +355,14 @@ class ExecutorLeases:
     def acknowledge(self, envelope: Envelope) -> bool:
         return self._one(envelope, ACKNOWLEDGE)
 
-    def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
-        wait = 0 if delay is None else delay // MILLISECOND
+    def release(self, envelope: Envelope, delay: Duration | None = None, error: str = "") -> bool:
+        wait = 0 if delay is None else parse_duration(delay) // MILLISECOND
         text = storable(error) or None
         return self._one(envelope, RELEASE, delay=wait, refund=0, error=text, now=None)
 
-    def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
-        lease = self._lease_ms if duration is None else duration // MILLISECOND
+    def extend(self, envelope: Envelope, duration: Duration | None = None) -> bool:
+        span = None if duration is None else parse_duration(duration)
+        lease = self._lease_ms if span is None else span // MILLISECOND
         params = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
         answer = self.fetch(EXTEND, {**params, "lease": lease, "now": None})
         extended = first_row(ExtendedRow, answer)

@@ -8,10 +8,10 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.durations import check_duration
+from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.handlers import storable
 from delayed_queue.messages import check_schedule, from_milliseconds, to_milliseconds
-from delayed_queue.retries import parse_duration
 
 _CLIPPED: Final = 40
 # Seconds since 1970, taken for milliseconds, are instants before this until the year 22000.
@@ -101,31 +101,11 @@ def placed(instant: datetime, zone: ZoneInfo | None) -> datetime:
 
 
 def duration_of(value: Any) -> timedelta:
-    """Return a delay in seconds, or written as in ``15m``."""
-    found = _duration(value)
-    if found < timedelta(0):
-        raise InvalidMessage(f"delay {_clip(value)} is negative.")
-    return found
-
-
-def _duration(value: Any) -> timedelta:
+    """Return a delay of 0 or more."""
     try:
-        if isinstance(value, timedelta):
-            return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return timedelta(seconds=value)
-        if isinstance(value, str):
-            return _parsed_duration(value)
-    except (ValueError, OverflowError):
-        pass
-    raise InvalidMessage(f"delay {_clip(value)} is neither seconds nor a duration such as '15m'.")
-
-
-def _parsed_duration(text: str) -> timedelta:
-    try:
-        return timedelta(seconds=float(text))
-    except ValueError:
-        return parse_duration(text)
+        return check_duration("delay", value, most=timedelta.max)
+    except InvalidConfiguration as error:
+        raise InvalidMessage(str(error)) from None
 
 
 def _clip(value: Any) -> str:

@@ -13,9 +13,9 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 
 from delayed_queue.codecs import check_kind, codec_named, kind_of
+from delayed_queue.durations import check_duration, within
 from delayed_queue.exceptions import InvalidConfiguration, suggest
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.retries import parse_duration
 from delayed_queue.spark.settings import TASKS, TASKS_EACH
 
 MAX_JOB_LENGTH: Final = 200
@@ -199,10 +199,10 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _duration(text: str) -> int:
-    duration = parse_duration(text)
-    if not MILLISECOND <= duration <= _MAX_LEASE:
-        raise ValueError(f"a duration from 1ms to {_MAX_LEASE.days}d, as in '10m'")
-    return duration // MILLISECOND
+    try:
+        return check_duration("It", text, MILLISECOND, _MAX_LEASE) // MILLISECOND
+    except InvalidConfiguration:
+        raise ValueError(f"{within(MILLISECOND, _MAX_LEASE)}, as in '10m'") from None
 
 
 def _job(text: str) -> str:

@@ -41,7 +41,7 @@ class TestAdding:
         ("data", "path"),
         [
             ({}, "jobId"), ({**JOB, "topic": "a b"}, "topic"), ({**JOB, "delay": -1}, "delay"),
-            ({**JOB, "delay": True}, "delay"), ({**JOB, "delay": "1"}, "delay"),
+            ({**JOB, "delay": True}, "delay"), ({**JOB, "delay": "1 s"}, "delay"),
             ({**JOB, "runAt": "tomorrow"}, "runAt"), ({**JOB, "retry": -1}, "retry"),
             ({**JOB, "ladder": "1x"}, "ladder"), ({**JOB, "ttr": 0}, "ttr"),
             ({**JOB, "url": "ftp://example.org/"}, "url"), ({**JOB, "url": 5}, "url"),

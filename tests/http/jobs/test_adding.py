@@ -73,7 +73,7 @@ def test_j4_a_client_whose_clock_is_an_hour_off_delays_no_less_and_no_more(
 
 @pytest.mark.parametrize(
     "delay",
-    [-1, -0.001, float("nan"), float("inf"), True, False, "5", [5], 3652 * 86400 + 1, 10**400],
+    [-1, -0.001, float("nan"), float("inf"), True, False, "5 s", [5], 3652 * 86400 + 1, 10**400],
 )
 def test_j4_other_delays_are_refused(delay: Any) -> None:
     assert refused(delay=delay) == ["delay"]

@@ -224,7 +224,7 @@ class TestPrune:
         dead_letter(queue, "a")
         assert queue.prune_dead_letters(timedelta.max) == 0
 
-    @pytest.mark.parametrize("age", [-SECOND, 7, None])
+    @pytest.mark.parametrize("age", [-SECOND, "7 d", None])
     def test_q29_an_age_is_a_duration(self, queue: DelayedQueue, age: Any):
         with pytest.raises(InvalidConfiguration, match="older_than"):
             queue.prune_dead_letters(age)

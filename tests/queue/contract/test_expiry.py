@@ -179,7 +179,7 @@ class TestDebounce:
         [
             {"latest": MINUTE},
             {"latest": SECOND, "delay": MINUTE},
-            {"latest": 60, "delay": MINUTE},
+            {"latest": "60 s", "delay": MINUTE},
         ],
     )
     def test_q38_a_latest_below_the_delay_or_without_one_is_refused(

@@ -120,7 +120,7 @@ class TestRelease:
         manual_clock.advance(MILLISECOND)
         assert leased(queue).key == "a"
 
-    @pytest.mark.parametrize("delay", [timedelta.max, 3])
+    @pytest.mark.parametrize("delay", [timedelta.max, "3 s"])
     def test_q26_refuses_a_delay_out_of_range(self, envelope: Envelope, delay: Any):
         with pytest.raises(InvalidMessage, match="delay"):
             envelope.release(delay)
@@ -183,7 +183,7 @@ class TestExtend:
         assert queue.try_poll() is None
         assert envelope.acknowledge()
 
-    @pytest.mark.parametrize("duration", [timedelta(0), -SECOND, 60])
+    @pytest.mark.parametrize("duration", [timedelta(0), -SECOND, "1 min"])
     def test_q26_refuses_what_is_no_lease(self, envelope: Envelope, duration: Any):
         with pytest.raises(InvalidConfiguration, match="lease duration"):
             envelope.extend(duration)

@@ -212,7 +212,7 @@ class TestTimes:
             queue.offer_or_update("a", 1, manual_clock(), delay=SECOND)
         assert_not_offered(queue, "a")
 
-    @pytest.mark.parametrize("delay", [timedelta.max, timedelta.min, 5, "1h"])
+    @pytest.mark.parametrize("delay", [timedelta.max, timedelta.min, 1e15, "1 h"])
     def test_q10_delays_out_of_range_are_refused(self, queue: DelayedQueue, delay: Any):
         with pytest.raises(InvalidMessage, match="delay"):
             queue.offer_or_update("a", 1, delay=delay)

@@ -145,14 +145,14 @@ def test_q21_waits_inside_a_transaction_too(make_queue: MakeQueue):
 
 
 @pytest.mark.parametrize("queue_type", [DelayedQueue, InMemoryQueue])
-@pytest.mark.parametrize("timeout", [-1, math.nan, "5", timedelta(seconds=-1)])
+@pytest.mark.parametrize("timeout", [-1, math.nan, "5 s", timedelta(seconds=-1)])
 def test_q21_a_timeout_is_not_negative(queue_type: type[DelayedQueue], timeout: Any):
     with pytest.raises(InvalidConfiguration, match="timeout"):
         queue_type("orders").poll(timeout)
 
 
 @pytest.mark.parametrize("queue_type", [DelayedQueue, InMemoryQueue])
-@pytest.mark.parametrize("interval", [timedelta(0), timedelta(days=2), 3])
+@pytest.mark.parametrize("interval", [timedelta(0), timedelta(days=2), "3 s"])
 def test_q21_a_poll_interval_is_reasonable(queue_type: type[DelayedQueue], interval: Any):
     with pytest.raises(InvalidConfiguration, match="poll interval"):
         queue_type("orders", poll_interval=interval)

@@ -44,7 +44,7 @@ class TestParsing:
             ({"chunk": "²"}, "chunk is '²'"),
             ({"atomic": "yes"}, "atomic is 'yes': it must be true or false"),
             ({"mode": "append"}, "mode is 'append': it must be one of offer, upsert"),
-            ({"lease": "10"}, "'10' is not a duration"),
+            ({"lease": "10 minutes"}, "a duration from 1ms to"),
             ({"lease": "0s"}, "a duration from 1ms"),
             ({"job": ""}, "job is '': it must be 1 to 200 characters"),
             ({"dsnFunction": "os"}, "must be a function, as in"),
