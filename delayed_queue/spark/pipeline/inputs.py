@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -56,6 +57,8 @@ _ARROW: Final = pa.schema(
     }
 )  # fmt: skip
 _PLACE: Final = ["file", "block", "place"]
+# Lines that are read together; one that is no record has all of them read one by one.
+_LINES: Final = 1_000
 # The text of the last row of a block that ends within a record.
 OPEN: Final = "open"
 Row = dict[str, Any]
@@ -223,12 +226,10 @@ def _of_lines(
     batches: Iterator[pa.RecordBatch], reader: Reader, checker: Checker
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of lines, and the number of lines of each block."""
-    ends: list[Row] = []
-    blocks = _Blocks(reader, ends)
+    blocks = _Blocks(reader, checker)
     for batch in batches:
-        yield from rows_of(list(blocks.take(batch)), checker)
-    yield from rows_of(list(blocks.end()), checker)
-    yield _batch(ends)
+        yield from blocks.take(batch)
+    yield from blocks.end()
 
 
 def rows_of(found: list[Found], checker: Checker) -> Iterator[pa.RecordBatch]:
@@ -246,27 +247,53 @@ def rows_of(found: list[Found], checker: Checker) -> Iterator[pa.RecordBatch]:
 
 
 class _Blocks:
-    """The blocks of lines of one partition; ``ends`` collects how many lines each had."""
+    """The blocks of lines of one partition."""
 
-    def __init__(self, reader: Reader, ends: list[Row]) -> None:
+    def __init__(self, reader: Reader, checker: Checker) -> None:
         self._reader = reader
-        self._at: tuple[str, int] | None = None
+        self._checker = checker
+        self._at = ("", 0)
+        # The number of lines of the block so far.
         self._index = 0
-        self._ends = ends
 
-    def take(self, batch: pa.RecordBatch) -> Iterator[Found]:
-        for data, file, block in zip(*(each.to_pylist() for each in batch.columns), strict=True):
-            if (file, block) != self._at:
+    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        values, files, blocks = (each.to_pylist() for each in batch.columns)
+        lines = iter(values)
+        for at, places in groupby(zip(files, blocks, strict=True)):
+            if at != self._at:
                 yield from self.end()
-                self._at, self._index = (file, block), 0
-            yield from self._reader.take((file, block, self._index), data)
-            self._index += 1
+                self._at, self._index = at, 0
+            left = len(list(places))
+            while left:
+                # The first line of a file has its header.
+                some = list(islice(lines, min(left, _LINES if self._index else 1)))
+                left -= len(some)
+                yield from self._rows(some)
 
-    def end(self) -> Iterator[Found]:
-        if self._at is not None:
-            self._ends.append(_end(*self._at, self._index, is_open=self._reader.is_open))
-            yield from self._reader.end()
-            self._at = None
+    def _rows(self, lines: list[bytes]) -> Iterator[pa.RecordBatch]:
+        first, self._index = self._index, self._index + len(lines)
+        records = self._plain(lines) if first else None
+        if records is None:
+            places = ((*self._at, place) for place in range(first, self._index))
+            found = map(self._reader.take, places, lines)
+            yield from rows_of([each for some in found for each in some], self._checker)
+            return
+        file, block = (pa.repeat(each, len(lines)) for each in self._at)
+        place = pa.array(range(first, self._index))
+        yield from messages([file, block, place], records, self._checker)
+
+    def _plain(self, lines: list[bytes]) -> Records | None:
+        try:
+            return self._reader.plain([each.decode() for each in lines])
+        except UnicodeDecodeError:
+            return None
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        """End the block: yield its open records, and its number of lines."""
+        if self._index:
+            last = _end(*self._at, self._index, is_open=self._reader.is_open)
+            yield from rows_of(list(self._reader.end()), self._checker)
+            yield _batch([last])
 
 
 def _end(file: str, block: int, lines: int, *, is_open: bool = False) -> Row:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import pyarrow as pa
+
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.spark.pipeline.values import parse_json
 
@@ -44,6 +46,9 @@ class Reader(Protocol):
     @property
     def is_open(self) -> bool: ...
 
+    def plain(self, lines: list[str]) -> Any:
+        """Return the records of lines that are one record each; None if one of them is not."""
+
     def take(self, place: Place, data: bytes) -> Iterator[Found]: ...
 
     def end(self) -> Iterator[Found]:
@@ -54,6 +59,13 @@ class JsonReader:
     """One JSON object a line."""
 
     is_open = False
+
+    def plain(self, lines: list[str]) -> list[dict[str, Any]] | None:
+        try:
+            records = [parse_json(line, "The line") for line in lines]
+        except InvalidMessage:
+            return None
+        return records if all(isinstance(each, dict) for each in records) else None
 
     def take(self, place: Place, data: bytes) -> Iterator[Found]:
         line = _text(place, data)
@@ -84,6 +96,21 @@ class CsvReader:
     @property
     def is_open(self) -> bool:
         return bool(self._lines)
+
+    def plain(self, lines: list[str]) -> pa.RecordBatch | None:
+        # A line of spaces is no record, and would be one with a tab as delimiter.
+        if self._lines or not all(map(str.strip, lines)):
+            return None
+        try:
+            rows = list(csv.reader(lines, delimiter=self._delimiter, strict=True))
+        except csv.Error:
+            return None
+        width = len(self._columns)
+        # A record of several lines leaves fewer records than lines.
+        if len(rows) != len(lines) or any(len(row) != width for row in rows):
+            return None
+        cells = [pa.array(each, pa.string()) for each in zip(*rows, strict=True)]
+        return pa.RecordBatch.from_arrays(cells, self._columns)
 
     def take(self, place: Place, data: bytes) -> Iterator[Found]:
         self._lines.append((place, _text(place, data)))

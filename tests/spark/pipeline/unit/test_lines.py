@@ -59,6 +59,24 @@ class TestCsv:
         ]
         assert read(written.getvalue()) == expected
 
+    @given(
+        st.lists(st.text(st.sampled_from('ab,"\t\x00 é'), max_size=6), min_size=1, max_size=4),
+        st.sampled_from(",\t"),
+    )
+    def test_lines_are_read_together_as_one_by_one(self, texts: list[str], delimiter: str) -> None:
+        reader = CsvReader(COLUMNS, delimiter)
+        together = reader.plain(texts)
+        places = (("f", 64, number) for number in range(len(texts)))
+        found = [each for place, text in zip(places, texts, strict=True)
+                 for each in reader.take(place, text.encode())]  # fmt: skip
+        assert together is None or together.to_pylist() == [each for _, each in found]
+
+    def test_an_open_quote_keeps_lines_from_being_read_together(self) -> None:
+        reader = CsvReader(COLUMNS, ",")
+        assert reader.plain(["a,b"]) is not None
+        assert list(reader.take(("f", 64, 0), b'a,"b')) == []
+        assert reader.plain(["a,b"]) is None
+
     def test_a_quote_that_is_never_closed_costs_one_record(self) -> None:
         found = read('key,note\na,"one\nb,two\nc,three')
         assert reasons(found) == {2: "The line is not CSV: unexpected end of data."}
@@ -112,6 +130,11 @@ class TestCsv:
 
 
 class TestJson:
+    @pytest.mark.parametrize("text", ["", "[]", '{"a"', '{"a": 1, "a": 2}'])
+    def test_a_line_that_is_no_record_has_all_read_one_by_one(self, text: str) -> None:
+        assert JsonReader().plain(['{"a": 1}', "{}"]) == [{"a": 1}, {}]
+        assert JsonReader().plain(['{"a": 1}', text]) is None
+
     def test_a_name_that_comes_twice_is_put_aside(self) -> None:
         found = read(
             '{"key": "a"}\n{"key": "a", "key": "b"}\n{"n": {"x": 1, "x": 1}}', JsonReader()
