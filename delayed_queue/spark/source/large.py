@@ -6,7 +6,7 @@ ADBC converts binary COPY to Arrow in C, but reads the whole catalog of types wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -51,21 +51,25 @@ def read_large(
 
 
 def _by_adbc(options: Options, before: Sequence[str], query: str) -> Iterator[pa.RecordBatch]:
-    from adbc_driver_manager import Error
-    from adbc_driver_postgresql import dbapi
+    # Not the module dbapi, which imports pandas: a second for each process.
+    from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
+    from adbc_driver_postgresql import connect as adbc_connect
 
     address = resolve_dsn(options)
-    try:
-        opened = dbapi.connect(labelled(address))
-    except Error as error:
-        raise unreachable(address, error) from None
-    with closing(opened) as connection, connection.cursor() as cursor:
+    with ExitStack() as stack:
         try:
-            for each in before:
-                cursor.execute(each)
-            hint = {"adbc.postgresql.batch_size_hint_bytes": _BATCH_BYTES}
-            cursor.adbc_statement.set_options(**hint)
-            cursor.execute(query)
-            yield from cursor.fetch_record_batch()
+            database = stack.enter_context(adbc_connect(labelled(address)))
+            connection = stack.enter_context(AdbcConnection(database))
         except Error as error:
+            raise unreachable(address, error) from None
+        try:
+            connection.set_autocommit(False)
+            statement = stack.enter_context(AdbcStatement(connection))
+            for each in before:
+                statement.set_sql_query(each)
+                statement.execute_update()
+            statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_BYTES})
+            statement.set_sql_query(query)
+            yield from pa.RecordBatchReader.from_stream(statement.execute_query()[0])
+        except (Error, pa.ArrowException, OSError) as error:
             raise ResourceUnavailable(f"The read failed: {first_line(error)}") from None

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 NO_ROWS: Final = (0, 0)
-# Pages of the table that are sampled to cut it into ranges: 32 MB.
-_PAGES: Final = 4_096
+# Pages of the table that are sampled for each range that it is cut into: 2 MB, 32 MB in all.
+_PAGES: Final = 256
+_MOST_PAGES: Final = 4_096
 # Concurrent writers fill different pages while they draw ids in turns, so a scan by id jumps
 # between pages. A bitmap scan reads each page once.
 BY_PAGES: Final = "SET LOCAL enable_indexscan TO off"
@@ -79,7 +80,9 @@ class QueueReader(DataSourceReader):
 
     def _cuts(self, connection: Connection) -> list[int]:
         """Return ids that cut the messages into parts of about equal size."""
-        params = {"parts": self._options.partitions, "pages": _PAGES, "kind": self._options.kind}
+        parts = self._options.partitions
+        pages = min(parts * _PAGES, _MOST_PAGES)
+        params = {"parts": parts, "pages": pages, "kind": self._options.kind}
         return column_of(fetch(connection, SAMPLED_CUTS, params))
 
     def _connected(self) -> Connection:
