@@ -1,6 +1,7 @@
 """The data source for Spark beside COPY and bare SQL: ``python -m benchmarks.spark``.
 
 With ``--executors`` the measures run once for each number of executors, processes with one core.
+With ``--jdbc`` and a driver's jar, Spark's JDBC source reads the same rows.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+from psycopg.conninfo import conninfo_to_dict
+
 from benchmarks.shared.database import Connection, benchmark_database, conninfo_of
 from benchmarks.shared.machine import describe
 from benchmarks.shared.reporting import Options, Report, Table, say
 from benchmarks.shared.rounds import Figures, ratios, spread
-from benchmarks.spark_bare import CONNECTIONS, KIND, bare_drain, copy_all, encode
+from benchmarks.spark_bare import KIND, bare_drain, copy_all, encode
 from benchmarks.workerapp.spark_handlers import SLOW_SECONDS
 from delayed_queue.spark import build_session, counts, drain
 from delayed_queue.spark.pipeline import archives, drains, imports
@@ -41,9 +44,11 @@ AT_ONCE: Final = 20
 FAR: Final = 500_000_000
 # A ratio's name, what is compared, and the aim.
 RATIOS: Final = (
-    ("write", "COPY", 0.9), ("all duplicates", "write", 1.0), ("drain", "bare drain", 0.6),
-    ("handlers, one old id", "handlers", 0.9), ("calls of 50 ms", "all calls at once", 0.8),
-    ("import", "write", 0.6),
+    ("write", "COPY", 0.95), ("all duplicates", "write", 1.0), ("drain", "bare drain", 0.5),
+    ("read", "JDBC", 0.8), ("handlers, one old id", "handlers", 0.9),
+    ("calls of 50 ms", "all calls at once", 0.7), ("import", "write", 0.6),
+    ("import of CSV", "spark.read.csv + df.write", 0.7),
+    ("import of JSON", "df.write of JSON", 0.5),
 )  # fmt: skip
 FULL_ROW: Final = (
     "id bigint, key string, kind string, payload binary, scheduled_at timestamp, "
@@ -77,9 +82,9 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="dq-spark-") as directory,
     ):
         report = Report(describe(connection))
-        os.environ[VARIABLE], os.environ[TASKS] = conninfo_of(connection), str(CONNECTIONS)
+        os.environ[VARIABLE], os.environ[TASKS] = conninfo_of(connection), str(options.cores)
         masters = [f"local-cluster[{count},1,1024]" for count in options.executors]
-        for master in masters or [f"local[{CONNECTIONS},4]"]:
+        for master in masters or [f"local[{options.cores},4]"]:
             bench = Bench(connection, Path(directory), options, master)
             for name in options.only:
                 MEASURES[name](bench)
@@ -90,11 +95,13 @@ def main() -> None:
 
 def _options() -> Namespace:
     options = Options(".spark", __doc__).size("rounds", 3, 1, "rounds of each measure")
+    options.size("cores", 4, 2, "parallel tasks")
     options.size("rows", 2_000_000, 20_000, "rows that are written and read")
     options.size("drained", 1_000_000, 20_000, "messages of a drain")
     options.size("archived", 1_000_000, 20_000, "dead letters of an archive")
     options.size("handled", 8_000, 400, "messages for handlers")
     options.parser.add_argument("--executors", type=int, nargs="*", default=[])
+    options.parser.add_argument("--jdbc", metavar="JAR", help="PostgreSQL's driver for Java")
     names = list(MEASURES)
     options.parser.add_argument("--only", nargs="+", choices=names, default=names)
     return options.parse()
@@ -115,6 +122,8 @@ class Bench:
         conf = {"spark__driver__memory": "2g", "spark__ui__enabled": "false"}
         # On a busy machine a Python worker takes its time to start.
         conf["spark__python__authenticate__socketTimeout"] = "60s"
+        if self.options.jdbc:
+            conf["spark__jars"] = self.options.jdbc
         self.spark = build_session("benchmark", self.master, **conf)
         self.spark.sparkContext.setLogLevel("ERROR")
         self.write(self.rows(WARM))
@@ -160,16 +169,35 @@ class Bench:
 
     def write(self, rows: str) -> None:
         """Offer the rows; check that each was counted."""
+        self.offer(self.spark.read.parquet(rows))
+
+    def offer(self, frame: Any, kind: str = KIND, **given: str) -> None:
+        """Offer the rows of a frame; check that each was counted."""
         job = uuid4().hex
-        writer = self.spark.read.parquet(rows).write.format("delayed_queue")
-        writer.options(kind=KIND, job=job).mode("append").save()
+        writer = frame.write.format("delayed_queue")
+        writer.options(kind=kind, job=job, **given).mode("append").save()
         if not (found := counts(job)).is_complete:
             raise RuntimeError(found)
 
     def read(self) -> None:
         reader = self.spark.read.format("delayed_queue").option("kind", KIND).schema(FULL_ROW)
-        frame = reader.option("numPartitions", str(CONNECTIONS)).load()
+        frame = reader.option("numPartitions", str(self.options.cores)).load()
         frame.write.format("noop").mode("overwrite").save()
+
+    def read_by_jdbc(self) -> None:
+        """Read the same columns in as many ranges of ids."""
+        parts = conninfo_to_dict(os.environ[VARIABLE])
+        table = "(SELECT *, headers::text AS told FROM delayed_queue) AS messages"
+        low, high = self.connection.execute(
+            "SELECT min(id), max(id) FROM delayed_queue"
+        ).fetchone() or (0, 0)
+        reader = self.spark.read.format("jdbc").options(
+            url=f"jdbc:postgresql://{parts['host']}:{parts.get('port', 5432)}/{parts['dbname']}",
+            user=parts["user"], password=parts.get("password", ""), dbtable=table,
+            driver="org.postgresql.Driver", fetchsize="10000", partitionColumn="id",
+            lowerBound=str(low), upperBound=str(high), numPartitions=str(self.options.cores),
+        )  # fmt: skip
+        reader.load().drop("headers").write.format("noop").mode("overwrite").save()
 
     def drain(self, prefetch: str) -> None:
         lake = str(self.directory / uuid4().hex)
@@ -179,9 +207,9 @@ class Bench:
         drain(frame.writeStream.format("parquet").option("path", f"{lake}/rows"), f"{lake}/log")
         shutil.rmtree(lake)
 
-    def import_(self, path: str, job: str) -> None:
+    def import_(self, path: str, job: str, form: str = "parquet", codec: str = "bytes") -> None:
         """Run the command ``import``; check that each record became a message."""
-        source = Input((path,), "parquet", Rules(QUEUE, codec="bytes"))
+        source = Input((path,), form, Rules(QUEUE, codec=codec))
         report = imports.run(self.spark, imports.ImportOptions(source=source, job=job), _console())
         if report.created != report.input:
             raise RuntimeError(report)
@@ -227,6 +255,8 @@ def _read(bench: Bench) -> None:
     bench.write(bench.rows(bench.options.rows))
     for _ in range(bench.options.rounds):
         bench.timed("read", bench.options.rows, bench.read)
+        if bench.options.jdbc:
+            bench.timed("JDBC", bench.options.rows, bench.read_by_jdbc)
 
 
 def _drain(bench: Bench) -> None:
@@ -251,7 +281,7 @@ def _handlers(bench: Bench) -> None:
             bench.timed(name, count, lambda: bench.handle("quick", count))
         _fill(bench, count * 5, 0)
         bench.timed("calls of 50 ms", count * 5, lambda: bench.handle("slow", count * 5, AT_ONCE))
-    most = CONNECTIONS * AT_ONCE / SLOW_SECONDS
+    most = bench.options.cores * AT_ONCE / SLOW_SECONDS
     bench.rates["all calls at once"] = [most] * bench.options.rounds
 
 
@@ -271,6 +301,29 @@ def _command(bench: Bench) -> None:
         bench.timed("the same import again", count, partial(bench.import_, rows, job))
 
 
+def _files(bench: Bench) -> None:
+    """Import CSV and JSON lines, and offer the same rows without the command's checks."""
+    count, spark = bench.options.rows, bench.spark
+    texts = spark.read.parquet(bench.rows(count)).selectExpr(
+        "key", "CAST(payload AS STRING) payload"
+    )
+    csv, lines = (str(bench.directory / f"{count}.{ending}") for ending in ("csv", "jsonl"))
+    texts.write.csv(csv, header=True, escape='"', mode="overwrite")
+    nested = "from_json(payload, 'id bigint, text string') AS payload"
+    texts.selectExpr("key", nested).write.json(lines, mode="overwrite")
+    kind = f"{QUEUE}|json"
+    for _ in range(bench.options.rounds):
+        plain = spark.read.csv(csv, header=True, escape='"', schema="key string, payload string")
+        bench.timed_empty("spark.read.csv + df.write", count, partial(bench.offer, plain, kind))
+        job = uuid4().hex
+        bench.timed_empty("import of CSV", count, partial(bench.import_, csv, job, "csv", "json"))
+        bench.timed_empty("df.write of JSON", count, partial(bench.offer, texts, kind))
+        job = uuid4().hex
+        bench.timed_empty(
+            "import of JSON", count, partial(bench.import_, lines, job, "jsonl", "json")
+        )
+
+
 def _archive(bench: Bench) -> None:
     for _ in range(bench.options.rounds):
         for count in (bench.options.archived // 10, bench.options.archived):
@@ -282,7 +335,7 @@ def _archive(bench: Bench) -> None:
 
 MEASURES: Final = {
     "write": _write, "read": _read, "drain": _drain, "handlers": _handlers, "command": _command,
-    "archive": _archive,
+    "files": _files, "archive": _archive,
 }  # fmt: skip
 
 if __name__ == "__main__":
