@@ -30,14 +30,14 @@ def test_the_guide_does_what_it_says(spark: Any, tmp_path: Path, monkeypatch: py
     (incoming / "a.json").write_text('{"key": "order-3", "payload": "1"}\n')
     text = "\n".join(block.text for block in documents.blocks(GUIDE, "pycon"))
     # The JVM was started elsewhere, and keeps its working directory.
-    for name in ("lake/orders", "lake/checkpoint", "incoming", "fill"):
+    for name in ("lake/orders", "lake/checkpoint", "incoming", "fill", "copies"):
         text = text.replace(f'"{name}"', f'"{here}/{name}"')
     told: list[str] = []
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     runner = doctest.DocTestRunner(optionflags=flags)
     example = doctest.DocTestParser().get_doctest(text, {}, "guide", str(GUIDE), 0)
     runner.run(example, out=told.append)
-    for each in ("VIEW orders_now", "TABLE queues"):
+    for each in ("VIEW orders_now", "TABLE queues", "TABLE refunds"):
         spark.sql(f"DROP {each}")
     assert runner.summarize(verbose=False).failed == 0, "".join(told)
 

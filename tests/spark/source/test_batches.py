@@ -156,7 +156,7 @@ class TestWriting:
                 (
                     "key, payload",
                     {"dsn": "host=127.0.0.1 port=1"},
-                    "ResourceUnavailable.*cannot be r",
+                    "Unreachable.*cannot be r",
                 ),
                 ("key, payload", {"dsn": "dbname=x password=s"}, "must not hold password"),
             ],
