@@ -103,6 +103,7 @@ FIGURES: Final = (
     Figure(_("Failures, a minute"), (
         (_("retried"), "dq-of-expired", _a_minute("failed")),
         (_("dead-lettered"), "dq-of-alarm", _a_minute("died")),
+        (_("expired"), "dq-of-leased", _a_minute("expired")),
     )),
     _DEAD,
     Figure(_("Scheduled"), ((_("scheduled"), "dq-of-leased", lambda step: step.scheduled),)),

@@ -413,6 +413,7 @@ class Migration(migrations.Migration):
                 ("done", models.IntegerField(db_default=0)),
                 ("failed", models.IntegerField(db_default=0)),
                 ("died", models.IntegerField(db_default=0)),
+                ("expired", models.IntegerField(null=True)),
                 ("kind", models.CharField(db_collation="C", db_column="pKind", max_length=100)),
                 ("times", CountsField(db_default=models.Value("{}"))),
                 ("versions", models.TextField(null=True)),

@@ -35,8 +35,8 @@ _BUCKETS: Final = 32
 _COUNT_BITS: Final = 25
 _MAX_COUNT: Final = 2**_COUNT_BITS - 1
 _MAX_INT: Final = 2**31 - 1
-# A step without a row: six unknown depths, three counts.
-_UNCOUNTED: Final = (*[None] * 6, *[0] * 3)
+# A step without a row: six unknown depths, four counts.
+_UNCOUNTED: Final = (*[None] * 6, *[0] * 4)
 
 
 class _Totals(NamedTuple):
@@ -45,6 +45,7 @@ class _Totals(NamedTuple):
     done: int = 0
     failed: int = 0
     died: int = 0
+    expired: int = 0
     times: Counter[int] = Counter()
 
 
@@ -54,11 +55,11 @@ class Tally:
     The claim loop adds to them a batch at a time; the heartbeat's thread copies them.
     """
 
-    __slots__ = ("died", "done", "failed", "kind", "times")
+    __slots__ = ("died", "done", "expired", "failed", "kind", "times")
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.done = self.failed = self.died = 0
+        self.done = self.failed = self.died = self.expired = 0
         # Times by bucket.
         self.times: Counter[int] = Counter()
 
@@ -69,7 +70,7 @@ class Tally:
         _count(self.times, seconds, scale=1000, first=_BUCKETS)
 
     def totals(self) -> _Totals:
-        return _Totals(self.done, self.failed, self.died, self.times.copy())
+        return _Totals(self.done, self.failed, self.died, self.expired, self.times.copy())
 
 
 def _count(counted: Counter[int], values: Sequence[float], *, scale: int, first: int) -> None:
@@ -90,8 +91,9 @@ def _bucket(milliseconds: float) -> int:
 
 def _gained(kind: str, before: _Totals, now: _Totals) -> CountsRow:
     """Return the difference of two copies as it is stored."""
-    done, failed, died = (after - at for at, after in zip(before[:3], now[:3], strict=True))
-    return CountsRow(kind, done, failed, died, _packed(now.times - before.times))
+    counts = zip(before[:4], now[:4], strict=True)
+    done, failed, died, expired = (after - at for at, after in counts)
+    return CountsRow(kind, done, failed, died, _packed(now.times - before.times), expired or None)
 
 
 def _packed(times: Counter[int]) -> str:
@@ -153,7 +155,7 @@ class Sampler:
         """Add the new counts to the samples; return the kinds."""
         now = {each: each.totals() for each in self._written}
         rows = [_gained(each.kind, before, now[each]) for each, before in self._written.items()]
-        busy = [row for row in rows if row[1:] != (0, 0, 0, "{}")]
+        busy = [row for row in rows if row != CountsRow(row.kind, 0, 0, 0, "{}")]
         busiest = nlargest(MAX_COUNTED, busy, key=lambda row: sum(row[1:4]))
         write_by_halves(busiest, partial(store.add_counts, using=self._using), _refused)
         # Queues that are no longer served have now been written completely.
@@ -206,6 +208,7 @@ class Step:
     done: int
     failed: int
     died: int
+    expired: int
     # Derived from departures and growth.
     came_in: int | None = None
     lateness: dict[int, int] = field(default_factory=dict)
@@ -295,7 +298,7 @@ def _step(
 def _came_in(before: int | None, step: Step, exact_to: int) -> int | None:
     if before is None or step.stored is None or max(before, step.stored) >= exact_to:
         return None
-    return max(step.stored - before + step.done + step.died, 0)
+    return max(step.stored - before + step.done + step.died + step.expired, 0)
 
 
 def _deploys(sampled: Sequence[SampledRow]) -> list[Deploy]:

@@ -26,6 +26,8 @@ class Sample(models.Model):
     done = models.IntegerField(db_default=0)
     failed = models.IntegerField(db_default=0)
     died = models.IntegerField(db_default=0)
+    # NULL takes no room in the row: few queues have messages that expire.
+    expired = models.IntegerField(null=True)
     kind = models.CharField(max_length=100, db_column="pKind", db_collation="C")
     # Two histograms: observe/history.py
     times = CountsField(db_default=Value("{}"))

@@ -209,17 +209,18 @@ SET due = EXCLUDED.due,
 # upper six bits and the count in the lower 25. Sorted, as above.
 # Reads: the primary key of samples.
 ADD_COUNTS: Final[LiteralString] = f"""{CLOCK}
-INSERT INTO delayed_queue_sample AS stored ("pKind", minute, done, failed, died, times)
-SELECT kind, {_MINUTE}, done, failed, died, times::integer[]
+INSERT INTO delayed_queue_sample AS stored ("pKind", minute, done, failed, died, times, expired)
+SELECT kind, {_MINUTE}, done, failed, died, times::integer[], expired
 FROM unnest(
     %(kinds)b::text[], %(done)s::integer[], %(failed)s::integer[], %(died)s::integer[],
-    %(times)b::text[]
-) AS counted (kind, done, failed, died, times)
+    %(times)b::text[], %(expired)b::integer[]
+) AS counted (kind, done, failed, died, times, expired)
 ORDER BY kind COLLATE "C"
 ON CONFLICT ("pKind", minute) DO UPDATE
 SET done = stored.done + EXCLUDED.done,
     failed = stored.failed + EXCLUDED.failed,
     died = stored.died + EXCLUDED.died,
+    expired = COALESCE(stored.expired + EXCLUDED.expired, stored.expired, EXCLUDED.expired),
     times = ARRAY(
         SELECT ((each >> 25) << 25) + LEAST(sum(each & 33554431), 33554431)::integer
         FROM unnest(stored.times || EXCLUDED.times) AS each
@@ -235,7 +236,7 @@ SELECT
     "pKind", minute / %(step)s::integer * %(step)s::integer,
     max(due), max(scheduled), max(leased), max(dead), max(late),
     (array_agg(due + scheduled + leased ORDER BY minute DESC) FILTER (WHERE due IS NOT NULL))[1],
-    sum(done)::bigint, sum(failed)::bigint, sum(died)::bigint
+    sum(done)::bigint, sum(failed)::bigint, sum(died)::bigint, COALESCE(sum(expired), 0)::bigint
 FROM delayed_queue_sample
 WHERE "pKind" = ANY (%(kinds)s::text[])
     AND minute >= %(since)s::integer
@@ -341,6 +342,7 @@ class CountsRow(NamedTuple):
     failed: int
     died: int
     times: str
+    expired: int | None = None
 
 
 class BucketRow(NamedTuple):
@@ -385,7 +387,7 @@ def save_depths(minute: int, depths: Sequence[DepthRow], *, using: str = db.DEFA
 def add_counts(
     counts: Sequence[CountsRow], *, now: int | None = None, using: str = db.DEFAULT_ALIAS
 ) -> None:
-    names = ("kinds", "done", "failed", "died", "times")
+    names = ("kinds", "done", "failed", "died", "times", "expired")
     db.execute(using, ADD_COUNTS, _columns(names, counts) | {"now": now})
 
 

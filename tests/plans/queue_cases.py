@@ -213,7 +213,7 @@ SAMPLED: Final = [
     *cases("SAVE_DEPTHS", _TABLE_OF_SAMPLES, kinds=_COUNTED, minute=_MINUTE, n=100,
            **_DEPTHS),
     *cases("ADD_COUNTS", _TABLE_OF_SAMPLES, kinds=_COUNTED, times=[f"{{{(5 << 25) + 1}}}"] * 100,
-           done=[1] * 100, failed=[1] * 100, died=[1] * 100, n=100, max_rows=8),
+           done=[1] * 100, failed=[1] * 100, died=[1] * 100, expired=[0] * 100, n=100, max_rows=8),
     # A bitmap and a sort: each row counts twice, and so do both ends of the day.
     *cases("HISTORY", SAMPLES, kinds=Each(["kind-7"]), **_DAY, n=1441, max_rows=2, max_buffers=1,
            fixed=300),

@@ -11,7 +11,7 @@ from django.db import connection
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import handler
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import DeadLetter, Message, Sample
 from delayed_queue.observe import signals
 from delayed_queue.worker.engine.settling import Counts
 from tests.support.processes import wait_until
@@ -19,14 +19,16 @@ from tests.support.running import handler_of, running, worker_with
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 
-SHORT = timedelta(milliseconds=100)
-
 
 def offer_expired(*keys: str) -> None:
     """Offer messages, and let them expire by the database's clock."""
     queue = DelayedQueue("mail")
     for key in keys:
         queue.offer_or_update(key, None, expires_in=timedelta(hours=1))
+    let_expire(*keys)
+
+
+def let_expire(*keys: str) -> None:
     past = 'UPDATE delayed_queue SET "expiresAt" = "createdAt" - 1 WHERE "pKey" = ANY (%s)'
     with connection.cursor() as cursor:
         cursor.execute(past, [list(keys)])
@@ -56,6 +58,7 @@ def test_q37_an_expired_message_is_deleted_counted_and_announced(function: Any):
     assert sorted(announced) == ["a", "b"]
     assert [each.key for each in Message.objects.all()] == ["later"]
     assert not DeadLetter.objects.exists()
+    assert [each.expired for each in Sample.objects.filter(kind="mail|json")] == [2]
 
 
 def test_q37_a_transactional_handler_is_not_called_either():
@@ -114,11 +117,11 @@ def test_q37_a_retry_after_the_expiry_is_not_started():
 
     def fail(envelope: Envelope) -> None:
         calls.append(envelope.key)
+        let_expire(envelope.key)
         raise LookupError
 
-    policy = RetryPolicy.ladder("200ms")
-    DelayedQueue("mail").offer_or_update("a", None, expires_in=SHORT)
-    worker = worker_with(handler_of("mail", fail, retry=policy))
+    DelayedQueue("mail").offer_or_update("a", None, expires_in=timedelta(hours=1))
+    worker = worker_with(handler_of("mail", fail, retry=RetryPolicy.ladder("1ms")))
     with running(worker):
         wait_until(lambda: not Message.objects.exists(), 20)
     assert calls == ["a"]

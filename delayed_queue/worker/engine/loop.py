@@ -389,7 +389,8 @@ class ClaimLoop:
     def _end_run(self, run: TransactionalRun) -> None:
         """Count what a transaction did."""
         self.dispatcher.end_run(run)
-        self._settler.count_expired([each for each in run.done if each.message_id in run.expired])
+        expired = [each for each in run.done if each.message_id in run.expired]
+        self._settler.count_expired(run.consumer, expired)
         done = [each for each in run.done if each.message_id not in run.expired]
         self._settler.count_done(run.consumer, done)
         if run.done or run.failures:

@@ -173,7 +173,8 @@ class Settler:
             claim.consumer.schedule.end_trial()
             self._counts.lost += len(ids) - len(done)
             if claim.expired:
-                self.count_expired(claim.members([each for each in done if each in claim.expired]))
+                gone = claim.members([each for each in done if each in claim.expired])
+                self.count_expired(claim.consumer, gone)
                 done = [each for each in done if each not in claim.expired]
             self._counts.done += len(done)
             claim.consumer.tally.done += len(done)
@@ -253,9 +254,10 @@ class Settler:
         if verdict.delay <= consumer.queue.poll_interval:
             consumer.schedule.wake()
 
-    def count_expired(self, envelopes: list[Envelope]) -> None:
+    def count_expired(self, consumer: Consumer, envelopes: list[Envelope]) -> None:
         """Count and announce messages that were deleted because they had expired."""
         self._counts.expired += len(envelopes)
+        consumer.tally.expired += len(envelopes)
         if envelopes:
             signals.announce(signals.expired, self._sender, envelopes=envelopes)
 
