@@ -92,6 +92,37 @@ class Credit:
         return first
 
 
+# A room grows by one call after N successes for each call that fits.
+GROWTH: Final = 8
+
+
+class Room:
+    """The number of calls that a receiver takes at a time, learnt from its refusals.
+
+    Unlimited until the first refusal for lack of capacity, which lowers it to the calls that are
+    in progress beside the refused one.
+    """
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.limit = math.inf
+
+    def enter(self) -> bool:
+        """Count a call in, if it fits."""
+        if self.used + 1 > self.limit:
+            return False
+        self.used += 1
+        return True
+
+    def leave(self, *, is_success: bool = False, is_refused: bool = False) -> None:
+        """Count a call out, and learn from its result."""
+        self.used -= 1
+        if is_refused:
+            self.limit = max(min(self.limit, self.used), 1)
+        elif is_success:
+            self.limit += 1 / (GROWTH * self.limit)
+
+
 class State(Enum):
     """The states of a circuit; calls are made in CLOSED, one in PROBING, none in the others."""
 

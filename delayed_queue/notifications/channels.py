@@ -23,7 +23,7 @@ from delayed_queue.notifications.conf import KEY, get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel
 from delayed_queue.notifications.providers import Provider
 from delayed_queue.notifications.services import USING
-from delayed_queue.rates import Circuit
+from delayed_queue.rates import Circuit, Room
 
 _PACKAGE: Final = "delayed_queue.notifications.providers"
 KINDS: Final = {
@@ -37,11 +37,12 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One provider of a channel, its shared rate and its circuit."""
+    """One provider of a channel: its shared rate, its circuit and its room in this process."""
 
     provider: Provider
     rate: SharedRate | None
     circuit: Circuit
+    room: Room
 
     @property
     def name(self) -> str:
@@ -98,7 +99,7 @@ def _route(entry: Mapping[str, Any]) -> Route:
     if not 0 < len(provider.name) <= MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"A provider's name has 1 to {MAX_NAME_LENGTH} characters.")
     chosen = get_settings()
-    return Route(provider, shared, Circuit(chosen.CIRCUIT_FAILURES, chosen.CIRCUIT_PAUSE))
+    return Route(provider, shared, Circuit(chosen.CIRCUIT_FAILURES, chosen.CIRCUIT_PAUSE), Room())
 
 
 def signing_secrets() -> list[str]:

@@ -11,6 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -30,6 +31,7 @@ from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
 from delayed_queue.notifications.services import USING, Outgoing
 from delayed_queue.notifications.settling import IN_DOUBT, Call, Settlement
+from delayed_queue.rates import State
 
 _NOW: Final = timedelta(0)
 # The start of a notification waits for others, to share a commit.
@@ -121,7 +123,7 @@ class Attempt:
             return None
         end = await self._held_back(route)
         if end is not None:
-            _spare(route, permit)
+            await _spare(route, permit)
             return end
         outcome = await self._call(route)
         return self._judged(outcome, route)
@@ -151,27 +153,22 @@ class Attempt:
     async def _call(self, route: Route) -> Outcome:
         began_at = time.monotonic()
         self._envelope.state = self._outgoing
-        outcome = await route.provider.send(self._outgoing)
+        outcome = None
+        try:
+            outcome = await route.provider.send(self._outgoing)
+        finally:
+            await _leave(route, outcome)
         self._envelope.state = None
         if outcome.verdict not in _RECORDED:
             # No call was made, so there is no result of a probe.
             route.circuit.spare()
-            return outcome
-        route.circuit.note(is_failure=outcome.blames_provider)
-        self._calls.append(
-            Call(
-                route.name,
-                _RECORDED[outcome.verdict],
-                outcome.provider_id,
-                "" if outcome.verdict is Verdict.ACCEPTED else outcome.code,
-                outcome.detail,
-                timedelta(seconds=time.monotonic() - began_at),
-            )
-        )
+        else:
+            route.circuit.note(is_failure=outcome.blames_provider)
+            self._calls.append(_recorded(route, outcome, time.monotonic() - began_at))
         return outcome
 
     def _judged(self, outcome: Outcome, route: Route) -> Settlement | None:
-        if outcome.verdict is not Verdict.POSTPONED:
+        if outcome.verdict not in (Verdict.POSTPONED, Verdict.BUSY):
             self._asked = max(self._asked, outcome.retry_after or _NOW)
         match outcome.verdict:
             case Verdict.ACCEPTED:
@@ -180,7 +177,7 @@ class Attempt:
                 return self._end(Status.FAILED, f"refused: {outcome.code}")
             case Verdict.LATE:
                 return self._end_unsent(Status.EXPIRED)
-            case Verdict.POSTPONED:
+            case Verdict.POSTPONED | Verdict.BUSY:
                 self._pauses.append(outcome.retry_after or _POSTPONED)
                 return None
             case Verdict.AMBIGUOUS:
@@ -228,23 +225,71 @@ def _first(routes: Sequence[Route]) -> Route:
 
 async def _admitted(route: Route) -> Hold:
     """Return a permit to call the provider now, or how long it may not be called."""
-    pause = route.circuit.wait()
-    if pause or route.rate is None:
-        return Hold(pause)
     timeout = time.monotonic() + get_settings().WAIT.total_seconds()
+    if route.circuit.left() or not await _entered(route):
+        return Hold(route.circuit.left() or _POSTPONED)
+    if pause := route.circuit.wait():
+        await _leave(route, None)
+        return Hold(pause)
+    if route.rate is None:
+        return Hold(pause)
     while (permit := await route.rate.ahold()).wait:
         if time.monotonic() + permit.wait.total_seconds() > timeout:
-            route.circuit.spare()
+            await _spare(route, None)
             return permit
         await asyncio.sleep(permit.wait.total_seconds())
     return permit
 
 
-def _spare(route: Route, permit: Hold) -> None:
-    """Give back the permit of a call that is not made."""
+async def _spare(route: Route, permit: Hold | None) -> None:
+    """Give back what was taken for a call that is not made."""
     route.circuit.spare()
-    if route.rate is not None:
+    if route.rate is not None and permit is not None:
         route.rate.give_back(permit)
+    await _leave(route, None)
+
+
+async def _entered(route: Route) -> bool:
+    """Enter the provider's room, after a short wait for a call to leave it; False if it is full."""
+    if route.room.enter():
+        return True
+    changed = _changes.of(route.name)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(get_settings().WAIT.total_seconds()), changed:
+            return (
+                await changed.wait_for(lambda: route.circuit.left() or route.room.enter()) is True
+            )
+    return False
+
+
+async def _leave(route: Route, outcome: Outcome | None) -> None:
+    verdict = None if outcome is None else outcome.verdict
+    is_success, is_refused = verdict is Verdict.ACCEPTED, verdict is Verdict.BUSY
+    route.room.leave(is_success=is_success, is_refused=is_refused)
+    if outcome is not None and is_refused:
+        _relieve(route, outcome)
+    changed = _changes.of(route.name)
+    async with changed:
+        # Two, because the room may have grown by one; all where none can be called.
+        changed.notify(_ALL if route.circuit.left() else 2)
+
+
+def _relieve(route: Route, outcome: Outcome) -> None:
+    """Pause a provider that asks for it, or refuses even a single call."""
+    if outcome.retry_after or not route.room.used:
+        seconds = outcome.retry_after and outcome.retry_after.total_seconds()
+        route.circuit.set(State.OPEN, seconds or None)
+
+
+def _recorded(route: Route, outcome: Outcome, seconds: float) -> Call:
+    return Call(
+        route.name,
+        _RECORDED[outcome.verdict],
+        outcome.provider_id,
+        "" if outcome.verdict is Verdict.ACCEPTED else outcome.code,
+        outcome.detail,
+        timedelta(seconds=seconds),
+    )
 
 
 def start_all(starts: Sequence[Start]) -> list[Outgoing | None]:
@@ -274,4 +319,13 @@ def _gathering(key: None) -> Starts:
     return LoopGathering(_start_all, pause=GATHER_SECONDS)
 
 
+_ALL: Final = 1_000_000
+
+
+def _change(name: str) -> asyncio.Condition:
+    return asyncio.Condition()
+
+
+# Notified when a call leaves the room of that provider.
+_changes: Final = LoopLocal(_change)
 _starts: Final[LoopLocal[None, Starts]] = LoopLocal(_gathering)

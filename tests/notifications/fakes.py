@@ -58,9 +58,15 @@ class FakeSmtp(fakes.FakeSmtp, Server):
     """
 
     connections = 0
+    # Connections that are open now, and those that were refused with 421.
+    open = refused = 0
 
-    def __init__(self, *, latency: float = 0.0, per_session: int = 0, code: int = 421) -> None:
+    def __init__(
+        self, *, latency: float = 0.0, per_session: int = 0, code: int = 421, room: int = 0
+    ) -> None:
         super().__init__(_of_address, latency=latency)
+        # Connections at a time; 0 is no limit.
+        self.room = room
         # Messages after which a session takes no more, and the later reply to MAIL.
         self.per_session, self.code = per_session, code
         self.taken: Counter[SMTP] = Counter()
@@ -78,7 +84,7 @@ class FakeSmtp(fakes.FakeSmtp, Server):
 
     def _session(self) -> SMTP:
         self.connections += 1
-        return super()._session()
+        return Crowded(self) if self.room else super()._session()
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         asked = _of_address(envelope.rcpt_tos[-1], 1)
@@ -89,6 +95,28 @@ class FakeSmtp(fakes.FakeSmtp, Server):
         if asked == "hang-after":
             await self.hang()
         return answer
+
+
+class Crowded(SMTP):
+    """A session that is refused if its server has no room."""
+
+    def __init__(self, server: FakeSmtp) -> None:
+        super().__init__(server, hostname="fake.example", enable_SMTPUTF8=True)
+        self.fake = server
+
+    def connection_made(self, transport: Any) -> None:
+        self.fake.open += 1
+        if self.fake.open <= self.fake.room:
+            super().connection_made(transport)
+        else:
+            self.fake.refused += 1
+            transport.write(b"421 4.3.2 too many connections\r\n")
+            transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.fake.open -= 1
+        if self.transport is not None:
+            super().connection_lost(error)
 
 
 def _of_address(address: str, times: int) -> str:

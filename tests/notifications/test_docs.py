@@ -66,7 +66,8 @@ def test_the_table_of_kinds_has_every_kind_and_option():
 @pytest.mark.parametrize(
     ("verdict", "statuses"),
     [
-        (Verdict.TRANSIENT, {401, 402, 403, 408, 425, 429, 503}),
+        (Verdict.TRANSIENT, {401, 402, 403, 408, 425, 503}),
+        (Verdict.BUSY, {429}),
         (Verdict.AMBIGUOUS, {409, 500, 502, 504}),
         (Verdict.ACCEPTED, {200, 201, 202, 204}),
     ],

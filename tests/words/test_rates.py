@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayed_queue.rates import Credit, RateRule
+from delayed_queue.rates import Credit, RateRule, Room
 
 RULES = st.builds(RateRule, st.sampled_from([1, 7, 40, 1000]), st.integers(1, 20))
 
@@ -74,3 +74,24 @@ def test_credit_is_used_in_the_order_in_which_it_expires() -> None:
     assert (credit.count, credit.use(1)) == (2, 20)
     credit.expire(20)
     assert credit.count == 0
+
+
+def test_n19_a_room_learns_from_refusals_and_grows_with_success():
+    room = Room()
+    assert all(room.enter() for _ in range(20))
+    for _ in range(15):
+        room.leave(is_refused=True)
+    assert (room.used, room.limit) == (5, 5)
+    assert not room.enter()
+    for _ in range(5):
+        room.leave(is_success=True)
+    assert room.limit < 6
+    for _ in range(100):
+        assert room.enter()
+        room.leave(is_success=True)
+    assert 6 < room.limit < 8
+    while room.used:
+        room.leave()
+    assert room.enter()
+    room.leave(is_refused=True)
+    assert room.limit == 1

@@ -1,11 +1,10 @@
-"""Email through Django's backends: one connection per thread, one message per call."""
+"""Email through Django's backends: one message per call, over kept connections."""
 
 from __future__ import annotations
 
 import asyncio
 import smtplib
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -129,8 +128,9 @@ class EmailProvider:
         if backend == TRACKED:
             self._options = {**_NAMED, **options, "timeout": timeout}
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"provider-{name}")
-        self._local = threading.local()
-        self._kept: list[_Kept] = []
+        # The latest used last, so that N calls at a time need N connections.
+        self._idle: list[_Kept] = []
+        self._all: list[_Kept] = []
 
     async def send(self, outgoing: Outgoing) -> Outcome:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.send_now, outgoing)
@@ -140,31 +140,38 @@ class EmailProvider:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for kept in self._kept:
+        for kept in self._all:
             _abandon(kept.backend)
 
     def send_now(self, outgoing: Outgoing) -> Outcome:
-        """Send on this thread's connection; blocks."""
+        """Send on a connection that no other thread uses; blocks."""
         # Checked here, because it may have waited for a thread.
         if is_late(outgoing):
             return Outcome(Verdict.LATE)
         kept = self._connected()
+        try:
+            return self._send_on(kept, outgoing)
+        finally:
+            kept.used_at = time.monotonic()
+            self._idle.append(kept)
+
+    def _send_on(self, kept: _Kept, outgoing: Outgoing) -> Outcome:
         is_new = kept.used_at == 0.0
         outcome, is_lost = self._try(kept, outgoing)
         # A server may end a session at any time: silently when idle, or by an answer, for example
         # after its maximum of messages. Nothing was accepted, so retry at once on a new connection.
         if is_lost and not is_new and outcome.verdict is Verdict.TRANSIENT:
             outcome, _ = self._try(kept, outgoing)
-        kept.used_at = time.monotonic()
         return outcome
 
     def _connected(self) -> _Kept:
-        kept: _Kept | None = getattr(self._local, "kept", None)
-        if kept is None:
-            backend = import_string(self._backend)(**self._options)
-            kept = self._local.kept = _Kept(backend, 0.0)
-            self._kept.append(kept)
-        elif time.monotonic() - kept.used_at > IDLE_SECONDS and not _is_alive(kept.backend):
+        try:
+            kept = self._idle.pop()
+        except IndexError:
+            kept = _Kept(import_string(self._backend)(**self._options), 0.0)
+            self._all.append(kept)
+            return kept
+        if time.monotonic() - kept.used_at > IDLE_SECONDS and not _is_alive(kept.backend):
             _abandon(kept.backend)
         return kept
 
@@ -253,9 +260,11 @@ def _abandon(backend: Any) -> None:
 def _unopened(error: Exception) -> Outcome:
     """Return the outcome of a refused connection or login, which concerns no message.
 
-    It is transient for all codes, also 554 and a missing STARTTLS.
+    It is transient for all codes, also 554 and a missing STARTTLS; a lack of capacity is BUSY.
     """
     if isinstance(error, smtplib.SMTPResponseException):
+        if error.smtp_code == 421 or _text_of(error.smtp_error).startswith("4.3.2"):
+            return _answered(Verdict.BUSY, error.smtp_code, error.smtp_error)
         answered = _answered(Verdict.TRANSIENT, error.smtp_code, error.smtp_error)
         return replace(answered, blames_provider=True)
     return failed(Verdict.TRANSIENT, error)
@@ -284,7 +293,10 @@ def _refused(code: int, text: Any) -> Outcome:
 
 
 def _answered(verdict: Verdict, code: int, text: Any) -> Outcome:
-    shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
     is_account = code in _ACCOUNT
     # 450 concerns one mailbox, and greylisting one server; neither is an outage.
-    return Outcome(verdict, str(code), detail=cleaned(shown), blames_provider=is_account)
+    return Outcome(verdict, str(code), detail=cleaned(_text_of(text)), blames_provider=is_account)
+
+
+def _text_of(answer: Any) -> str:
+    return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else str(answer)

@@ -55,7 +55,8 @@ FIELDS: Final = {"to": "{recipient}", "text": "{body}", "reference": "{id}"}
 STATUSES: Final[Mapping[int, Verdict]] = {
     **dict.fromkeys(range(200, 300), Verdict.ACCEPTED),
     **dict.fromkeys(range(300, 400), Verdict.TRANSIENT),
-    **dict.fromkeys((401, 402, 403, 407, 408, 421, 425, 429, 501, 503, 505), Verdict.TRANSIENT),
+    **dict.fromkeys((401, 402, 403, 407, 408, 421, 425, 501, 503, 505), Verdict.TRANSIENT),
+    429: Verdict.BUSY,
     **dict.fromkeys((409, 500, 502, 504), Verdict.AMBIGUOUS),
 }
 
@@ -278,5 +279,8 @@ def _verdict_of(result: CallbackResult) -> Verdict:
     if result.is_ambiguous:
         return Verdict.AMBIGUOUS
     if result.status is None:
+        return Verdict.TRANSIENT
+    if result.status == 429:
+        # One host of many: the others take as many calls as before.
         return Verdict.TRANSIENT
     return STATUSES.get(result.status, Verdict.PERMANENT)

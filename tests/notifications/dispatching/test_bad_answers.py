@@ -140,11 +140,19 @@ def mailed(server: Server, **options: Any) -> Outcome:
         provider.close()
 
 
-@pytest.mark.parametrize("greeting", [b"554 nobody may connect", b"421 later", b"nonsense"])
+@pytest.mark.parametrize("greeting", [b"554 nobody may connect", b"nonsense"])
 def test_n8_a_server_that_refuses_all_who_connect_refuses_no_message(greeting: bytes):
     with ScriptedSmtp(greeting) as server:
         outcome = mailed(server)
     assert (outcome.verdict, outcome.blames_provider) == (Verdict.TRANSIENT, True)
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"421 later", b"421 4.7.0 too many connections", b"450 4.3.2 busy"]
+)
+def test_n19_a_connection_refused_for_lack_of_capacity_is_no_call(greeting: bytes):
+    with ScriptedSmtp(greeting) as server:
+        assert mailed(server).verdict is Verdict.BUSY
 
 
 @pytest.mark.parametrize("options", [{"use_tls": True}, {"username": "a", "password": "b"}])
