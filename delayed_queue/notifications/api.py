@@ -19,11 +19,13 @@ from delayed_queue.http.api.problems import invalid
 from delayed_queue.http.reading import CONTROLS, Errors, read
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.events import receive
 from delayed_queue.notifications.intake import BODY_BYTES, DEPTH, Accepted, Refused, read_json
 from delayed_queue.notifications.models import (
     Channel,
     Notification,
     Priority,
+    Reception,
     Status,
     Suppression,
 )
@@ -127,6 +129,7 @@ class NotificationReply(Struct, rename="camel"):
     provider_id: str
     outcome: str
     error_class: str
+    delivery: Reception
 
 
 class NotificationDetail(NotificationReply, rename="camel"):
@@ -319,5 +322,8 @@ api: Final = Api(
     "notifications-api",
     "Send an email, SMS or webhook. Failures are reported by callback and in the status.",
     calls,
-    pages=[path("unsubscribe/<str:token>", unsubscribe, name="unsubscribe")],
+    pages=[
+        path("unsubscribe/<str:token>", unsubscribe, name="unsubscribe"),
+        path("events/<str:provider>", receive, name="events"),
+    ],
 )

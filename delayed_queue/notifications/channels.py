@@ -6,7 +6,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.callbacks.calls import PREFIX, sign
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.notifications.conf import KEY, get_settings
+from delayed_queue.notifications.events import sources
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel
 from delayed_queue.notifications.providers import Provider
 from delayed_queue.notifications.services import USING
@@ -42,7 +43,7 @@ class Route:
     provider: Provider
     rate: SharedRate | None
     circuit: Circuit
-    room: Room
+    room: Room = field(default_factory=Room)
 
     @property
     def name(self) -> str:
@@ -71,6 +72,7 @@ def check_dispatch() -> None:
     for channel in get_settings().PROVIDERS:
         for route in _made_routes(channel):
             route.provider.close()
+    sources()
     try:
         for channel in get_settings().THROTTLE:
             throttle_of(channel, b"")
@@ -99,7 +101,7 @@ def _route(entry: Mapping[str, Any]) -> Route:
     if not 0 < len(provider.name) <= MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"A provider's name has 1 to {MAX_NAME_LENGTH} characters.")
     chosen = get_settings()
-    return Route(provider, shared, Circuit(chosen.CIRCUIT_FAILURES, chosen.CIRCUIT_PAUSE), Room())
+    return Route(provider, shared, Circuit(chosen.CIRCUIT_FAILURES, chosen.CIRCUIT_PAUSE))
 
 
 def signing_secrets() -> list[str]:

@@ -51,6 +51,9 @@ class NotificationSettings:
     left alone, and for how long.
     ``PUBLIC_URL``: where recipients reach the API, as in "https://notify.example.org/v1"; mail with
     a category needs it for its unsubscribe link.
+    ``EVENTS``: by the name in the URL, who reads a provider's events: ``kind`` is the dotted path
+    of a webhook view of Anymail, or of a class of yours, and the rest its options.
+    ``SOFT_BOUNCES``: how many soft bounces within that time suppress an address.
     ``SMS_SEGMENTS``: the maximum of segments of an SMS.
     """
 
@@ -74,6 +77,8 @@ class NotificationSettings:
     SECRETS: Sequence[str] = field(default=(), repr=False)
     CIRCUIT_FAILURES: int = 30
     CIRCUIT_PAUSE: timedelta = timedelta(seconds=5)
+    EVENTS: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    SOFT_BOUNCES: tuple[int, timedelta] = (5, timedelta(days=7))
     PUBLIC_URL: str = ""
     SMS_SEGMENTS: int = 10
 
@@ -100,6 +105,10 @@ def _by_channel(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _is_limit(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
+
+
+def _has_kind(value: Any) -> bool:
+    return isinstance(value, Mapping) and _is_name(value.get("kind"))
 
 
 # Mailbox providers demand https; plain http is for tests on one machine. With a longer prefix the
@@ -129,6 +138,19 @@ RULES: Final[Mapping[str, Rule]] = {
     "SECRETS": Rule(each(_is_text), "It must be a list of texts."),
     "CIRCUIT_FAILURES": counts(1, 1_000_000),
     "CIRCUIT_PAUSE": lasting(ZERO, timedelta(days=1)),
+    "EVENTS": Rule(
+        lambda value: isinstance(value, Mapping) and all(map(_has_kind, value.values())),
+        "It must be a dict of dicts, each with a 'kind'.",
+    ),
+    "SOFT_BOUNCES": Rule(
+        lambda value: (
+            _is_limit(value)
+            and type(value[0]) is int
+            and value[0] > 0
+            and isinstance(value[1], timedelta)
+        ),
+        "It must be a number and a timedelta.",
+    ),
     "SMS_SEGMENTS": counts(1, 255),
     "PUBLIC_URL": Rule(_is_public, "It must be the https URL of the API, as in 'https://…/v1'."),
 }

@@ -65,6 +65,15 @@ class Status(models.TextChoices):
     EXPIRED = "EXPIRED", _("expired")
 
 
+class Reception(models.TextChoices):
+    """What the provider reported after it had accepted a notification."""
+
+    UNKNOWN = "unknown", _("unknown")
+    DELIVERED = "delivered", _("delivered")
+    BOUNCED = "bounced", _("bounced")
+    COMPLAINED = "complained", _("complained about")
+
+
 OPEN_STATUSES = (Status.ENQUEUED, Status.PROCESSING)
 FINAL_STATUSES = tuple(each for each in Status if each not in OPEN_STATUSES)
 
@@ -121,6 +130,11 @@ class Notification(models.Model):
     created_at = models.DateTimeField(db_default=Now())
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
+    # The latest event of the provider, by its own time.
+    delivery = models.CharField(
+        max_length=10, choices=Reception, default=Reception.UNKNOWN, db_default=Reception.UNKNOWN
+    )
+    delivery_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         verbose_name = _("notification")
@@ -130,6 +144,7 @@ class Notification(models.Model):
             _only("notification_status", status__in=Status.values),
             _only("notification_channel", channel__in=Channel.values),
             _only("notification_priority", priority__in=Priority.values),
+            _only("notification_delivery", delivery__in=Reception.values),
             _only_while("notification_lease", Q(status=Status.PROCESSING), lease_id__isnull=False),
             _only_while("notification_end", Q(status__in=OPEN_STATUSES), ended_at__isnull=True),
         ]
@@ -140,6 +155,12 @@ class Notification(models.Model):
                 fields=["expires_at"],
                 name="notification_expires",
                 condition=Q(status=Status.ENQUEUED, expires_at__isnull=False),
+            ),
+            # Ids that a provider gave: our Message-IDs contain the primary key.
+            models.Index(
+                fields=["provider_id"],
+                name="notification_provider_id",
+                condition=~Q(provider_id="") & ~Q(provider_id__regex="^<[0-9a-f-]{36}@"),
             ),
         ]
         permissions = [
@@ -287,6 +308,25 @@ class Suppression(models.Model):
 
     def __str__(self) -> str:
         return f"{self.channel}, {self.category or 'everything'}: {self.reason}"
+
+
+class SoftBounce(models.Model):
+    """A mail that the recipient's server did not take yet, by the provider's time."""
+
+    recipient_hash = models.BinaryField(max_length=16)
+    at = models.DateTimeField()
+
+    class Meta:
+        db_table = "delayed_queue_notification_soft_bounce"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["recipient_hash", "at"], name="notification_soft_bounce"
+            ),
+        ]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return f"{self.at:%F %T}"
 
 
 class DedupeClaim(models.Model):

@@ -11,7 +11,14 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from delayed_queue.db.clock import read_clock
-from delayed_queue.notifications.models import DedupeClaim, ParkedRequest, Status, first_id_at
+from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.models import (
+    DedupeClaim,
+    ParkedRequest,
+    SoftBounce,
+    Status,
+    first_id_at,
+)
 from delayed_queue.notifications.services import USING, fetch
 from delayed_queue.notifications.settling import CALLBACKS, failing
 
@@ -147,6 +154,8 @@ def prune(age: timedelta) -> int:
     """
     before = read_clock(USING) - age
     _delete(DedupeClaim.objects.filter(until__lte=Now()).order_by("until"))
+    softened_before = read_clock(USING) - get_settings().SOFT_BOUNCES[1]
+    _delete(SoftBounce.objects.filter(at__lt=softened_before).order_by("at"))
     _delete(ParkedRequest.objects.filter(parked_at__lt=before).order_by("parked_at", "id"))
     return _prune_notifications(before)
 

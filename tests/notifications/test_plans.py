@@ -24,6 +24,7 @@ from django.test.utils import CaptureQueriesContext
 
 from delayed_queue.notifications import (
     catalogue,
+    events,
     intake,
     managing,
     monitor,
@@ -44,7 +45,8 @@ ROWS: Final = int(os.environ.get("NOTIFICATION_ROWS", "200000"))
 TABLES: Final = (
     "delayed_queue_notification, delayed_queue_notification_delivery, "
     "delayed_queue_notification_suppression, delayed_queue_notification_dedupe, "
-    "delayed_queue_notification_parked, delayed_queue_notification_template, "
+    "delayed_queue_notification_soft_bounce, delayed_queue_notification_parked, "
+    "delayed_queue_notification_template, "
     "delayed_queue_dead_letter, delayed_queue"
 )
 COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
@@ -93,6 +95,9 @@ INSERT INTO delayed_queue_notification_suppression (channel, recipient_hash, cat
 SELECT
     'email', substring(sha256(convert_to('other' || n, 'UTF8')) FROM 1 FOR 16), 'offers', 'opt-out'
 FROM generate_series(1, {ROWS} / 4) AS n;
+INSERT INTO delayed_queue_notification_soft_bounce (recipient_hash, at)
+SELECT substring(sha256(convert_to(n::text, 'UTF8')) FROM 1 FOR 16), now()
+FROM generate_series(1, 10000) AS n;
 INSERT INTO delayed_queue_notification_dedupe (tenant, key, notification_id, until)
 SELECT 'shop', 'key:' || recipient, id, now() + interval '1 hour'
 FROM delayed_queue_notification;
@@ -241,6 +246,14 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "PROVIDERS": Case(
             {"period": timedelta(minutes=15), "cap": 1000}, 1000, {"notification_delivery_at"}
         ),
+        "APPLY": Case(
+            {"id": None, "provider_id": "given-7", "delivery": "bounced", "at": datetime.now(UTC)},
+            4, {PRIMARY, "notification_provider_id"},
+        ),
+        "SOFTEN": Case(
+            {"hash": b"1" * 16, "at": datetime.now(UTC), "period": timedelta(days=7)},
+            2, {"notification_soft_bounce"},
+        ),
         "PARK": Case(parked, 0, {"notification_parked_digest"}),
         "PRUNE": Case(
             {"before": LAST_ID, "after": uuid.UUID(int=0), "limit": SOME,
@@ -252,7 +265,17 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
 
 STATEMENTS: Final = {
     name: text
-    for module in (catalogue, intake, managing, monitor, parking, services, settling, sweeping)
+    for module in (
+        catalogue,
+        events,
+        intake,
+        managing,
+        monitor,
+        parking,
+        services,
+        settling,
+        sweeping,
+    )
     for name, text in vars(module).items()
     if isinstance(text, str)
     and name[0] != "_"

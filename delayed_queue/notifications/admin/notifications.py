@@ -26,6 +26,7 @@ from delayed_queue.notifications.models import (
     OPEN_STATUSES,
     Delivery,
     Notification,
+    Reception,
     Status,
 )
 from delayed_queue.notifications.services import USING, queue_of
@@ -228,6 +229,7 @@ def _events(row: Notification) -> Any:
         yield _next_attempt(row)
     for each in _deliveries(row):
         yield each.at, _call(each)
+    yield row.delivery_at, Reception(row.delivery).label
     yield row.ended_at, ": ".join(filter(None, (str(Status(row.status).label), row.outcome)))
 
 

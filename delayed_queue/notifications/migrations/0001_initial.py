@@ -23,6 +23,10 @@ OUTCOMES = [
     ("ambiguous", "ambiguous: it may have been sent"),
     ("unfinished", "interrupted: it may have been sent"),
 ]
+RECEPTIONS = [
+    ("unknown", "unknown"), ("delivered", "delivered"), ("bounced", "bounced"),
+    ("complained", "complained about"),
+]  # fmt: skip
 REASONS = [
     ("opt-out", "opted out"), ("bounce", "address does not exist"), ("complaint", "complained"),
 ]  # fmt: skip
@@ -141,6 +145,8 @@ class Migration(migrations.Migration):
                 created_at=models.DateTimeField(db_default=Now()),
                 started_at=models.DateTimeField(blank=True, null=True),
                 ended_at=models.DateTimeField(blank=True, null=True),
+                delivery=_one_of(RECEPTIONS, 10, db_default="unknown", default="unknown"),
+                delivery_at=models.DateTimeField(blank=True, null=True),
             ),
             options={
                 "verbose_name": "notification",
@@ -160,11 +166,20 @@ class Migration(migrations.Migration):
                         fields=["expires_at"],
                         name="notification_expires",
                     ),
+                    models.Index(
+                        condition=models.Q(
+                            models.Q(("provider_id", ""), _negated=True),
+                            models.Q(("provider_id__regex", "^<[0-9a-f-]{36}@"), _negated=True),
+                        ),
+                        fields=["provider_id"],
+                        name="notification_provider_id",
+                    ),
                 ],
                 "constraints": [
                     _only("notification_status", "status", STATUSES),
                     _only("notification_channel", "channel", CHANNELS),
                     _only("notification_priority", "priority", PRIORITIES),
+                    _only("notification_delivery", "delivery", RECEPTIONS),
                     _only_while("notification_lease", IS_PROCESSING, lease_id__isnull=False),
                     _only_while("notification_end", IS_OPEN, ended_at__isnull=True),
                 ],
@@ -281,6 +296,21 @@ class Migration(migrations.Migration):
                 "default_permissions": ["view"],
                 "indexes": [models.Index(fields=["at", "id"], name="notification_delivery_at")],
                 "constraints": [_only("delivery_outcome", "outcome", OUTCOMES)],
+            },
+        ),
+        migrations.CreateModel(
+            name="SoftBounce",
+            fields=_fields(
+                recipient_hash=models.BinaryField(max_length=16), at=models.DateTimeField()
+            ),
+            options={
+                "db_table": "delayed_queue_notification_soft_bounce",
+                "default_permissions": [],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("recipient_hash", "at"), name="notification_soft_bounce"
+                    )
+                ],
             },
         ),
         migrations.RunSQL(STORAGE, reverse_sql=NO_STORAGE),

@@ -184,7 +184,8 @@ class EmailProvider:
             _abandon(kept.backend)
             return _unopened(error), False
         try:
-            kept.backend.send_messages([self._message(outgoing)])
+            message = self._message(outgoing)
+            kept.backend.send_messages([message])
         except (smtplib.SMTPException, OSError) as error:
             outcome = _outcome_of(error, may_have_sent=_may_have_sent(kept.backend))
             is_lost = _ends_session(error, outcome)
@@ -193,7 +194,10 @@ class EmailProvider:
             return outcome, is_lost
         except ValueError as error:  # a header or an address that cannot be written
             return failed(Verdict.PERMANENT, error), False
-        return Outcome(Verdict.ACCEPTED, "250", self.message_id(outgoing)), False
+        # Backends of Anymail return the provider's own id, which its events name.
+        status = getattr(message, "anymail_status", None)
+        provider_id = (status and status.message_id) or self.message_id(outgoing)
+        return Outcome(Verdict.ACCEPTED, "250", str(provider_id)), False
 
     def _message(self, outgoing: Outgoing) -> Mail:
         message = Mail(
