@@ -19,6 +19,7 @@ from asgiref.sync import sync_to_async
 from django.db import Error
 
 from delayed_queue import Envelope
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.db.resilience import is_unavailable, repeat
 from delayed_queue.exceptions import ResourceUnavailable
@@ -27,6 +28,7 @@ from delayed_queue.http.rates import Hold
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.hours import Quiet
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
 from delayed_queue.notifications.services import USING, Outgoing
@@ -102,6 +104,8 @@ class Attempt:
             return self._end_unsent(Status(self._outgoing.verdict))
         if self._outgoing.in_doubt and not self._may_repeat():
             return self._end(Status.FAILED, IN_DOUBT)
+        if self._outgoing.quiet and (pause := self._quiet_for()):
+            return self._end(Status.ENQUEUED, None, pause)
         # A recipient's throttle is checked first: it needs no permit of a provider.
         pause = self._throttle.left() if self._throttle else _NOW
         if pause:
@@ -111,6 +115,11 @@ class Attempt:
             if end is not None:
                 return end
         return self._postponed()
+
+    def _quiet_for(self) -> timedelta | None:
+        now = database_now(USING)
+        end = Quiet.read(self._outgoing.quiet).until(now)
+        return None if end is None else end - now
 
     def _may_repeat(self) -> bool:
         return any(each.provider.is_idempotent for each in self._routes)

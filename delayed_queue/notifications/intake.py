@@ -60,13 +60,13 @@ INSERT: Final[LiteralString] = (
 WITH ended AS (
     INSERT INTO delayed_queue_notification (
         id, tenant, channel, priority, category, is_transactional, recipient, recipient_hash,
-        template, template_version, subject, body, html, send_at, expires_at, dedupe_key,
+        template, template_version, subject, body, html, send_at, expires_at, quiet, dedupe_key,
         callback_url, status, outcome, ended_at, attempts, provider, provider_id, error_class
     )
     SELECT
         id, %(tenant)s::text, channel, priority, category, is_transactional, recipient, hash,
         template, template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
-        expires_at, dedupe_key, callback_url,
+        expires_at, quiet, dedupe_key, callback_url,
         CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
         CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
         CASE WHEN is_suppressed THEN statement_timestamp() END,
@@ -76,7 +76,7 @@ WITH ended AS (
             id uuid, channel text, priority text, category text, is_transactional boolean,
             recipient text, recipient_hash text, template text, template_version int,
             subject text, body text, html text, send_at timestamptz, expires_at timestamptz,
-            dedupe_key text, callback_url text, claim text
+            quiet text, dedupe_key text, callback_url text, claim text
         )
     ) WITH ORDINALITY AS request
     CROSS JOIN LATERAL decode(recipient_hash, 'base64') AS hash

@@ -117,6 +117,8 @@ class Notification(models.Model):
     html = models.TextField(blank=True, default="")
     send_at = models.DateTimeField()
     expires_at = models.DateTimeField(null=True, blank=True)
+    # Start, end and zone of the recipient's quiet hours, such as "21:00 08:00 Asia/Kolkata".
+    quiet = models.TextField(blank=True, default="", db_default="")
     dedupe_key = models.CharField(max_length=200, blank=True, default="")
     callback_url = models.TextField(blank=True, default="")
 

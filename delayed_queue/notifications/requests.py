@@ -40,8 +40,26 @@ _Subject = Annotated[
 ]
 _Html = Annotated[str, Meta(description="The HTML version of an email, in addition to the text.")]
 _Instant = Meta(max_length=64, extra_json_schema={"format": "date-time"})
+_Zone = Annotated[str, Meta(max_length=64, description="An IANA name, such as Asia/Kolkata.")]
+_Clock = Annotated[
+    str, matching(r"^([01][0-9]|2[0-3]):[0-5][0-9]\Z", "It must be a time such as 09:00.", 5)
+]
+
+
+class LocalTime(Struct, forbid_unknown_fields=True):
+    """The next time that the clocks of a zone show this time."""
+
+    local: _Clock
+    zone: _Zone
+
+
 _SendAt = Annotated[
-    str, _Instant, Meta(description="Send at this time or later. Default: at once.")
+    Annotated[str, _Instant] | LocalTime,
+    Meta(description="Send at this time or later. Default: at once."),
+]
+_Quiet = Annotated[
+    list[_Clock],
+    Meta(min_length=2, max_length=2, description="Start and end of hours without notifications."),
 ]
 _ExpiresAt = Annotated[
     str,
@@ -67,6 +85,8 @@ class NotificationRequest(Struct, rename="camel", forbid_unknown_fields=True, kw
     priority: Priority | None = Priority.NORMAL
     send_at: _SendAt | None = None
     expires_at: _ExpiresAt | None = None
+    zone: _Zone | None = None
+    quiet: _Quiet | None = None
     dedupe_key: _Key | None = None
     callback_url: _Url | None = None
 

@@ -110,7 +110,7 @@ WHERE n.id = held.id
 RETURNING
     n.id, n.lease_id, n.tenant, n.channel, n.priority, n.category, n.is_transactional, n.recipient,
     n.recipient_hash, n.subject, n.body, n.html, n.expires_at, n.attempts,
-    held.was_interrupted, n.provider, held.in_doubt, held.verdict
+    held.was_interrupted, n.provider, held.in_doubt, n.quiet, held.verdict
 """
 )
 
@@ -152,6 +152,7 @@ class Outgoing:
     was_interrupted: bool
     provider: str
     in_doubt: bool
+    quiet: str = ""
     verdict: str = Status.PROCESSING
     # When it expires, on the monotonic clock of this process.
     deadline: float | None = None

@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
+from delayed_queue.cron.rules import load_zone
 from delayed_queue.db.clock import database_now
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.reading import MAX_GUESSES, Errors, read
 from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.hours import Quiet, next_local
 from delayed_queue.notifications.models import Channel, Priority
 from delayed_queue.notifications.recipients import (
     hash_of,
@@ -79,6 +83,7 @@ class Request(Struct, frozen=True):
     template_version: int | None
     send_at: datetime | None
     expires_at: datetime | None
+    quiet: str
     dedupe_key: str
     callback_url: str
 
@@ -167,7 +172,7 @@ class _Reader:
         found: Errors = []
         read(NotificationRequest, given, found, guesses=guesses)
         self.errors = [FieldError(_shown(path), message) for path, message in found]
-        wrong = {path.partition(".")[0] for path, _ in found}
+        wrong = {re.split(r"[.\[]", path)[0] for path, _ in found}
         self._given = {name: each for name, each in given.items() if name not in wrong}
         self._find_template = find_template
         self._now = now
@@ -175,13 +180,17 @@ class _Reader:
     def request(self) -> Request | None:
         """Return the request, or None when there are errors."""
         channel, recipient = self._get("channel"), self._recipient()
+        priority = self._get("priority") or Priority.NORMAL.value
+        is_urgent = priority == Priority.URGENT
         send_at, expires_at = self._times()
+        quiet = self._quiet()
+        if quiet and not is_urgent:
+            # A time in the quiet hours becomes their end.
+            send_at = quiet.until(send_at or self._now) or send_at
         callback_url = self._get("callbackUrl")
         if callback_url and (problem := problem_with_url(callback_url)):
             self._refuse("callbackUrl", problem)
         template, rendered = self._content(channel) if channel else (None, None)
-        priority = self._get("priority") or Priority.NORMAL.value
-        is_urgent = priority == Priority.URGENT
         is_transactional = is_urgent or bool(template and template.is_transactional)
         category = self._category(channel, template, is_transactional=is_transactional)
         if self.errors or rendered is None:
@@ -190,7 +199,8 @@ class _Reader:
             channel, recipient, hash_of(channel, recipient), priority, category,
             is_transactional, rendered.subject, rendered.body, rendered.html,
             template.name if template else "", template.version if template else None,
-            send_at, expires_at, self._get("dedupeKey"), callback_url,
+            send_at, expires_at, str(quiet) if quiet and not is_urgent else "",
+            self._get("dedupeKey"), callback_url,
         )  # fmt: skip
 
     def _get(self, name: str) -> Any:
@@ -217,6 +227,28 @@ class _Reader:
     def _refuse(self, path: str, message: str) -> None:
         self.errors.append(FieldError(path, message))
 
+    def _quiet(self) -> Quiet | None:
+        """Return the quiet hours, in the zone of the request or of its ``sendAt``."""
+        name, hours, send_at = self._get("zone"), self._get("quiet"), self._get("sendAt")
+        zone = self._zone("zone", name) if name else None
+        if not name and isinstance(send_at, dict):
+            zone = self._zone("sendAt.zone", send_at["zone"])
+        elif not name and hours:
+            self._refuse("zone", "is needed by quiet")
+        if hours and hours[0] == hours[1]:
+            self._refuse("quiet", "must end at another time than it starts")
+        elif hours and zone:
+            return Quiet(hours[0], hours[1], zone.key)
+        return None
+
+    def _zone(self, path: str, name: str) -> ZoneInfo | None:
+        try:
+            return load_zone(name)
+        except InvalidConfiguration:
+            if not any(each.path == path for each in self.errors):
+                self._refuse(path, "is not a time zone such as Asia/Kolkata")
+        return None
+
     def _times(self) -> tuple[datetime | None, datetime | None]:
         send_at, expires_at = self._instant("sendAt"), self._instant("expiresAt")
         if expires_at is not None and expires_at <= self._now:
@@ -229,6 +261,9 @@ class _Reader:
         text = self._get(name)
         if not text:
             return None
+        if isinstance(text, dict):
+            zone = self._zone("sendAt.zone", text["zone"])
+            return next_local(text["local"], zone, self._now) if zone else None
         try:
             at = datetime.fromisoformat(text.upper()) if _INSTANT.fullmatch(text) else None
             at = at and at.astimezone(UTC)

@@ -133,6 +133,7 @@ class Migration(migrations.Migration):
                 html=_text(),
                 send_at=models.DateTimeField(),
                 expires_at=models.DateTimeField(blank=True, null=True),
+                quiet=_text(db_default=""),
                 dedupe_key=_line(200),
                 callback_url=_text(),
                 status=_one_of(STATUSES, 22, default="ENQUEUED"),
