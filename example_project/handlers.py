@@ -9,9 +9,15 @@ from django.db.models import Count, Sum
 from django.db.models.functions import Now
 
 from delayed_queue import Envelope, Reject, RetryPolicy, handler
+from delayed_queue.notifications.intake import Refused, accept
 from example_project.gateway import GatewayRefusal, GatewayTimeout, void_payment
 from example_project.models import Closing, Delivery, ExpiredVoucher, Order, SalesReport
-from example_project.shop import QUEUE_NAME, SALES_QUEUE_NAME, VOUCHERS_QUEUE_NAME
+from example_project.shop import (
+    CAMPAIGN_QUEUE_NAME,
+    QUEUE_NAME,
+    SALES_QUEUE_NAME,
+    VOUCHERS_QUEUE_NAME,
+)
 
 
 @handler(QUEUE_NAME, retry=RetryPolicy.ladder("1s 2s"))
@@ -81,3 +87,12 @@ def expire_voucher(envelope: Envelope) -> None:
         raise Reject("the shop is gone")
     if not ExpiredVoucher.objects.filter(number=envelope.key).exists():
         ExpiredVoucher.objects.create(number=envelope.key, due_at=envelope.due_at)
+
+
+@handler(CAMPAIGN_QUEUE_NAME, transactional=True)
+def store_notification(envelope: Envelope) -> None:
+    """Store the record as a notification; the key makes a second delivery no second one."""
+    request = {"dedupeKey": envelope.key, **envelope.payload}
+    [answer] = accept([request], tenant=envelope.queue)
+    if isinstance(answer, Refused):
+        raise Reject("; ".join(f"{each.path}: {each.message}" for each in answer.errors))

@@ -16,9 +16,12 @@ from example_project.tasks import write_invoice
 QUEUE_NAME: Final = "close-unpaid-orders"
 SALES_QUEUE_NAME: Final = "sales-reports"
 VOUCHERS_QUEUE_NAME: Final = "vouchers"
+# Also the tenant of the campaign's notifications.
+CAMPAIGN_QUEUE_NAME: Final = "demo-spring"
 queue: Final = DelayedQueue(QUEUE_NAME)
 sales_queue: Final = DelayedQueue(SALES_QUEUE_NAME)
 vouchers: Final = DelayedQueue(VOUCHERS_QUEUE_NAME)
+campaign: Final = DelayedQueue(CAMPAIGN_QUEUE_NAME)
 # The smallest payment for which a task writes an invoice.
 INVOICED_FROM: Final = Decimal(200)
 # The queue of the tasks: the demo counts its messages, too.

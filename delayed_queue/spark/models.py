@@ -74,7 +74,7 @@ class OfferStage(models.Model):
 
 
 class ArchiveManifest(models.Model):
-    """Rows of a table on their way to Parquet: the directory, and the state of the archive.
+    """Rows of a table on their way to Parquet: their files, and the state of the archive.
 
     Written by the pipeline after each step, so that the next run continues after a crash.
     """
@@ -87,11 +87,11 @@ class ArchiveManifest(models.Model):
     source = models.TextField()
     path = models.TextField()
     state = models.TextField(choices=State, db_default=State.PLANNED)
+    # Name, size, rows and checksum of each file, as read back.
+    files = models.JSONField(db_default=Value([], models.JSONField()))
     rows = models.BigIntegerField(null=True)
     deleted = models.BigIntegerField(db_default=0)
     changed = models.BigIntegerField(db_default=0)
-    holder = models.TextField(db_default="")
-    held_until = EpochMillisecondField(db_column="heldUntil")
     created_at = EpochMillisecondField(db_column="createdAt")
     finished_at = EpochMillisecondField(null=True, db_column="finishedAt")  # type: ignore[misc]
 
@@ -106,36 +106,6 @@ class ArchiveManifest(models.Model):
 
     def __str__(self) -> str:
         return self.path
-
-
-class ArchiveFile(models.Model):
-    """A file of an archive: what was read back from it, and how many of its rows are deleted.
-
-    Each file has its own counters, so that tasks which delete at the same time do not wait.
-    """
-
-    # The manifest may be deleted by hand; its files here are never read again.
-    archive = models.ForeignKey(
-        ArchiveManifest, models.CASCADE, related_name="files", db_column="archiveId",
-        db_constraint=False, db_index=False,
-    )  # fmt: skip
-    name = models.TextField(db_collation="C")
-    size = models.BigIntegerField()
-    rows = models.BigIntegerField()
-    checksum = models.BigIntegerField()
-    position = models.BigIntegerField(db_default=0)
-    deleted = models.BigIntegerField(db_default=0)
-    changed = models.BigIntegerField(db_default=0)
-
-    class Meta:
-        db_table = "delayed_queue_archive_file"
-        constraints = [
-            models.UniqueConstraint(fields=["archive", "name"], name="archive_file_name"),
-        ]
-        default_permissions = []
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class PipelineReport(models.Model):

@@ -191,15 +191,10 @@ _OFFERED: Final = scrambled(
     "pg_temp.delayed_queue_offered", 1_000, turn="0", payload="'y'", due_at=f"{NOW}",
     key="CASE WHEN n % 2 = 0 THEN 'key-' ELSE 'new-' END || (n + 1) * 97",
 )  # fmt: skip
-# Fifty tables with one unfinished archive each, a hundred files of an archive, and reports.
+# Fifty tables with one unfinished archive each, and reports.
 _ARCHIVES: Final = scrambled(
     "delayed_queue_archive", 5_000, id="1000000 + n", source="'table-' || n / 100", path="'lake'",
-    state="CASE WHEN n % 100 = 0 THEN 'written' ELSE 'pruned' END", holder="'host:1:x'",
-    heldUntil="0", createdAt="0",
-)  # fmt: skip
-_FILES: Final = scrambled(
-    "delayed_queue_archive_file", 10_000, archiveId="1000000 + n / 100 * 100",
-    name="'part-' || n % 100", size="1", rows="1000", checksum="n",
+    state="CASE WHEN n % 100 = 0 THEN 'written' ELSE 'pruned' END", createdAt="0",
 )  # fmt: skip
 _REPORTS: Final = scrambled(
     "delayed_queue_report", 5_000, createdAt="0", figures="'{}'", plots="'{}'"
@@ -208,7 +203,7 @@ _REPORTS: Final = scrambled(
 FILLS: Final = (
     _MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _FULL, _ONE_GROUP, _ORDERED, *_LIMITS,
     _RUNS, _TOPICS, _ANSWERS, _RATES, _TOKENS, _ENDPOINTS, _SLOTS, _HOSTS, _ATTEMPTS,
-    _LEDGER, _STAGE, _OFFERED, _RESULTS, _PRIORITIES, _SAMPLES, _ARCHIVES, _FILES, _REPORTS,
+    _LEDGER, _STAGE, _OFFERED, _RESULTS, _PRIORITIES, _SAMPLES, _ARCHIVES, _REPORTS,
 )  # fmt: skip
 TABLES: Final = tuple(
     dict.fromkeys(

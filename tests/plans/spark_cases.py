@@ -95,23 +95,15 @@ STREAMS: Final = [
            max_rows=6),
 ]  # fmt: skip
 
-_HELD: Final[dict[str, Any]] = {"id": 1_002_600, "holder": "host:1:x"}
 _ARCHIVE: Final = "delayed_queue_archive_pkey"
 _UNFINISHED: Final = "archive_unfinished"
-_FILE: Final = "archive_file_name"
-_BATCH: Final[dict[str, Any]] = {"from": 0, "to": 500, "deleted": 500, "changed": 0}
-_HUNDRED: Final[dict[str, Any]] = dict.fromkeys(("sizes", "rows", "checksums"), [1] * 100)
 ARCHIVES: Final = [
-    *cases("PLAN_ARCHIVE", _UNFINISHED, source="table-60", path="lake", holder="me", max_rows=0),
+    *cases("LOCK_ARCHIVES", source="table-60"),
+    *cases("PLAN_ARCHIVE", _UNFINISHED, source="table-60", path="lake", max_rows=0),
     *cases("UNFINISHED_ARCHIVE", _UNFINISHED, source="table-20"),
-    *cases("HOLD_ARCHIVE", _ARCHIVE, **_HELD, dead="x"),
-    *cases("ADVANCE_ARCHIVE", _ARCHIVE, **_HELD, state="written", to="pruned", rows=None,
-           deleted=1, changed=0),
-    *cases("DROP_ARCHIVE", _ARCHIVE, **_HELD),
-    *cases("SAVE_FILES", id=1_002_600, names=[f"new-{n}" for n in range(100)], **_HUNDRED, n=100),
-    *cases("FILES_OF", _FILE, id=1_002_600, n=100),
-    *cases("FILE_TO_PRUNE", _FILE, _ARCHIVE, **_HELD, name="part-7"),
-    *cases("COUNT_BATCH", _FILE, _ARCHIVE, **_HELD, name="part-7", **_BATCH),
+    *cases("ADVANCE_ARCHIVE", _ARCHIVE, id=1_002_600, state="written", to="pruned", files=None,
+           rows=None, deleted=1, changed=0),
+    *cases("DROP_ARCHIVE", _ARCHIVE, id=1_002_600),
     *cases("SAVE_REPORT", "delayed_queue_report_pkey", figures="{}", plots="{}", keep=30, n=130),
 ]  # fmt: skip
 

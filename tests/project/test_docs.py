@@ -54,7 +54,6 @@ from delayed_queue.notifications.conf import CONSOLES, NotificationSettings
 from delayed_queue.observe import signals
 from delayed_queue.retries import Backoff
 from delayed_queue.spark.models import (
-    ArchiveFile,
     ArchiveManifest,
     OfferLedger,
     OfferStage,
@@ -387,7 +386,7 @@ class TestInternals:
             Message, DeadLetter, BulkRun, StoredSchedule, Worker, Sample, Limit, Rate,
             ApiToken,
             Topic, IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt, OfferLedger, OfferStage,
-            ArchiveManifest, ArchiveFile, PipelineReport,
+            ArchiveManifest, PipelineReport,
         )  # fmt: skip
         found = [rows for page in SCHEMAS for rows in documents.tables(page, *header)]
         for rows, model in zip(found, models, strict=True):

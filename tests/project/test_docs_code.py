@@ -44,7 +44,7 @@ DOCUMENTED: Any = (
     models.Sample, models.Limit,
     http.Rate, http.ApiToken, http.Topic, http.IdempotencyKey, http.Endpoint,
     http.Host, http.Slot, http.CallbackAttempt,
-    spark.OfferLedger, spark.OfferStage, spark.ArchiveManifest, spark.ArchiveFile,
+    spark.OfferLedger, spark.OfferStage, spark.ArchiveManifest,
     spark.PipelineReport,
 )  # fmt: skip
 

@@ -6,46 +6,15 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from django.db import connections
 
 from delayed_queue import Envelope, Reject, RetryPolicy, Snooze, handler
-from delayed_queue.messages import Counts
 from delayed_queue.models import Message
 from tests.spark.programs.draining import executor, only_once
 from tests.spark.support import wait_in_task
-
-
-def counting(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Accept every row without an effect."""
-    return Counts(created=sum(1 for _ in rows))
-
-
-def losing(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Leave one row of each partition uncounted."""
-    return Counts(created=sum(1 for _ in rows) - 1)
-
-
-def spread(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Accept rows according to their delay."""
-    delays = [row["delay"] for row in rows]
-    return Counts(created=sum(each is not None for each in delays), ignored=delays.count(None))
-
-
-def picky(rows: Iterable[dict[str, Any]]) -> Counts:
-    """Accept rows that its own check has passed."""
-    return Counts(updated=sum(1 for row in rows if row["payload"]["amount"] > 0))
-
-
-def _check(row: dict[str, Any]) -> list[str]:
-    return [] if row["payload"]["amount"] > 0 else ["The amount is not above 0."]
-
-
-picky.check = _check  # type: ignore[attr-defined]
 
 
 def answering(envelope: Envelope) -> None:

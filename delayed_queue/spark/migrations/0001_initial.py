@@ -88,11 +88,10 @@ class Migration(migrations.Migration):
                 ("source", models.TextField()),
                 ("path", models.TextField()),
                 ("state", models.TextField(choices=_STATES, db_default="planned")),
+                ("files", models.JSONField(db_default=models.Value([], models.JSONField()))),
                 ("rows", models.BigIntegerField(null=True)),
                 ("deleted", models.BigIntegerField(db_default=0)),
                 ("changed", models.BigIntegerField(db_default=0)),
-                ("holder", models.TextField(db_default="")),
-                ("held_until", EpochMillisecondField(db_column="heldUntil")),
                 ("created_at", EpochMillisecondField(db_column="createdAt")),
                 (
                     "finished_at",
@@ -108,37 +107,6 @@ class Migration(migrations.Migration):
                         fields=("source",),
                         name="archive_unfinished",
                     )
-                ],
-            },
-        ),
-        CreateModelOnce(
-            name="ArchiveFile",
-            fields=[
-                _id(),
-                (
-                    "archive",
-                    models.ForeignKey(
-                        db_column="archiveId",
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=models.CASCADE,
-                        related_name="files",
-                        to="delayed_queue_spark.archivemanifest",
-                    ),
-                ),
-                ("name", models.TextField(db_collation="C")),
-                ("size", models.BigIntegerField()),
-                ("rows", models.BigIntegerField()),
-                ("checksum", models.BigIntegerField()),
-                ("position", models.BigIntegerField(db_default=0)),
-                ("deleted", models.BigIntegerField(db_default=0)),
-                ("changed", models.BigIntegerField(db_default=0)),
-            ],
-            options={
-                "db_table": "delayed_queue_archive_file",
-                "default_permissions": [],
-                "constraints": [
-                    models.UniqueConstraint(fields=["archive", "name"], name="archive_file_name")
                 ],
             },
         ),

@@ -6,10 +6,10 @@ import sys
 import traceback
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from delayed_queue.codecs import check_kind, codec_named, kind_of
@@ -19,6 +19,10 @@ from delayed_queue.spark.pipeline.console import Console, sentence_of
 from delayed_queue.spark.pipeline.session import Stopping, signals
 from delayed_queue.spark.settings import SparkSettings
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 DONE: Final = 0
 FAILED: Final = 1
 QUARANTINED: Final = 3
@@ -34,57 +38,64 @@ def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return parsed
 
 
-def _whole(text: str) -> int:
+@_argument
+def whole(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
-def _pair(text: str) -> tuple[str, str]:
+@_argument
+def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"{text!r} is not name=value")
     return name, value
 
 
-def _instant(text: str) -> datetime:
+@_argument
+def instant(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
 
 
-def _positive(text: str) -> timedelta:
+@_argument
+def duration(text: str) -> timedelta:
     return check_duration("It", text, timedelta.resolution)
 
 
-def _ratio(text: str) -> float:
+@_argument
+def ratio(text: str) -> float:
     found = float(text)
     if not 0 <= found <= 1:
         raise ValueError(f"{text!r} is not from 0 to 1")
     return found
 
 
-def _delimiter(text: str) -> str:
+@_argument
+def delimiter(text: str) -> str:
     found = "\t" if text == "\\t" else text
     if len(found) != 1 or found in '"\r\n':
         raise ValueError(f"{text!r} is not one character that can stand between cells")
     return found
 
 
-def _zone(text: str) -> str:
+@_argument
+def zone(text: str) -> str:
     try:
         return ZoneInfo(text).key
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(f"{text!r} is no time zone; take a name as Europe/Berlin") from None
 
 
-zone = _argument(_zone)
-whole = _argument(_whole)
-pair = _argument(_pair)
-instant = _argument(_instant)
-duration = _argument(_positive)
-ratio = _argument(_ratio)
 number = _argument(float)
-delimiter = _argument(_delimiter)
+
+
+def given(cls: type[T], options: Namespace, /, **more: Any) -> T:
+    """Return the options of a command; the arguments have the names of its fields."""
+    names = {each.name for each in fields(cls)}
+    found = {name: value for name, value in vars(options).items() if name in names}
+    return cls(**{**found, **more})
 
 
 def add_partitions(parser: ArgumentParser) -> None:
@@ -106,8 +117,9 @@ def add_offering(parser: ArgumentParser, what: str, *, dry_run: str) -> None:
         help="due time of the first message, in UTC without an offset; default: now")  # fmt: skip
     add("--over", type=duration, metavar="TIME", help="spread evenly over this time, as in 2h")
     add("--rate", type=number, metavar="N", help="at most N messages fall due in a second")
-    add("--id", metavar="ID", help=f"id of this {what}; default: from files and options")
-    add("--dry-run", action="store_true", help=dry_run)
+    add("--id", dest="job", metavar="ID",
+        help=f"id of this {what}; default: from files and options")  # fmt: skip
+    add("--dry-run", dest="is_dry_run", action="store_true", help=dry_run)
     add_partitions(parser)
 
 

@@ -22,6 +22,7 @@ from delayed_queue.spark.pipeline.cli import (
     add_partitions,
     asked_kind,
     format_name,
+    given,
     pair,
     whole,
 )
@@ -263,7 +264,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--concurrency", type=whole, metavar="N", help="calls at once in a task")
     add("--retry", metavar="LADDER", help="waits after failures, as in '15s 3m 10m'")
     add("--checkpoint", metavar="PATH", help="default: the queue's own, in --to")
-    add("--continuous", action="store_true", help="until it is stopped, not until it is empty")
+    add("--continuous", dest="is_continuous", action="store_true",
+        help="until it is stopped, not until it is empty")  # fmt: skip
     add("--max-messages", type=whole, default=100_000, metavar="N", help="of a batch")
     add("--lease", default="10m", metavar="TIME", help="how long a batch stays exclusive")
     add_partitions(parser)
@@ -274,18 +276,8 @@ def execute(
 ) -> int:
     kind = asked_kind(options)
     handling = _handling(options, kind)
-    asked = DrainOptions(
-        kind=kind,
-        checkpoint=options.checkpoint,
-        to=options.to,
-        sink=options.sink,
-        sink_options=dict(options.sink_option),
-        handling=handling,
-        is_continuous=options.continuous,
-        max_messages=options.max_messages,
-        lease=options.lease,
-        partitions=options.partitions,
-    )
+    sink_options = dict(options.sink_option)
+    asked = given(DrainOptions, options, kind=kind, handling=handling, sink_options=sink_options)
     with (
         session(settings, console, "drain", is_verbose=options.verbose) as spark,
         stopping.gently() as event,

@@ -112,7 +112,9 @@ class Files:
         system, found = self._at(directory)
         files = (
             each
-            for each in system.get_file_info(FileSelector(found, recursive=True))
+            for each in system.get_file_info(
+                FileSelector(found, allow_not_found=True, recursive=True)
+            )
             if each.type == FileType.File
         )
         return sorted(

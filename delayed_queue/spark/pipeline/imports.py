@@ -16,6 +16,7 @@ from delayed_queue.spark.pipeline.cli import (
     add_offering,
     asked_name,
     delimiter,
+    given,
     ratio,
     whole,
     zone,
@@ -34,11 +35,9 @@ from delayed_queue.spark.pipeline.offers import (
     JobOptions,
     Offered,
     Spread,
-    check_of,
-    deliver,
+    began_at,
     evened,
     firsts,
-    from_its_beginning,
     id_of,
     offer,
     pieces_of_bytes,
@@ -64,7 +63,6 @@ class ImportOptions(JobOptions):
 
     source: Input
     mode: str = "offer"
-    target: str | None = None
     spread: Spread | None = None
     max_bad_ratio: float = MAX_BAD_RATIO
     quarantine: str = "quarantine"
@@ -75,17 +73,13 @@ class ImportOptions(JobOptions):
 
 def run(spark: SparkSession, options: ImportOptions, console: Console) -> Offered:
     """Import the files; nothing is offered before every record was checked."""
-    if options.target is not None:
-        checks = replace(options.source, check=check_of(options.target))
-        options = replace(options, source=checks)
-    elif not options.is_dry_run:
+    if not options.is_dry_run:
         check_database(spark)
     files = files_of(spark, options.source.paths)
     stamps = files_on(spark).stamps(files)
     pieces = options.partitions or pieces_of_bytes(sum(size for _, size, _ in stamps))
     options = replace(options, source=options.source.known(files), pieces=pieces)
-    asked = {**asdict(options.source), "mode": options.mode, "target": options.target}
-    name = id_of(stamps, asked)
+    name = id_of(stamps, {**asdict(options.source), "mode": options.mode})
     # The same id with other files or options is another job.
     options = replace(options, name=name if options.job is None else f"{options.job}-{name}")
     report = _checked_first(spark, options, console)
@@ -243,22 +237,15 @@ class _Import:
         placed = unique.join(broadcast(places_of(self._spark, self._blocks)), ["file", "block"])
         after = f"CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
         is_free = "schedule_ms IS NULL AND delay_ms IS NULL"
-        if self._options.target is None:
-            spread = from_its_beginning(spread, job)
-        start = spread.start_ms
-        times = (
-            ["schedule_ms", f"IF({is_free}, {after}, delay_ms) AS delay_ms"]
-            if start is None
-            else [f"IF({is_free}, {start}L + {after}, schedule_ms) AS schedule_ms", "delay_ms"]
+        start = spread.start_ms if spread.start_ms is not None else began_at(job)
+        schedule = f"IF({is_free}, {start}L + {after}, schedule_ms) AS schedule_ms"
+        return placed.selectExpr(
+            "kind", "key", "payload", "headers", "grouped", schedule, "delay_ms"
         )
-        return placed.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
 
     def _offer(self, report: Offered, unique: DataFrame, good: int) -> Offered:
         total, messages = good - report.duplicates, self._messages(unique, report.job)
-        if (target := self._options.target) is None:
-            return offer(messages, total, report, self._options.mode, self._console)
-        counts = deliver(messages, target, self._options.source.rules.codec)
-        return report.counted(total, counts)
+        return offer(messages, total, report, self._options.mode, self._console)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -272,7 +259,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="fields: key, payload, schedule_at, delay, headers, group, queue")  # fmt: skip
     add("--time-zone", type=zone, metavar="NAME",
         help="of instants without an offset, as in Europe/Berlin")  # fmt: skip
-    add("--target", metavar="PKG:FUNC", help="give the rows to this function, not to the queue")
     add("--max-bytes", type=whole, default=256 * 1024, metavar="N", help="of a payload")
     add("--max-depth", type=whole, default=32, metavar="N", help="of a JSON payload")
     add("--max-bad-ratio", type=ratio, default=MAX_BAD_RATIO, metavar="R",
@@ -288,22 +274,9 @@ def execute(
         asked_name(options), options.codec, parse_mapping(options.map), options.max_bytes,
         options.max_depth, time_zone=options.time_zone,
     )  # fmt: skip
-    asked = ImportOptions(
-        source=Input(
-            tuple(options.paths),
-            options.input_format,
-            rules,
-            delimiter=options.delimiter,
-        ),
-        mode=options.mode,
-        target=options.target,
-        spread=Spread.of(options.start, options.over, options.rate),
-        max_bad_ratio=options.max_bad_ratio,
-        quarantine=options.quarantine,
-        job=options.id,
-        is_dry_run=options.dry_run,
-        partitions=options.partitions,
-    )
+    source = Input(tuple(options.paths), options.input_format, rules, options.delimiter)
+    spread = Spread.of(options.start, options.over, options.rate)
+    asked = given(ImportOptions, options, source=source, spread=spread)
     with session(settings, console, "import", is_verbose=options.verbose) as spark:
         report = run(spark, asked, console)
     console.answer(asdict(report), report.lines())

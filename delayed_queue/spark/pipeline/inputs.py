@@ -22,7 +22,6 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import storable
 from delayed_queue.spark.pipeline.columns import check_imported
 from delayed_queue.spark.pipeline.files import files_on
-from delayed_queue.spark.pipeline.handling import close_connections, load_application
 from delayed_queue.spark.pipeline.lake import read_lake
 from delayed_queue.spark.pipeline.lines import (
     BOM,
@@ -72,7 +71,6 @@ class Input:
     # None: what the names of the files end in.
     format: str | None
     rules: Rules
-    check: str | None = None
     delimiter: str = ","
 
     def known(self, files: Sequence[str]) -> Input:
@@ -194,14 +192,11 @@ class _Checking:
         self._columns = columns
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        check = None if self._source.check is None else load_application(self._source.check)
-        checker = Checker(self._source.rules, check)
+        checker = Checker(self._source.rules)
         if self._source.format == "parquet":
             yield from _of_rows(batches, checker)
         else:
             yield from _of_lines(batches, self._reader(), checker)
-        if check is not None:
-            close_connections()
 
     def _reader(self) -> Reader:
         if self._source.format == "jsonl":

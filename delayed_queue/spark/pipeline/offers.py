@@ -6,13 +6,11 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
 
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.messages import (
@@ -24,8 +22,6 @@ from delayed_queue.messages import (
 )
 from delayed_queue.spark.database import Link
 from delayed_queue.spark.pipeline.console import Console, aligned
-from delayed_queue.spark.pipeline.handling import close_connections, load_application
-from delayed_queue.spark.pipeline.records import row_of
 from delayed_queue.spark.source.ledger import OFFER, JobKey, open_job
 from delayed_queue.spark.source.ledger import counts as counts_of
 from delayed_queue.spark.source.options import Options
@@ -199,11 +195,6 @@ def telling(console: Console, sentence: Callable[[], str], every: float = 5.0) -
         teller.join()
 
 
-def from_its_beginning(spread: Spread, job: str) -> Spread:
-    """Return the spread with a start: without one it is when the job first began."""
-    return spread if spread.start_ms is not None else replace(spread, start_ms=began_at(job))
-
-
 def id_of(stamps: Any, asked: Mapping[str, Any]) -> str:
     """Return the id that the same files and options have again."""
     text = json.dumps([stamps, asked], sort_keys=True, default=str)
@@ -292,39 +283,3 @@ def offer(frame: DataFrame, total: int, report: Offered, mode: str, console: Con
     found = counts_of(job)
     counts = Counts(found.created, found.updated, found.ignored)
     return report.counted(total, counts, was_done=was_done)
-
-
-Target = Callable[[Iterable[dict[str, Any]]], Counts]
-_COUNTS: Final = "created bigint, updated bigint, ignored bigint"
-
-
-def check_of(target: str) -> str | None:
-    """Return the dotted path of the target's own check, where it brings one."""
-    return f"{target}.check" if callable(getattr(load_application(target), "check", None)) else None
-
-
-def deliver(frame: DataFrame, target: str, codec: str) -> Counts:
-    """Call the target once for each partition; return the sum of what it counted."""
-    rows = frame.mapInArrow(_Delivery(target, codec), _COUNTS).collect()
-    return sum((Counts(*row) for row in rows), Counts())
-
-
-class _Delivery:
-    """Runs in the executors; a partition that fails is given again, whole."""
-
-    def __init__(self, target: str, codec: str) -> None:
-        self._target = target
-        self._codec = codec
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        function: Target = load_application(self._target)
-        try:
-            counted = function(self._rows(batches))
-        finally:
-            close_connections()
-        yield pa.RecordBatch.from_pylist([asdict(counted)])
-
-    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-        for batch in batches:
-            for row in batch.to_pylist():
-                yield row_of(row, self._codec)

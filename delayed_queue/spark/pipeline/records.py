@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -23,7 +22,6 @@ from delayed_queue.messages import (
     check_key,
     check_schedule,
     encode_headers,
-    from_milliseconds,
 )
 from delayed_queue.spark.pipeline.values import (
     duration_of,
@@ -102,14 +100,13 @@ def parse_mapping(pairs: list[str]) -> dict[str, str]:
 class Checker:
     """Makes messages of records; names everything that is wrong with a record."""
 
-    def __init__(self, rules: Rules, check_row: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self._codec = codec_named(rules.codec)
         self.column_of = rules.column_of
         self._taken = set(self.column_of.values())
         self._kinds: dict[str, str] = {}
         self._zone = None if rules.time_zone is None else ZoneInfo(rules.time_zone)
-        self._check_row = check_row
 
     def check(self, records: Records) -> Checked:
         """Return the messages of the records, and the reasons against those that are none."""
@@ -127,10 +124,7 @@ class Checker:
         both = pc.and_(_is_given(given["schedule_at"]), _is_given(given["delay"]))
         found.where(both, "delay", BOTH_TIMES)
         reasons = {row: [text for _, text in some] for row, some in found.reasons.items()}
-        checked = Checked(columns, reasons)
-        if self._check_row is not None:
-            self._ask(self._check_row, checked)
-        return checked
+        return Checked(columns, reasons)
 
     def key_of(self, record: Mapping[str, Any]) -> str | None:
         """Return what a bad record can be found by, as far as it is known."""
@@ -139,14 +133,6 @@ class Checker:
         if type(key) not in (str, int):
             return None
         return storable(str(key)[:MAX_KEY_LENGTH])
-
-    def _ask(self, check_row: Callable[[Any], Any], checked: Checked) -> None:
-        """Add the reasons of the target's own check against the messages."""
-        for number, row in enumerate(pa.RecordBatch.from_pydict(checked.columns).to_pylist()):
-            if number not in checked.reasons:
-                message = row_of(row, self.rules.codec)
-                if wrong := [str(each) for each in check_row(message) or ()]:
-                    checked.reasons[number] = wrong
 
     def _values(self, records: Records, name: str) -> _Values:
         column: Any = self.column_of[name]
@@ -292,17 +278,3 @@ def _headers(value: Any) -> str | None:
     if isinstance(value, str | bytes):
         value = parse_json(value, "headers")
     return encode_headers(plain(value))
-
-
-def row_of(row: Mapping[str, Any], codec: str) -> dict[str, Any]:
-    """Return the row that a target gets: values instead of encoded columns."""
-    schedule_ms, delay_ms, headers = row["schedule_ms"], row["delay_ms"], row["headers"]
-    return {
-        "queue": row["kind"].rpartition("|")[0],
-        "key": row["key"],
-        "payload": codec_named(codec).decode(row["payload"]),
-        "schedule_at": None if schedule_ms is None else from_milliseconds(schedule_ms),
-        "delay": None if delay_ms is None else timedelta(milliseconds=delay_ms),
-        "headers": None if headers is None else json.loads(headers),
-        "group": row["grouped"],
-    }

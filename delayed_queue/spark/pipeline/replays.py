@@ -13,6 +13,7 @@ from delayed_queue.spark.database import check_database
 from delayed_queue.spark.pipeline.cli import (
     DONE,
     add_offering,
+    given,
     instant,
 )
 from delayed_queue.spark.pipeline.console import Console
@@ -23,7 +24,7 @@ from delayed_queue.spark.pipeline.offers import (
     JobOptions,
     Offered,
     Spread,
-    from_its_beginning,
+    began_at,
     held,
     id_of,
     offer,
@@ -59,7 +60,7 @@ class ReplayOptions(JobOptions):
     since: datetime | None = None
     until: datetime | None = None
     error: str | None = None
-    suffix: bool = False
+    keys: str = "keep"
     mode: str = "offer"
     spread: Spread | None = None
 
@@ -81,8 +82,8 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Offere
             found = Offered(job, total, duplicates=total - count, is_dry_run=options.is_dry_run)
             if options.is_dry_run:
                 return found
-            spread = options.spread and from_its_beginning(options.spread, job)
-            found = offer(_spread(unique, spread, count), count, found, options.mode, console)
+            placed = _spread(unique, options.spread, count, job)
+            found = offer(placed, count, found, options.mode, console)
     add_up("replay", "", found.parts)
     return found
 
@@ -119,7 +120,7 @@ def _keyed(frame: DataFrame, options: ReplayOptions, job: str) -> DataFrame:
     """Return the rows under their keys, or under new ones that no earlier replay has used."""
     from pyspark.sql.functions import col, concat, length, lit
 
-    if not options.suffix:
+    if options.keys == "keep":
         return frame
     # All of an id that was given: others may begin like it.
     suffix = f"~{job if options.job is not None else job[:12]}"
@@ -133,13 +134,13 @@ def _keyed(frame: DataFrame, options: ReplayOptions, job: str) -> DataFrame:
     return found
 
 
-def _spread(frame: DataFrame, spread: Spread | None, total: int) -> DataFrame:
+def _spread(frame: DataFrame, spread: Spread | None, total: int, job: str) -> DataFrame:
     """Give each its time by the hash of its key: evenly, and the same when it is repeated."""
     after = "CAST(NULL AS BIGINT)"
     if spread is not None:
         span = max(int(spread.step(total) * total), 1)
-        after = f"pmod(xxhash64(kind, key), {span}L)"
-        after = f"{spread.start_ms or 0}L + {after}"
+        start = spread.start_ms if spread.start_ms is not None else began_at(job)
+        after = f"{start}L + pmod(xxhash64(kind, key), {span}L)"
     times = (f"{after} AS schedule_ms", "CAST(NULL AS BIGINT) AS delay_ms")
     return frame.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
 
@@ -170,19 +171,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
-    asked = ReplayOptions(
-        paths=tuple(options.paths),
-        kinds=tuple(options.kind),
-        since=options.since,
-        until=options.until,
-        error=options.error,
-        suffix=options.keys == "suffix",
-        mode=options.mode,
+    asked = given(
+        ReplayOptions, options, paths=tuple(options.paths), kinds=tuple(options.kind),
         spread=Spread.of(options.start, options.over, options.rate),
-        job=options.id,
-        is_dry_run=options.dry_run,
-        partitions=options.partitions,
-    )
+    )  # fmt: skip
     with session(settings, console, "replay", is_verbose=options.verbose) as spark:
         found = run(spark, asked, console)
     console.answer(asdict(found), found.lines())

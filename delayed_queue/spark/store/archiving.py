@@ -7,66 +7,54 @@ from typing import Final, LiteralString
 
 from delayed_queue.db.sql import CLOCK
 
+# Let one process archive a table, until its transaction ends; false if another one does. Without a
+# timeout of its own, and with a dead client found within a minute.
+LOCK_ARCHIVES: Final[LiteralString] = """
+SELECT
+    pg_try_advisory_xact_lock(hashtextextended(%(source)s::text, 5063919422760113)),
+    set_config('idle_in_transaction_session_timeout', '0', true),
+    set_config('tcp_keepalives_idle', '30', true),
+    set_config('tcp_keepalives_interval', '10', true),
+    set_config('tcp_keepalives_count', '3', true)
+"""
+
 # Plan an archive. An unfinished one of the same table blocks it, so no two archive one row. No row
 # is returned then.
 # Reads: archive_unfinished.
 PLAN_ARCHIVE: Final[LiteralString] = (
     CLOCK
     + """
-INSERT INTO delayed_queue_archive (source, path, "createdAt", holder, "heldUntil")
-SELECT %(source)s, %(path)s, now, %(holder)s, now + %(lease)s::bigint
+INSERT INTO delayed_queue_archive (source, path, "createdAt")
+SELECT %(source)s, %(path)s, now
 FROM clock
 ON CONFLICT (source) WHERE state <> 'pruned' DO NOTHING
 RETURNING id
 """
 )
 
-# The unfinished archive of a table, and the remaining time of its holder's lease.
+# The unfinished archive of a table.
 # Reads: archive_unfinished.
-UNFINISHED_ARCHIVE: Final[LiteralString] = (
-    CLOCK
-    + """
-SELECT id, source, path, state, rows, holder, "heldUntil" - (SELECT now FROM clock)
+UNFINISHED_ARCHIVE: Final[LiteralString] = """
+SELECT id, path, state, files::text
 FROM delayed_queue_archive
 WHERE source = %(source)s
     AND state <> 'pruned'
 """
-)
 
-# Take an archive over from a holder that is dead or silent, or stay its holder. COUNT_BATCH waits
-# for the lock: a deletion in another's name is committed before, or rolled back.
-# Reads: the primary key.
-HOLD_ARCHIVE: Final[LiteralString] = (
-    CLOCK
-    + """
-UPDATE delayed_queue_archive
-SET holder = %(holder)s,
-    "heldUntil" = (SELECT now FROM clock) + %(lease)s::bigint
-WHERE id = (
-    SELECT id
-    FROM delayed_queue_archive
-    WHERE id = %(id)s
-        AND state <> 'pruned'
-        AND (holder IN (%(holder)s, %(dead)s) OR "heldUntil" <= (SELECT now FROM clock))
-    FOR UPDATE
-)
-RETURNING id
-"""
-)
-
-# The next state, written by the holder alone: a process that lost the archive changes nothing.
+# The next state, from the one before: a process whose archive another one has finished changes
+# nothing.
 # Reads: the primary key.
 ADVANCE_ARCHIVE: Final[LiteralString] = (
     CLOCK
     + """
 UPDATE delayed_queue_archive
 SET state = %(to)s,
+    files = COALESCE(%(files)s::jsonb, files),
     rows = COALESCE(%(rows)s::bigint, rows),
     deleted = COALESCE(%(deleted)s::bigint, deleted),
     changed = COALESCE(%(changed)s::bigint, changed),
     "finishedAt" = CASE WHEN %(to)s::text = 'pruned' THEN (SELECT now FROM clock) END
 WHERE id = %(id)s
-    AND holder = %(holder)s
     AND state = %(state)s
 RETURNING id
 """
@@ -77,62 +65,8 @@ RETURNING id
 DROP_ARCHIVE: Final[LiteralString] = """
 DELETE FROM delayed_queue_archive
 WHERE id = %(id)s
-    AND holder = %(holder)s
     AND state = 'planned'
 RETURNING id
-"""
-
-# The files and what was read back from each; in the transaction of the step to "written".
-SAVE_FILES: Final[LiteralString] = """
-INSERT INTO delayed_queue_archive_file ("archiveId", name, size, rows, checksum)
-SELECT %(id)s, name, size, rows, checksum
-FROM unnest(
-    %(names)s::text[], %(sizes)s::bigint[], %(rows)s::bigint[], %(checksums)s::bigint[]
-) AS file (name, size, rows, checksum)
-"""
-
-# The files of an archive, and the outcome of their rows.
-# Reads: archive_file_name.
-FILES_OF: Final[LiteralString] = """
-SELECT name, size, rows - position, deleted, changed
-FROM delayed_queue_archive_file
-WHERE "archiveId" = %(id)s
-"""
-
-# Rows and checksum of a file, the number of its deleted rows, and whether the archive is held.
-# Reads: archive_file_name, the primary key.
-FILE_TO_PRUNE: Final[LiteralString] = """
-SELECT
-    file.rows, file.checksum, file.position,
-    archive.holder = %(holder)s AND archive.state = 'written'
-FROM delayed_queue_archive_file AS file
-JOIN delayed_queue_archive AS archive ON archive.id = file."archiveId"
-WHERE file."archiveId" = %(id)s
-    AND file.name = %(name)s
-"""
-
-# Count a batch, last in the transaction that deletes it. No row means that the archive was lost, or
-# that a twin of the task has counted the batch; then the deletion is rolled back. Batches share the
-# manifest's lock with each other, but not with HOLD_ARCHIVE.
-# Reads: archive_file_name, the primary key.
-COUNT_BATCH: Final[LiteralString] = """
-WITH held AS (
-    SELECT id
-    FROM delayed_queue_archive
-    WHERE id = %(id)s
-        AND holder = %(holder)s
-        AND state = 'written'
-    FOR KEY SHARE
-)
-UPDATE delayed_queue_archive_file AS file
-SET position = %(to)s::bigint,
-    deleted = deleted + %(deleted)s::bigint,
-    changed = changed + %(changed)s::bigint
-FROM held
-WHERE file."archiveId" = held.id
-    AND file.name = %(name)s
-    AND file.position = %(from)s::bigint
-RETURNING file.position
 """
 
 

@@ -18,7 +18,7 @@ from delayed_queue.spark import counts
 from delayed_queue.spark.pipeline import imports
 from delayed_queue.spark.pipeline.offers import Offered, Spread
 from delayed_queue.spark.pipeline.records import Rules
-from tests.spark.pipelines import CONSOLE, TARGETS, lines, options, schedules
+from tests.spark.pipelines import CONSOLE, lines, options, schedules
 from tests.spark.support import with_jvm
 
 pytestmark = with_jvm
@@ -171,29 +171,3 @@ class TestImport:
         assert Message.objects.filter(group="g1").count() == 15
         # In one job for any number of queues.
         assert counts(report.job).offered == 30
-
-    def test_a_target_is_given_the_rows_that_its_check_lets_through(
-        self, known: str, spark: Any, tmp_path: Path
-    ) -> None:
-        records = [{"key": f"k{n}", "payload": {"amount": n}} for n in range(5)]
-        path = lines(tmp_path / "in.jsonl", records)
-        found = imports.run(spark, options(tmp_path, path, target=f"{TARGETS}:picky"), CONSOLE)
-        assert (found.updated, found.quarantined) == (4, 1)
-        assert found.reasons == (("The amount is not above 0.", 1),)
-
-    @pytest.mark.long
-    def test_a_target_is_told_by_how_much_a_row_is_spread(
-        self, known: str, spark: Any, tmp_path: Path
-    ) -> None:
-        path = lines(tmp_path / "in.jsonl", [{"key": f"k{n}", "payload": n} for n in range(5)])
-        over = Spread.of(None, timedelta(hours=1), None)
-        asked = options(tmp_path, path, target=f"{TARGETS}:spread", spread=over)
-        assert imports.run(spark, asked, CONSOLE).created == 5
-        assert imports.run(spark, replace(asked, spread=None), CONSOLE).ignored == 5
-
-    def test_a_target_that_miscounts_is_found_out(
-        self, known: str, spark: Any, tmp_path: Path
-    ) -> None:
-        path = lines(tmp_path / "in.jsonl", [{"key": "a", "payload": 1}])
-        with pytest.raises(InvalidConfiguration, match="1 messages were given out and 0 were"):
-            imports.run(spark, options(tmp_path, path, target=f"{TARGETS}:losing"), CONSOLE)

@@ -158,7 +158,7 @@ class TestRepeated:
     ) -> None:
         letters(3)
         archive(spark, lake)
-        asked = replays.ReplayOptions((f"{lake}/delayed_queue_dead_letter",), suffix=True)
+        asked = replays.ReplayOptions((f"{lake}/delayed_queue_dead_letter",), keys="suffix")
         for job in ("campaign-2026-1", "campaign-2026-2", None):
             given = replace(asked, job=job)
             assert replays.run(spark, given, CONSOLE).created == 3

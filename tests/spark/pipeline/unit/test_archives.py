@@ -1,8 +1,7 @@
-"""Files, checksums and holders of archives: without a JVM and a database."""
+"""Files and checksums of archives: without a JVM and a database."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.pipeline.files import Sums
-from delayed_queue.spark.pipeline.manifests import files_read, is_dead, new_holder
+from delayed_queue.spark.pipeline.manifests import files_read
 from delayed_queue.spark.pipeline.tables import parse_only
 
 
@@ -41,14 +40,6 @@ class TestArchives:
 
     def test_of_no_rows_there_are_no_sums(self) -> None:
         assert Sums.of(0, None, None) == Sums(0, 0)
-
-    def test_holders(self) -> None:
-        assert is_dead(new_holder())  # an earlier run of this process
-        assert not is_dead(f"elsewhere:{os.getpid()}:x")
-        host = new_holder().partition(":")[0]
-        assert not is_dead(f"{host}:1:x")
-        assert is_dead(f"{host}:{2**22 + 1}:x")
-        assert not is_dead("")
 
     def test_only(self) -> None:
         assert parse_only(["status=sent,failed"]) == {"status": ["sent", "failed"]}

@@ -182,15 +182,6 @@ class TestRecords:
         assert checked({"key": "a", "payload": "1"}, Rules("orders")).payload == b'"1"'
         assert checked({"key": "a", "payload": None}, Rules("orders")).payload == b"null"
 
-    def test_a_targets_own_check_is_asked_about_good_records(self) -> None:
-        seen: list[dict[str, Any]] = []
-        checker = Checker(JSON_TEXTS, lambda row: seen.append(row) or ["no"])  # type: ignore[func-returns-value]
-        assert check_one(checker, {"key": "a", "payload": '{"x": 1}'}).reasons == ["no"]
-        assert check_one(checker, {"key": "", "payload": '{"x": 1}'}).reasons != ["no"]
-        (row,) = seen
-        assert row["payload"] == {"x": 1}
-        assert row["queue"] == "orders"
-
     @given(
         st.recursive(
             st.none(), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(
@@ -212,7 +203,7 @@ class TestRecords:
     def test_whatever_a_record_contains_its_row_and_the_answer_can_be_stored(
         self, record: dict[str, Any], codec: str, more: list[str]
     ) -> None:
-        checker = Checker(Rules("orders", codec=codec), lambda _: more)
+        checker = Checker(Rules("orders", codec=codec))
         batches = rows_of([(("file", 0, 0), record)], checker)
         (row,) = (row for batch in batches for row in batch.to_pylist())
         answer = json.loads(
