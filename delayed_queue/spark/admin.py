@@ -97,7 +97,8 @@ class PipelineReportAdmin(ListAdmin):
 def _translated(table: Table) -> dict[str, Any]:
     # Without a percentile, the table fits a page of 1,366 pixels.
     shown = [not each.endswith(" p95") for each in table.head]
-    heads = [(_head(each), each in {"kind", "reason"}) for each in compress(table.head, shown)]
+    heads = [(_head(each), number < table.texts) for number, each in enumerate(table.head)]
+    heads = list(compress(heads, shown))
     lines = [
         {"name": name, "cells": list(zip(heads[1:], cells, strict=True))}
         for name, *cells in (compress(row, shown) for row in table.rows)

@@ -65,12 +65,12 @@ def count(command: str, queue: str, outcomes: Mapping[str, int]) -> None:
             found.labels(command, queue, outcome).inc(number)
 
 
-def aligned(rows: Sequence[Sequence[Any]], *, names: int = 1) -> list[str]:
+def aligned(rows: Sequence[Sequence[Any]], *, names: int = 1, gap: str = "  ") -> list[str]:
     """Return the rows as a table: the first ``names`` columns are texts, the rest figures."""
     cells = [[cell(each) for each in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
-        "  ".join(
+        gap.join(
             text.ljust(width) if index < names else text.rjust(width)
             for index, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,7 +11,6 @@ from delayed_queue.queue.fingerprints import describe, fingerprint
 from delayed_queue.spark.pipeline.console import span
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 Figures = Mapping[str, Any]
@@ -80,28 +79,25 @@ def measure_kinds(facts: DataFrame) -> list[dict[str, Any]]:
     columns = [
         "count(*) AS messages", "count_if(outcome = 'done') AS done",
         "count_if(outcome = 'dead') AS dead", "count_if(attempts > 1) AS redelivered",
-        *_spread("latency_seconds", "created_at"), *_spread("lateness_seconds", "scheduled_at"),
+        "count_if(outcome = 'dead') / count(*) AS failure_rate",
+        "count_if(attempts > 1) / count(*) AS redelivery_rate",
+        _spread("latency_seconds", "created_at"), _spread("lateness_seconds", "scheduled_at"),
     ]  # fmt: skip
     rows = facts.groupBy("kind").agg(*map(expr, columns)).orderBy("kind").collect()
-    return [_kind_of(row.asDict()) for row in rows]
+    return [row.asDict() for row in rows]
 
 
-def _spread(name: str, since: str) -> tuple[str, str]:
+def _spread(name: str, since: str) -> str:
+    """Return the map of percentiles and the maximum; null without messages that are done."""
     seconds = f"(unix_micros(finished_at) - unix_micros({since})) / 1e6D"
     value = f"IF(outcome = 'done', {seconds}, NULL)"
+    names = ", ".join(f"'p{each}'" for each in PERCENTILES)
     shares = ", ".join(f"{each / 100}" for each in PERCENTILES)
-    percentiles = f"percentile_approx({value}, array({shares}), {_ACCURACY}) AS {name}"
-    return percentiles, f"max({value}) AS {name}_max"
-
-
-def _kind_of(row: dict[str, Any]) -> dict[str, Any]:
-    names = [f"p{each}" for each in PERCENTILES]
-    for name in ("latency_seconds", "lateness_seconds"):
-        found, largest = row[name], row.pop(f"{name}_max")
-        has_any = found is not None and largest is not None
-        row[name] = {**dict(zip(names, found, strict=True)), "max": largest} if has_any else None
-    rates = {"failure_rate": row["dead"], "redelivery_rate": row["redelivered"]}
-    return {**row, **{name: count / row["messages"] for name, count in rates.items()}}
+    found = f"percentile_approx({value}, array({shares}), {_ACCURACY})"
+    return (
+        f"IF(count({value}) > 0, map_from_arrays(array({names}, 'max'), "
+        f"array_append({found}, max({value}))), NULL) AS {name}"
+    )
 
 
 def measure_throughput(facts: DataFrame) -> list[dict[str, Any]]:
@@ -123,52 +119,27 @@ def measure_reasons(facts: DataFrame) -> list[dict[str, Any]]:
     Dead letters are grouped by fingerprint, as in the admin's page of failures. A letter without
     a fingerprint gets one here.
     """
-    from pyspark.sql.functions import expr
+    from pyspark.sql.functions import coalesce, expr, udf
 
+    missing = udf(fingerprint, "string")("cause.reason", "cause.error")
     groups = (
         facts.where("outcome = 'dead'")
         .selectExpr(
-            "kind", "nullif(fingerprint, '') AS fingerprint",
+            "kind", "nullif(fingerprint, '') AS known",
             "struct(coalesce(reason, 'no reason given') AS reason, error) AS cause",
         )
-        .groupBy("kind", "fingerprint", expr("IF(fingerprint IS NULL, cause, NULL) AS own"))
+        .groupBy("kind", "known", expr("IF(known IS NULL, cause, NULL)"))
         .agg(expr("count(*) AS messages"), expr("min(cause) AS cause"))
-        .selectExpr("kind", "fingerprint", "cause.reason", "cause.error", "messages")
-    )  # fmt: skip
-    described = "kind string, fingerprint string, reason string, messages bigint"
-    rows = (
-        groups.mapInArrow(_describe_causes, described)
+        .withColumn("fingerprint", coalesce("known", missing))
         .groupBy("kind", "fingerprint")
-        .agg(expr("min(reason) AS reason"), expr("sum(messages) AS messages"))
-        .orderBy("messages", "kind", "reason", ascending=[False, True, True])
+        .agg(expr("min(cause) AS cause"), expr("sum(messages) AS messages"))
+        .orderBy("messages", "kind", "cause", ascending=[False, True, True])
         .limit(_MAX_REASONS)
-    )
-    return [row.asDict() for row in rows.collect()]
-
-
-def _describe_causes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give each group its fingerprint and its sentence, in the executors."""
-    import pyarrow as pa
-
-    for batch in batches:
-        rows = [
-            {
-                "kind": row["kind"],
-                "fingerprint": row["fingerprint"] or fingerprint(row["reason"], row["error"]),
-                "reason": describe(row["reason"], row["error"]),
-                "messages": row["messages"],
-            }
-            for row in batch.to_pylist()
-        ]
-        yield pa.RecordBatch.from_pylist(
-            rows,
-            schema=pa.schema(
-                [
-                    *((name, pa.string()) for name in ("kind", "fingerprint", "reason")),
-                    ("messages", pa.int64()),
-                ]
-            ),
-        )
+    )  # fmt: skip
+    return [
+        {"kind": kind, "fingerprint": found, "reason": describe(*cause), "messages": messages}
+        for kind, found, cause, messages in groups.collect()
+    ]
 
 
 def measure_backlog(waiting: DataFrame, now: datetime) -> list[dict[str, Any]]:
@@ -190,9 +161,10 @@ def measure_backlog(waiting: DataFrame, now: datetime) -> list[dict[str, Any]]:
 
 
 class Table(NamedTuple):
-    """Figures in words: the first column is a text, and so is a column named ``reason``."""
+    """Figures in words: the first ``texts`` columns are texts."""
 
     title: str
+    texts: int
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
@@ -212,15 +184,15 @@ def tables_of(figures: Figures) -> list[Table]:
         for each in figures["kinds"]
     ]  # fmt: skip
     reasons = [
-        (each["kind"], f"{each['messages']:,}", each["reason"]) for each in figures["reasons"]
+        (each["kind"], each["reason"], f"{each['messages']:,}") for each in figures["reasons"]
     ]
     heads = [f"{name} {each}" for name in ("late", "took") for each in _SPANS]
     tables = [
-        Table("Ended messages", ("kind", "ended", "done", "dead", "failed", "again", *heads), kinds,
-              "late: end less first schedule; took: end less offer; both of done messages. "
+        Table("Ended messages", 1, ("kind", "ended", "done", "dead", "failed", "again", *heads),
+              kinds, "late: end less first schedule; took: end less offer; both of done messages. "
               "again: more than one attempt"),
-        Table("Why messages died", ("kind", "messages", "reason"), reasons),
-        Table("Backlog", ("kind", "due now", "1 h", "6 h", "24 h", "later"),
+        Table("Why messages died", 2, ("kind", "reason", "messages"), reasons),
+        Table("Backlog", 1, ("kind", "due now", "1 h", "6 h", "24 h", "later"),
               [_backlog_row(each) for each in figures["backlog"]],
               "due now, and falling due within that time"),
     ]  # fmt: skip

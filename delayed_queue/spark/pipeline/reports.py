@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delayed_queue.spark.database import database_now, fetch, steady
 from delayed_queue.spark.pipeline import measures
-from delayed_queue.spark.pipeline.cli import DONE, add_partitions, instant
-from delayed_queue.spark.pipeline.console import Console
+from delayed_queue.spark.pipeline.cli import DONE, add_partitions, given, instant
+from delayed_queue.spark.pipeline.console import Console, aligned
 from delayed_queue.spark.pipeline.lake import KIND, read_lake
 from delayed_queue.spark.pipeline.plots import draw
 from delayed_queue.spark.pipeline.session import Stopping, session
@@ -63,21 +63,10 @@ class Report:
 
 
 def _markdown_table(table: measures.Table) -> str:
-    """Return the table with aligned columns; a column of figures is on the right."""
-    lines = [[cell.replace("|", "\\|") for cell in line] for line in (table.head, *table.rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    is_text = [index == 0 or name == "reason" for index, name in enumerate(table.head)]
-    rule = [
-        "-" * width if left else "-" * (width - 1) + ":"
-        for width, left in zip(widths, is_text, strict=True)
-    ]
-    return "\n".join(
-        "| " + " | ".join(
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(line, widths, is_text, strict=True)
-        ) + " |"
-        for line in (lines[0], rule, *lines[1:])
-    )  # fmt: skip
+    """Return the table with aligned columns; figures are on the right."""
+    rule = ["---"] * table.texts + ["--:"] * (len(table.head) - table.texts)
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (table.head, rule, *table.rows)]
+    return "\n".join(f"| {row} |" for row in aligned(cells, names=table.texts, gap=" | "))
 
 
 def run(spark: SparkSession, options: ReportOptions, console: Console) -> Report:
@@ -171,21 +160,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--snapshot", metavar="PATH", help="the backlog of this snapshot, not of the database")
     add("--since", type=instant, metavar="AT", help="messages that ended then or later")
     add("--until", type=instant, metavar="AT", help="messages that ended before then")
-    add("--no-database", action="store_true", help="read only files; save nothing")
+    add("--no-database", dest="uses_database", action="store_false",
+        help="read only files; save nothing")  # fmt: skip
     add("--facts", metavar="PATH", help="write one row for each ended message to Parquet")
-    add("--out", metavar="DIR", help="report.md, report.json and plots, on this machine")
+    add("--out", type=Path, metavar="DIR", help="report.md, report.json and plots, on this machine")
     add_partitions(parser)
 
 
 def execute(
     options: Namespace, settings: SparkSettings, console: Console, stopping: Stopping
 ) -> int:
-    asked = ReportOptions(
-        drained=tuple(options.drained), archives=tuple(options.archive),
-        snapshot=options.snapshot, since=options.since,
-        until=options.until, uses_database=not options.no_database, facts=options.facts,
-        out=None if options.out is None else Path(options.out), partitions=options.partitions,
-    )  # fmt: skip
+    asked = given(
+        ReportOptions, options, drained=tuple(options.drained), archives=tuple(options.archive)
+    )
     with session(settings, console, "report", is_verbose=options.verbose) as spark:
         report = run(spark, asked, console)
     console.answer(report.figures, report.markdown().splitlines())
