@@ -6,6 +6,7 @@ import hashlib
 import io
 import zipfile
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,33 +26,24 @@ def bundle() -> Path:
 
     The name has a digest of the contents, so the same sources give the same file.
     """
-    names = sorted(_names())
-    digest = hashlib.sha256()
-    for name in names:
-        digest.update(f"{name}\0".encode() + (_PACKAGE.parent / name).read_bytes())
-    version = delayed_queue.__version__
-    path = cache_directory() / f"delayed_queue-{version}-{digest.hexdigest()[:12]}.zip"
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as packed:
+        for source in sorted(_sources()):
+            packed.write(source, source.relative_to(_PACKAGE.parent))
+    digest = hashlib.sha256(written.getvalue()).hexdigest()[:12]
+    path = cache_directory() / f"delayed_queue-{delayed_queue.__version__}-{digest}.zip"
     if not path.exists():
-        write_at_once(path, _zipped(names), 0o644)
+        write_at_once(path, written.getvalue(), 0o644)
     return path
 
 
-def _names() -> list[str]:
-    found = [
-        each.relative_to(_PACKAGE.parent).as_posix()
-        for each in _PACKAGE.rglob("*.py")
-        if not _LEFT_OUT & set(each.relative_to(_PACKAGE).parts)
-    ]
-    finder = _PACKAGE.parent / "pyspark_delayed_queue.py"
-    return [*found, finder.name] if finder.exists() else found
-
-
-def _zipped(names: list[str]) -> bytes:
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name in names:
-            packed.write(_PACKAGE.parent / name, name)
-    return written.getvalue()
+def _sources() -> Iterator[Path]:
+    for each in _PACKAGE.rglob("*.py"):
+        if not _LEFT_OUT & set(each.relative_to(_PACKAGE).parts):
+            yield each
+    finder = _PACKAGE.with_name("pyspark_delayed_queue.py")
+    if finder.exists():
+        yield finder
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -121,12 +122,9 @@ def check_java() -> Finding:
 
 
 def java_release(text: str) -> int:
-    """Return the release of ``openjdk version "17.0.15"``; 8 of ``"1.8.0_402"``."""
-    quoted = text.split('"')[1] if text.count('"') >= 2 else ""
-    parts = [each for each in quoted.replace("_", ".").replace("-", ".").split(".") if each]
-    if not parts or not parts[0].isdecimal():
-        return 0
-    return int(parts[1]) if parts[0] == "1" and len(parts) > 1 else int(parts[0])
+    """Return the release of ``openjdk version "17.0.15"``; 1 up to Java 8."""
+    found = re.search(r'"(\d+)', text)
+    return int(found[1]) if found else 0
 
 
 def check_database() -> Finding:

@@ -45,18 +45,13 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_SETTINGS: Final = "DJANGO_SETTINGS_MODULE"
-
-
-def load_application(path: str) -> Any:
-    """Return what the path names, after Django was set up where there are settings for it."""
-    if _SETTINGS in os.environ:
-        setup_django()
-    return load(path)
 
 
 def load(path: str) -> Any:
-    """Return what ``package.module:name`` names."""
+    """Return what ``package.module:name`` names, with Django set up if it has settings."""
+    if "DJANGO_SETTINGS_MODULE" in os.environ:
+        # By name, because this side of the package imports no Django where none is wanted.
+        importlib.import_module("django").setup()
     module, _, name = path.partition(":")
     try:
         return attrgetter(name)(importlib.import_module(module))
@@ -64,17 +59,6 @@ def load(path: str) -> Any:
         raise InvalidConfiguration(
             f"{path!r} cannot be loaded: {error}. Write package.module:function."
         ) from error
-
-
-def setup_django() -> None:
-    """Make Django's models usable in this process: an executor's worker has not booted it."""
-    if _SETTINGS not in os.environ:
-        raise InvalidConfiguration(
-            "DJANGO_SETTINGS_MODULE is not set in the executors; pass "
-            "--conf spark.executorEnv.DJANGO_SETTINGS_MODULE=…"
-        )
-    # By name, because this side of the package imports no Django where none is wanted.
-    importlib.import_module("django").setup()
 
 
 def close_connections() -> None:
@@ -147,7 +131,7 @@ class Handling:
 
     def registered(self) -> Handler | None:
         """Return the registration of the function, if ``@handler`` decorates it."""
-        function = load_application(self.handler)
+        function = load(self.handler)
         return next((each for each in registry if each.function is function), None)
 
 
@@ -172,7 +156,7 @@ class Calls:
     """Calls the handler, for several messages at once: on one loop, or in threads."""
 
     def __init__(self, handling: Handling) -> None:
-        self._function: HandlerFunction = load_application(handling.handler)
+        self._function: HandlerFunction = load(handling.handler)
         self._most = handling.concurrency
         self._runner = asyncio.Runner()
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="delayed-queue-handler")
@@ -184,8 +168,6 @@ class Calls:
         """Yield what each call has raised, in order."""
         if inspect.iscoroutinefunction(self._function):
             return iter(self._runner.run(self._gathered(envelopes)))
-        if self._most == 1:
-            return map(self._called, envelopes)
         return self._pool.map(self._called, envelopes)
 
     async def _gathered(self, envelopes: list[Envelope]) -> list[Exception | None]:

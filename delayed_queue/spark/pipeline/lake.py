@@ -106,7 +106,19 @@ def claim_lake(spark: SparkSession, lake: str, checkpoint: str) -> None:
     # started with it at once.
     if not _notes(files, checkpoint):
         files.touch(f"{checkpoint}/{_NOTE}{uuid4().hex}")
-    _note(files, lake, _notes(files, checkpoint))
+    ours, found = _notes(files, checkpoint), _notes(files, lake)
+    if not found:
+        # Write first, then check: of two streams, the later one finds both notes.
+        files.touch(f"{lake}/{min(ours)}")
+        found = _notes(files, lake)
+        if found - ours:
+            files.delete(f"{lake}/{min(ours)}")
+    if others := found - ours:
+        raise InvalidConfiguration(
+            f"{lake} belongs to another checkpoint, which has the file {min(others)} too; nothing "
+            "was leased. Pass that checkpoint, or another directory; or, if it is lost and "
+            "nothing was written yet, delete the file."
+        )
 
 
 def _check_numbers(files: Files, lake: str, checkpoint: str) -> None:
@@ -132,33 +144,6 @@ def check_root(spark: SparkSession, lake: str) -> None:
             f"{lake} was written by another stream, and its readers would not see what is written "
             "by queue below it. Nothing was leased. Pass another directory."
         )
-
-
-def _note(files: Files, lake: str, ours: set[str]) -> None:
-    """Leave a file of one of these names in the directory; raise if there is another's."""
-    # A later stream sees it, and an old note is never taken away.
-    if _is_noted(files, lake, ours):
-        return
-    note = f"{lake}/{min(ours)}"
-    # Write first, then check: of two streams, the later one finds both notes.
-    files.touch(note)
-    try:
-        _is_noted(files, lake, ours)
-    except InvalidConfiguration:
-        files.delete(note)
-        raise
-
-
-def _is_noted(files: Files, lake: str, ours: set[str]) -> bool:
-    """Return whether the directory is noted as ours; raise if it is another checkpoint's."""
-    found = _notes(files, lake)
-    if others := found - ours:
-        raise InvalidConfiguration(
-            f"{lake} belongs to another checkpoint, which has the file {min(others)} too; nothing "
-            "was leased. Pass that checkpoint, or another directory; or, if it is lost and "
-            "nothing was written yet, delete the file."
-        )
-    return bool(found)
 
 
 def _notes(files: Files, directory: str) -> set[str]:

@@ -15,7 +15,7 @@ from delayed_queue.spark.pipeline.cli import (
 class TestDoctor:
     @pytest.mark.parametrize(
         ("text", "release"),
-        [('openjdk version "17.0.15" 2025', 17), ('java version "1.8.0_402"', 8),
+        [('openjdk version "17.0.15" 2025', 17), ('java version "1.8.0_402"', 1),
          ('openjdk version "25" 2025', 25), ('openjdk version "21-ea"', 21), ("moo", 0)],
     )  # fmt: skip
     def test_releases_of_java(self, text: str, release: int) -> None:
