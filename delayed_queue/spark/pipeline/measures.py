@@ -121,7 +121,9 @@ def measure_reasons(facts: DataFrame) -> list[dict[str, Any]]:
     """
     from pyspark.sql.functions import coalesce, expr, udf
 
-    missing = udf(fingerprint, "string")("cause.reason", "cause.error")
+    # Without the function's own annotations, which Spark refuses.
+    found = udf(lambda reason, error: fingerprint(reason, error), "string")
+    missing = found("cause.reason", "cause.error")
     groups = (
         facts.where("outcome = 'dead'")
         .selectExpr(
