@@ -45,7 +45,7 @@ IMPORTS: Final = (
 # Rows of this act alone, and the calls of the act of the jobs: other rows of the database stay.
 _TO: Final = "--older-than 1ms --to LAKE/archive"
 ARCHIVES: Final = (
-    f"archive dead-letters --only 'pKind={vouchers.kind}' {_TO}",
+    f"archive dead-letters --only 'pKind={vouchers.kind},{campaign.kind}' {_TO}",
     f"archive callback-attempts --only topic={ORDERS_TOPIC} {_TO}",
     f"archive notifications --only tenant={TENANT} {_TO}",
     "report --archive LAKE/archive/delayed_queue_dead_letter --out LAKE/report",
@@ -97,7 +97,7 @@ class PipelineAct(Act):
         plots = [str(each) for each in (lake / "report").glob("*.png")]
         refused = DeadLetter.objects.filter(kind=campaign.kind).count()
         facts = Facts(
-            spring, coupons, again, counts, refused, expected[0], expired, measured, plots
+            spring, coupons, again, counts, refused, expected[0] - refused, expired, measured, plots
         )
         counted = zip(archives, expected, to_archive(), strict=True)
         found = [check_archive(*each, lake / "archive") for each in counted]
@@ -162,7 +162,7 @@ def notifications() -> Counter[tuple[str, str]]:
 
 def to_archive() -> tuple[int, int, int]:
     """Return the number of rows for each of the archives."""
-    letters = DeadLetter.objects.filter(kind=vouchers.kind)
+    letters = DeadLetter.objects.filter(kind__in=(vouchers.kind, campaign.kind))
     attempts = CallbackAttempt.objects.filter(topic=ORDERS_TOPIC)
     return letters.count(), attempts.count(), notifications().total()
 
