@@ -81,6 +81,19 @@ class TestConcurrency:
         wait_until(lambda: other.execute(sessions).fetchone() == (0,))
 
 
+@pytest.mark.parametrize(
+    ("name", "payload", "ended"), [("strict", "fail", "dead"), ("settling", 1, "lost")]
+)
+def test_the_decorators_rules_win_and_a_handler_may_settle_by_itself(
+    queue: DelayedQueue, name: str, payload: Any, ended: str
+) -> None:
+    retry = RetryPolicy.ladder("1h")
+    handling = Handling(f"{TARGETS}:{name}", "orders", retry=retry, lease_ms=3_600_000)
+    assert handled(queue, [payload], handling) == {ended: 1}
+    stored = queue.read("k0")
+    assert (stored and stored.state) == ("scheduled" if ended == "lost" else None)
+
+
 @pytest.mark.parametrize(("attempt", "left"), [(0, [500, 300, 100]), (1, [*range(500, 0, -1)])])
 def test_a_repeated_task_settles_one_by_one(
     queue: DelayedQueue, attempt: int, left: list[int]

@@ -30,8 +30,6 @@ from tests.support.sampling import sample
 
 pytestmark = with_jvm
 
-HOUR = 3_600_000
-
 
 def drain(spark: Any, tmp_path: Path, **changes: Any) -> drains.Drained:
     asked = drains.DrainOptions("orders|json", str(tmp_path / "checkpoint"), **changes)
@@ -257,25 +255,6 @@ class TestDrain:
         assert (left["snoozed"].attempts, left["failed"].attempts) == (0, 1)
         assert "ValueError: broken" in (left["failed"].last_error or "")
         assert all(each.lease_id is None for each in left.values())
-
-    @pytest.mark.long
-    def test_the_decorators_rules_win(
-        self, transactional_db: None, known: str, spark: Any, tmp_path: Path
-    ) -> None:
-        DelayedQueue("orders").offer_or_update("a", "fail")
-        handling = Handling(f"{TARGETS}:strict", "orders", retry=RetryPolicy.ladder("1h"))
-        assert drain(spark, tmp_path, handling=handling).report()["dead"] == 1
-
-    @pytest.mark.long
-    def test_a_handler_may_settle_by_itself(
-        self, queue: DelayedQueue, spark: Any, tmp_path: Path
-    ) -> None:
-        queue.offer_or_update("a", 1)
-        handling = Handling(f"{TARGETS}:settling", "orders", lease_ms=HOUR)
-        assert drain(spark, tmp_path, handling=handling, lease="1h").report()["lost"] == 1
-        stored = queue.read("a")
-        assert stored is not None
-        assert stored.state == "scheduled"
 
     def test_a_message_that_kills_runs_out_of_attempts_and_takes_none_along(
         self, queue: DelayedQueue, spark: Any, tmp_path: Path
