@@ -59,10 +59,7 @@ def add_job(
 
 
 def add_jobs(
-    jobs: Sequence[NewJob],
-    *,
-    if_exists: IfExists = IfExists.FAIL,
-    using: str = DEFAULT_DB_ALIAS,
+    jobs: Sequence[NewJob], *, if_exists: IfExists = IfExists.FAIL, using: str = DEFAULT_DB_ALIAS
 ) -> list[AddedJob]:
     """Store jobs of any topics, 200 per transaction; return the results in input order.
 

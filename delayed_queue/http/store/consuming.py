@@ -108,12 +108,7 @@ class ConsumeStore:
         return dict(fetch(using, HOLD_FOR, params))
 
     def finish(
-        self,
-        topic: str,
-        key: str,
-        lease_id: str,
-        *,
-        using: str = DEFAULT_DB_ALIAS,
+        self, topic: str, key: str, lease_id: str, *, using: str = DEFAULT_DB_ALIAS
     ) -> tuple[bool, bool]:
         """Delete the job under this lease; return whether it was, and whether there was one."""
         params = {"topic": topic, "key": key, "lease_id": lease_id}

@@ -7,9 +7,7 @@ from typing import Any
 
 from delayed_queue.http.models import CallbackAttempt
 from delayed_queue.models import Message
-from tests.http.callbacks.delivering import (
-    make_due,
-)
+from tests.http.callbacks.delivering import make_due
 
 SECOND = timedelta(seconds=1)
 

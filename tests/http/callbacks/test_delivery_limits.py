@@ -26,11 +26,7 @@ from tests.http.callbacks.delivering import (
     send_due,
 )
 from tests.http.callbacks.looking import is_empty_when_due
-from tests.http.callbacks.servers import (
-    Receiver,
-    answering,
-    silent,
-)
+from tests.http.callbacks.servers import Receiver, answering, silent
 from tests.support.factories import MessageFactory
 from tests.support.processes import wait_until
 from tests.support.running import running

@@ -19,13 +19,8 @@ from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http.api.jobs import add_together
 from delayed_queue.http.jobs.adding import delete_job, find_job
-from delayed_queue.http.jobs.catalogue import (
-    forget_topics,
-)
-from delayed_queue.http.jobs.consuming import (
-    bury_job,
-    finish_job,
-)
+from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.jobs.consuming import bury_job, finish_job
 from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job
 from delayed_queue.http.jobs.idempotency import KeptAnswer, once
 from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState

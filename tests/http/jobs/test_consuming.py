@@ -13,13 +13,7 @@ from django.db import connection
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.http.jobs.adding import delete_job, find_job
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
-from delayed_queue.http.jobs.consuming import (
-    Pop,
-    bury_job,
-    finish_job,
-    release_job,
-    touch_job,
-)
+from delayed_queue.http.jobs.consuming import Pop, bury_job, finish_job, release_job, touch_job
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job
 from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, Answer, JobState, delay_after_failure
 from delayed_queue.http.jobs.kinds import Way, kinds_of_topic, shard_of

@@ -21,12 +21,7 @@ from hypothesis.stateful import (
 
 from delayed_queue.http.jobs.adding import delete_job, find_job
 from delayed_queue.http.jobs.catalogue import configure_topic, forget_topics, topic_stats
-from delayed_queue.http.jobs.consuming import (
-    bury_job,
-    finish_job,
-    release_job,
-    touch_job,
-)
+from delayed_queue.http.jobs.consuming import bury_job, finish_job, release_job, touch_job
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job, kick_topic, replay
 from delayed_queue.http.jobs.jobs import Answer, PoppedJob
 from delayed_queue.models import Message

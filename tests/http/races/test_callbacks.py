@@ -12,12 +12,7 @@ from django.utils import timezone
 
 from delayed_queue.http.callbacks.endpoints import Endpoints, place_of
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Host, Slot
-from delayed_queue.http.store.callbacks import (
-    END_PROBE,
-    LOCK_SLOTS,
-    PROBE_HOST,
-    TAKE_SLOT,
-)
+from delayed_queue.http.store.callbacks import END_PROBE, LOCK_SLOTS, PROBE_HOST, TAKE_SLOT
 from delayed_queue.rates import Event
 from tests.support.concurrency import calling, together, wait_until_blocked
 

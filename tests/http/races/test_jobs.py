@@ -15,12 +15,7 @@ from django.db import InternalError, OperationalError, ProgrammingError, connect
 from delayed_queue import OfferOutcome
 from delayed_queue.http.jobs.adding import add_jobs, delete_job, find_job
 from delayed_queue.http.jobs.catalogue import configure_topic, create_topic
-from delayed_queue.http.jobs.consuming import (
-    bury_job,
-    finish_job,
-    release_job,
-    touch_job,
-)
+from delayed_queue.http.jobs.consuming import bury_job, finish_job, release_job, touch_job
 from delayed_queue.http.jobs.dead import kick_job, kick_topic
 from delayed_queue.http.jobs.jobs import AddedJob, Answer, IfExists
 from delayed_queue.http.jobs.kinds import kinds_of_topic
