@@ -20,7 +20,7 @@ from delayed_queue.http.store.topics import TopicStore
 M = TypeVar("M", bound=models.Model)
 
 
-class TopicManager(TopicStore, AddStore, FindStore, ConsumeStore, models.Manager[M]):
+class TopicManager(AddStore, FindStore, ConsumeStore, TopicStore[M]):
     """The statements of topics and their jobs."""
 
 

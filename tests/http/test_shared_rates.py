@@ -58,10 +58,6 @@ def test_a_rested_bucket_gives_its_burst_and_then_the_rate():
     assert took("a", 1, 1, at=10_000_000) == (0, 100_000)
 
 
-def test_names_are_apart():
-    assert took("a", 5, 5, at=0) == took("b", 5, 5, at=0) == (5, 0)
-
-
 @pytest.mark.parametrize("back", [1, 30, 3600])
 def test_a_clock_that_was_set_back_closes_the_bucket_for_a_permit_at_most(back: int):
     took("a", 5, 5, at=0)
@@ -117,12 +113,6 @@ def test_what_was_refused_is_granted_after_the_wait_that_was_told():
             assert took("a", n, n, at=at, rate=7) == (n, 0)
 
 
-def test_take_says_zero_or_how_long_to_wait():
-    rate = SharedRate("a", 0.1, 3)
-    assert [rate.take(), rate.take(2)] == [ZERO, ZERO]
-    assert timedelta(seconds=9) < rate.take() <= timedelta(seconds=10)
-
-
 def test_what_is_refused_costs_no_more_questions_until_then(django_assert_num_queries):
     rate = SharedRate("a", 0.1, 1)
     rate.take()
@@ -139,12 +129,6 @@ def test_a_high_rate_does_not_cost_a_write_a_permit():
         granted = sum(rate.take() == ZERO for _ in range(500))
     assert granted == 500
     assert len(queries) == 5
-
-
-def test_two_objects_of_one_limit_share_what_was_taken_ahead(django_assert_num_queries):
-    SharedRate("a", 1000, 1000).take()
-    with django_assert_num_queries(0):
-        assert SharedRate("a", 1000.0, 1000).take() == ZERO
 
 
 def test_permits_taken_ahead_are_lost_after_a_second(clock: list[float], django_assert_num_queries):

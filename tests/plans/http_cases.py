@@ -37,11 +37,6 @@ def adding(n: int) -> dict[str, Any]:
 _BULK: Final[dict[str, Any]] = {"topic": "bulk"}
 TOPIC_CASES: Final = [
     *cases("CREATE_TOPIC", TOPICS, topic=Each("bulk", "new")),
-    *cases("READ_TOPIC", TOPICS, **_BULK),
-    *cases("HOLD_TOPIC", TOPICS, **_BULK),
-    *cases("TOPICS", TOPICS, after="topic-2"),
-    *cases("CONFIGURE_TOPIC", TOPICS, topic="topic-5", shards=4, ladder="", jitter=0.0, ttr=None,
-           hosts="a:443"),
     *cases("KEEP_PLANS", timeout=100, max_rows=0),
     *cases("LOCK_TOPIC", **_BULK, max_rows=0),
     *cases("TRY_KEY", lock=1, max_rows=0),

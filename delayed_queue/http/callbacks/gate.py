@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from django.db import Error, connections, transaction
@@ -30,25 +30,12 @@ class Late(OSError):
 
 
 class Hold:
-    """The rows that a transaction locks, until all their first bytes have left or time is up."""
+    """A transaction that locks rows until all first bytes have left, or time is up."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaves: Sequence[Leave]) -> None:
+        self._leaves = leaves
         self._lock = threading.Lock()
         self._is_over = False
-        self._left = 0
-        self._is_empty = threading.Event()
-
-    def keep(self, number: int) -> None:
-        """Set the number of messages to wait for; in the loop."""
-        self._left = number
-        if not number:
-            self._is_empty.set()
-
-    def leave(self) -> None:
-        """Count one message out, sent or not; in the loop."""
-        self._left -= 1
-        if not self._left:
-            self._is_empty.set()
 
     def send(self, send: Callable[[], int]) -> int:
         """Run the system call that sends; raises Late if the transaction may have ended."""
@@ -59,7 +46,7 @@ class Hold:
 
     def wait(self) -> None:
         """Wait until nothing more will be sent; in the thread of the transaction."""
-        self._is_empty.wait(HOLD_SECONDS)
+        wait([each.ended for each in self._leaves], HOLD_SECONDS)
         with self._lock:
             self._is_over = True
 
@@ -69,20 +56,15 @@ class Leave:
 
     def __init__(self, envelope: Envelope) -> None:
         self.place = (envelope.message_id, envelope.lease_id)
-        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
+        # Set when the bytes have left, or must not be sent any more.
+        self.ended: Future[None] = Future()
         self.is_late = False
-        self.is_ended = False
-        self._hold: Hold | None = None
-
-    def give(self, hold: Hold) -> None:
-        self._hold = hold
-        self.answer.set_result(None)
 
     def send(self, send: Callable[[], int]) -> int:
         """Send the first bytes, or raise Late; then release the row."""
-        assert self._hold is not None  # noqa: S101 - given before it is returned
         try:
-            sent = self._hold.send(send)
+            sent = self.answer.result().send(send)
         except Late:
             self.is_late = True
             raise
@@ -91,9 +73,8 @@ class Leave:
 
     def end(self) -> None:
         """Release the row; a message that was not sent must not be sent any more."""
-        if self._hold is not None and not self.is_ended:
-            self._hold.leave()
-        self.is_ended = True
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 # Seconds that the database may take; then the message is deferred.
@@ -153,7 +134,7 @@ class Gate:
         """Lock the batch's rows until the first bytes have left; in the thread."""
         self._tidy()
         ids, lease_ids = zip(*(leave.place for leave in batch), strict=True)
-        hold = Hold()
+        hold = Hold(batch)
         try:
             with transaction.atomic(using=self._using):
                 rows = Message.objects.hold(lease_ids, ids, using=self._using)
@@ -181,13 +162,14 @@ def let_through(batch: list[Leave], held: set[tuple[int, str]], hold: Hold) -> N
 
     The future of a cancelled task is done before the task ends its leave.
     """
-    waiting = [leave for leave in batch if not leave.answer.done()]
-    hold.keep(sum(leave.place in held for leave in waiting))
-    for leave in waiting:
+    for leave in batch:
+        if leave.answer.done():
+            continue
         if leave.place in held:
-            leave.give(hold)
+            leave.answer.set_result(hold)
         else:
             leave.answer.set_exception(Withdrawn())
+            leave.end()
 
 
 def _refuse(batch: list[Leave], error: Error) -> None:

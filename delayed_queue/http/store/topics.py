@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, LiteralString, NamedTuple, TypeVar
 
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, models
 
-from delayed_queue.db.sql import CLOCK, Step, first_row, rows_of
+from delayed_queue.db.sql import CLOCK, Step
 from delayed_queue.db.statements import fetch, run
 from delayed_queue.http.store.kinds import TOPIC, topic_of
 
@@ -137,42 +137,7 @@ ON CONFLICT (name) DO NOTHING
 RETURNING id
 """
 
-# Reads: topic_name.
-READ_TOPIC: Final[LiteralString] = """
-SELECT name, shards, ladder, jitter, ttr, hosts
-FROM delayed_queue_topic
-WHERE name = %(topic)s
-"""
-
-# READ_TOPIC, and lock the row until the end of the transaction; adding jobs does not wait for it.
-# Reads: topic_name.
-HOLD_TOPIC: Final[LiteralString] = READ_TOPIC + "FOR NO KEY UPDATE"
-
-# Reads: topic_name.
-TOPICS: Final[LiteralString] = """
-SELECT name, shards, ladder, jitter, ttr, hosts
-FROM (
-    SELECT name, shards, ladder, jitter, ttr, hosts
-    FROM delayed_queue_topic
-    WHERE name > %(after)s
-    ORDER BY name
-    LIMIT (SELECT %(limit)s::integer)
-) AS next
-ORDER BY name
-LIMIT %(limit)s::integer
-"""
-
-# Change a topic under HOLD_TOPIC; its shards under LOCK_TOPIC too. Reads: topic_name.
-CONFIGURE_TOPIC: Final[LiteralString] = """
-UPDATE delayed_queue_topic
-SET shards = %(shards)s::integer,
-    ladder = %(ladder)s,
-    jitter = %(jitter)s::float,
-    ttr = %(ttr)s::bigint,
-    hosts = %(hosts)s::text
-WHERE name = %(topic)s
-RETURNING id
-"""
+M = TypeVar("M", bound=models.Model)
 
 
 class TopicRow(NamedTuple):
@@ -189,7 +154,7 @@ class TopicRow(NamedTuple):
     hosts: str = ""
 
 
-class TopicStore:
+class TopicStore(models.Manager[M]):
     """The statements of topics."""
 
     def create_once(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
@@ -202,27 +167,31 @@ class TopicStore:
         return bool(created)
 
     def read(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
-        rows = fetch(using, READ_TOPIC, {"topic": topic})
-        return first_row(TopicRow, rows)
+        return next(iter(self._rows(self.using(using).filter(name=topic))), None)
 
     def hold(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow | None:
-        """Return the topic, locked until the end of the transaction, after the lock of adding."""
-        rows = run(using, [locking_jobs(topic, []), (HOLD_TOPIC, {"topic": topic})])[-1]
-        return TopicRow._make(rows[0]) if rows else None
+        """Return the topic, locked until the end of the transaction, after the lock of adding.
+
+        Adding jobs does not wait for it.
+        """
+        run(using, [locking_jobs(topic, [])])
+        locked = self.using(using).select_for_update(no_key=True).filter(name=topic)
+        return next(iter(self._rows(locked)), None)
 
     def after(self, topic: str, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
         """Return the next topics by name."""
-        rows = fetch(using, TOPICS, {"after": topic, "limit": limit})
-        return rows_of(TopicRow, rows)
+        return self._rows(self.using(using).filter(name__gt=topic).order_by("name")[:limit])
 
     def lock(self, topic: str, *, using: str = DEFAULT_DB_ALIAS) -> None:
         """Lock the number of shards for a change, until the end of the transaction."""
         fetch(using, *_locking_topic(topic))
 
     def configure(self, topic: TopicRow, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Change a topic; return False if it is missing."""
-        params = {"topic": topic.name, **topic._asdict()}
-        return bool(fetch(using, CONFIGURE_TOPIC, params))
+        """Change a topic under hold(); its shards under lock() too. False if it is missing."""
+        return self.using(using).filter(name=topic.name).update(**topic._asdict()) > 0
+
+    def _rows(self, topics: models.QuerySet[M]) -> list[TopicRow]:
+        return [TopicRow._make(each) for each in topics.values_list(*TopicRow._fields)]
 
 
 def _locking_topic(topic: str) -> Step:

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any, Final
 
-import psycopg
 import pytest
 
 from delayed_queue.http.jobs.catalogue import create_topic
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import Message
 from tests.http.api.servers import Server, Shared, gunicorn, uvicorn
-from tests.http.races.jobs import hold_job
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -67,39 +65,6 @@ class Post:
 
 def job(job_id: str, **fields: Any) -> dict[str, Any]:
     return {"jobId": job_id, "topic": "orders", **fields}
-
-
-@pytest.mark.parametrize("shared", ["application", "plain"], indirect=True)
-def test_what_comes_while_another_writes_shares_a_transaction(
-    server: Server, token: str, other: psycopg.Connection[Any]
-):
-    posts = [Post(server, token, job(f"k{n}")) for n in range(MANY)]
-    answers = [each.answer() for each in posts]
-    assert {response.status for response, _ in answers} == {202}
-    assert [found["jobId"] for _, found in answers] == [f"k{n}" for n in range(MANY)]
-    stored = other.execute("SELECT xmin::text FROM delayed_queue").fetchall()
-    assert len(stored) == MANY
-    assert len(set(stored)) < MANY
-
-
-def test_an_id_that_is_held_is_waited_for_by_who_wants_it_only(
-    server: Server, token: str, other: psycopg.Connection[Any]
-):
-    hold_job(other, "held")
-    held = Post(server, token, job("held"))
-    posts = [Post(server, token, job(f"k{n}")) for n in range(MANY)]
-    assert {each.status() for each in posts} == {202}
-    other.execute("COMMIT")
-    assert held.status() == 202
-    assert Message.objects.count() == MANY + 1
-
-
-def test_of_equal_ids_one_is_accepted(server: Server, token: str):
-    posts = [Post(server, token, job(f"{n % 5}", body=n)) for n in range(MANY)]
-    statuses = [each.status() for each in posts]
-    assert statuses.count(202) == 5
-    assert statuses.count(409) == MANY - 5
-    assert Message.objects.count() == 5
 
 
 @pytest.mark.parametrize("padding", ["", LARGE], ids=["small", "large"])

@@ -55,17 +55,6 @@ class TestAdding:
         assert ("body", path) in errors_of(response)
         assert not Message.objects.exists()
 
-    @pytest.mark.parametrize("data", [b"", b"[]", b"5", b"null", b"{", b'{"a": NaN}', b"\xff"])
-    def test_what_is_no_object_is_refused(self, caller: Client, data: bytes) -> None:
-        assert post(caller, "/jobs", data).status_code == 400
-
-    def test_another_way_to_deal_with_existing_jobs_is_refused(self, caller: Client) -> None:
-        response = post(caller, "/jobs?ifExists=perhaps", JOB)
-        assert (response.status_code, errors_of(response)) == (400, {("query", "ifExists")})
-
-    def test_another_media_type_is_refused(self, caller: Client) -> None:
-        assert post(caller, "/jobs", JOB, content_type="text/plain").status_code == 415
-
     def test_a_topic_that_the_token_does_not_cover_is_forbidden(self, make_client: Any) -> None:
         client = make_client(topics=["other"])
         assert post(client, "/jobs", JOB).status_code == 403

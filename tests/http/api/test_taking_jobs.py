@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
-from django.db import connections
 from django.test import Client
 
 from delayed_queue.http.jobs.adding import find_job
@@ -47,10 +45,6 @@ class TestConsuming:
         data = {"leaseToken": "x", "delay": delay}
         assert post(caller, "/topics/orders/jobs/a/release", data).status_code == 400
 
-    def test_nothing_to_pop_is_no_content(self, caller: Client) -> None:
-        assert post(caller, "/topics/orders/pop").status_code == 204
-        assert post(caller, "/topics/orders/pop?timeout=0.05").status_code == 204
-
     @pytest.mark.parametrize(
         "query",
         ["count=0", "count=101", "count=x", "timeout=-1", "timeout=61", "timeout=nan", "ttr=0",
@@ -60,21 +54,6 @@ class TestConsuming:
         response = post(caller, f"/topics/orders/pop?{query}")
         assert response.status_code == 400
         assert errors_of(response) == {("query", query.partition("=")[0])}
-
-    def test_a_waiting_pop_gets_a_job_that_is_added_and_one_that_falls_due(
-        self, caller: Client
-    ) -> None:
-        post(caller, "/jobs", {**JOB, "delay": 0.3})
-        assert pop(caller, "?timeout=20")[0]["jobId"] == "a"
-
-        def add() -> None:
-            post(caller, "/jobs", {**JOB, "jobId": "b"})
-            connections.close_all()
-
-        adding = threading.Timer(0.3, add)
-        adding.start()
-        assert pop(caller, "?timeout=20")[0]["jobId"] == "b"
-        adding.join(20)
 
 
 class TestDead:
@@ -123,11 +102,6 @@ class TestDead:
         rest = get(caller, f"/dead?limit=2&after={first['next']}")
         assert [each["jobId"] for each in first["items"] + rest["items"]] == ["a", "b", "c"]
         assert rest["next"] is None
-
-    def test_a_full_page_that_is_the_last_names_no_next(self, caller: Client) -> None:
-        for name in "ab":
-            kill(caller, name)
-        assert get(caller, "/dead?limit=2&topic=orders")["next"] is None
 
     def test_those_of_other_topics_are_not_there(self, caller: Client, make_client: Any) -> None:
         letter = kill(caller)

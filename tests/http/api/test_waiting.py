@@ -229,19 +229,6 @@ def sessions(other: psycopg.Connection[Any]) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def test_two_hundred_jobs_go_to_two_hundred_waiters(
-    server: Server, token: str, pop: Callable[..., Popper]
-):
-    poppers = [pop() for _ in range(200)]
-    until_all_wait(server, 200)
-    queue = DelayedQueue("pops")
-    for each in range(200):
-        queue.offer_or_update(f"job-{each:03}", each)
-
-    keys = [each.answer()[1][0]["jobId"] for each in poppers]
-    assert len(set(keys)) == 200
-
-
 def test_waiters_are_served_in_the_order_of_their_coming(
     server: Server, token: str, pop: Callable[..., Popper]
 ):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 from datetime import timedelta
 from functools import partial
 
 import pytest
-from django.conf import LazySettings
 
-from delayed_queue import DelayedQueue, Envelope
-from delayed_queue.http.callbacks import client as clients
 from delayed_queue.http.callbacks.calls import CallbackRequest, CallbackResult, Failure
 from delayed_queue.http.callbacks.client import CallbackClient
 from delayed_queue.http.callbacks.exchanges import MAX_IDLE
@@ -30,8 +26,6 @@ from tests.http.callbacks.servers import (
     answering_after,
     answering_in_turn,
 )
-from tests.support.processes import wait_until
-from tests.support.running import handler_of, running, worker_with
 
 
 class TestReuse:
@@ -243,47 +237,3 @@ class TestLimits:
         with Receiver(behaviour) as receiver:
             settings = reaching(receiver, CONNECTIONS=1, TOTAL_TIMEOUT=timedelta(seconds=20))
             assert with_client(settings, use).is_success
-
-
-class TestClientOfALoop:
-    @pytest.fixture
-    def receiver(self, settings: LazySettings):
-        with Receiver() as receiver:
-            keys = {"ALLOWED_NETWORKS": ["127.0.0.1"], "ALLOWED_PORTS": [receiver.port]}
-            settings.DELAYED_QUEUE = {"CALLBACKS": keys}
-            yield receiver
-
-    def test_it_is_one_for_the_loop_and_ends_with_it(self, receiver: Receiver) -> None:
-        async def main() -> None:
-            for _ in range(3):
-                request = CallbackRequest(receiver.url, b"{}")
-                assert (await clients.send(request)).is_success
-            assert len(clients.clients) == 1
-
-        for _ in range(2):
-            asyncio.run(main())
-            assert len(clients.clients) == 0
-        gc.collect()
-        assert receiver.connections == 2
-
-    @pytest.mark.django_db(transaction=True)
-    def test_it_ends_with_the_loop_of_a_worker(self, receiver: Receiver) -> None:
-        sent: list[CallbackResult] = []
-
-        async def send(envelope: Envelope) -> None:
-            sent.append(await clients.send(CallbackRequest(receiver.url, b"{}")))
-
-        DelayedQueue("calls").offer_or_update("key", {})
-        with running(worker_with(handler_of("calls", send))):
-            wait_until(lambda: len(sent) == 1)
-            assert len(clients.clients) == 1
-        assert sent[0].is_success
-        assert len(clients.clients) == 0
-        gc.collect()
-
-    def test_first_callbacks_at_the_same_time_make_one_client(self, receiver: Receiver) -> None:
-        async def main() -> list[CallbackResult]:
-            request = CallbackRequest(receiver.url, b"{}")
-            return await asyncio.gather(*(clients.send(request) for _ in range(10)))
-
-        assert all(each.is_success for each in asyncio.run(main()))

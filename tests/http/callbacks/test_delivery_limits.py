@@ -26,7 +26,7 @@ from tests.http.callbacks.delivering import (
     send_due,
 )
 from tests.http.callbacks.looking import is_empty_when_due
-from tests.http.callbacks.servers import Receiver, answering, silent
+from tests.http.callbacks.servers import Receiver, answering
 from tests.support.factories import MessageFactory
 from tests.support.processes import wait_until
 from tests.support.running import running
@@ -79,19 +79,6 @@ class TestBreaker:
         assert len(receiver.requests) == before + 1
         assert host.openings == 2
         assert host.open_until > timezone.now() + timedelta(seconds=55)
-
-    def test_j12_a_dead_host_does_not_hold_up_a_healthy_one_in_the_same_topic(
-        self, receiver: Receiver
-    ) -> None:
-        with Receiver(silent) as hole, permitted(receiver, hole, BREAKER_FAILURES=5):
-            for n in range(300):
-                add(f"dead{n}", hole.url)
-            for n in range(50):
-                add(f"good{n}", receiver.url)
-            with running(callback_worker()):
-                receiver.wait_for_requests(50)
-                dialled = len(hole.requests)
-        assert dialled <= breaker.FIRST_WINDOW
 
     def test_j12_the_shard_of_a_host_that_takes_nothing_rests(self, receiver: Receiver) -> None:
         """Most of its messages are never leased, and stay due, while others are sent."""

@@ -192,7 +192,7 @@ def test_j3_one_that_is_cancelled_takes_nobody_with_it(envelope: Envelope) -> No
     async def run(gate: Gate) -> None:
         cancelled, other = Leave(envelope), Leave(envelope)
         cancelled.answer.cancel()
-        hold = Hold()
+        hold = Hold([cancelled, other])
         let_through([cancelled, other], {other.place}, hold)
         await other.answer
         cancelled.end()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, Final
 
 import psutil
@@ -20,10 +18,10 @@ from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http.api.jobs import add_together
 from delayed_queue.http.jobs.adding import delete_job, find_job
 from delayed_queue.http.jobs.catalogue import forget_topics
-from delayed_queue.http.jobs.consuming import bury_job, finish_job
-from delayed_queue.http.jobs.dead import dead_jobs, delete_dead_job
+from delayed_queue.http.jobs.consuming import bury_job
+from delayed_queue.http.jobs.dead import dead_jobs
 from delayed_queue.http.jobs.idempotency import KeptAnswer, once
-from delayed_queue.http.jobs.jobs import Answer, IfExists, JobState
+from delayed_queue.http.jobs.jobs import IfExists
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import LOCK_JOBS_OF_LETTERS, LOCK_TOPICS_OF_LETTERS
@@ -32,7 +30,7 @@ from delayed_queue.queue.store.dead_letters import REDRIVE, family_params
 from example_project.postgres import EmbeddedPostgres
 from example_project.settings import database
 from tests.db.faults.test_lost_connections import terminate
-from tests.http.jobs.support import URL, add, found, popped
+from tests.http.jobs.support import URL, add, popped
 from tests.support.concurrency import calling, wait_until_blocked
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
@@ -80,32 +78,6 @@ class TestSwallowedAnswers:
         assert proxy.swallowed_tag is None
         assert Message.objects.filter(key="x").count() == 1
 
-    @pytest.mark.parametrize(
-        ("call", "tag", "expected"),
-        [
-            (partial(delete_job, "orders", "reserved"), "SELECT 1", True),
-            (partial(finish_job, "orders", "reserved", TOKEN), "SELECT 1", Answer.DONE),
-            (lambda: delete_dead_job(letter()), "DELETE 1", True),
-        ],
-    )
-    def test_what_finds_nothing_the_second_time_does_not_say_so(
-        self, proxy: Proxy, call: Callable[[], object], tag: str, expected: object
-    ) -> None:
-        proxy.swallow_answer(tag)
-        with suppress(OutcomeUnknown):
-            assert call() == expected
-        assert proxy.swallowed_tag is None, "no answer was swallowed"
-
-    def test_a_pop_whose_answer_was_lost_is_not_confused_with_the_next_one(
-        self, proxy: Proxy
-    ) -> None:
-        add("second")
-        proxy.swallow_answer("UPDATE 1")
-        job = popped()
-        stored = Message.objects.get(key=job.job_id)
-        assert stored.lease_id == job.lease_token
-        assert Message.objects.filter(lease_id=job.lease_token).count() == 1
-
 
 def test_a_request_with_a_key_takes_five_round_trips(proxy: Proxy) -> None:
     """BEGIN and read, add, announce, store the answer, COMMIT."""
@@ -134,16 +106,6 @@ def test_j5_a_redriver_that_dies_gives_up_the_jobs_it_held(
         assert update.answer() == "created"
     assert Message.objects.get(key="dead").kind == "orders|callback"
     assert len(dead_jobs()) == 1
-
-
-@pytest.mark.usefixtures("scene")
-def test_j5_a_redrive_of_a_topic_whose_answer_was_swallowed_is_made_once(proxy: Proxy) -> None:
-    letters = [letter()]
-    proxy.swallow_answer("SELECT 1")
-    with pytest.raises(OutcomeUnknown):
-        DelayedQueue("orders").redrive(letters)
-    assert found("dead").state is JobState.READY
-    assert dead_jobs() == []
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from delayed_queue.http.jobs.adding import add_jobs
 from delayed_queue.http.jobs.catalogue import create_topic
 from delayed_queue.http.jobs.consuming import bury_job
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job, kick_topic, replay
-from delayed_queue.http.jobs.jobs import Answer, IfExists, NewJob
+from delayed_queue.http.jobs.jobs import IfExists, NewJob
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.tokens import VERBS, create_token
 from delayed_queue.models import DeadLetter
@@ -127,17 +127,6 @@ def test_j2_a_job_put_back_and_handled_is_not_put_back_again_nor_an_older_one(
     consumer.drain()
     assert consumer.handled == {"a": 1}
     assert DeadLetter.objects.get().id == older
-
-
-@pytest.mark.parametrize("call", REDRIVES)
-def test_j2_a_job_that_was_not_put_back_is(consumer: Consumer, proxy: Proxy, call: str) -> None:
-    died("a")
-    assert losing(proxy, REDRIVES[call], nothing, pattern=REDRIVE, stage=Stage.EXECUTED) in (
-        1,
-        Answer.DONE,
-    )
-    consumer.drain()
-    assert consumer.handled == {"a": 1}
 
 
 class TestOverHttp:

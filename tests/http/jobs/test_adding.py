@@ -174,10 +174,6 @@ def test_j5_an_update_replaces_the_job_and_moves_it_if_need_be(
     assert (found().url, found().state) == (second, JobState.DELAYED)
 
 
-def test_j5_an_update_of_nothing_creates() -> None:
-    assert add(if_exists="update").outcome is CREATED
-
-
 def test_an_update_that_changes_nothing_is_ignored_and_tells_how_the_job_stands() -> None:
     at = "2030-01-31T12:00:00Z"
     add(runAt=at, body=1)
@@ -185,14 +181,6 @@ def test_an_update_that_changes_nothing_is_ignored_and_tells_how_the_job_stands(
     again = add(runAt=at, body=1, if_exists="update")
     assert (again.outcome, again.state) == (IGNORED, JobState.DELAYED)
     assert again.run_at == datetime(2030, 1, 31, 12, tzinfo=UTC)
-
-
-def test_an_update_of_the_url_alone_is_one() -> None:
-    at = "2030-01-31T12:00:00Z"
-    add(runAt=at, url=URL)
-
-    assert add(runAt=at, url=f"{URL}/2", if_exists="update").outcome is UPDATED
-    assert found().url == f"{URL}/2"
 
 
 def test_an_update_ends_the_lease_and_starts_the_attempts_anew() -> None:
@@ -212,12 +200,6 @@ def test_a_dead_job_exists_and_an_update_puts_an_active_one_beside_it() -> None:
     assert add(if_exists="ignore").state is JobState.DEAD
     assert add(if_exists="update").outcome is CREATED
     assert found().state is JobState.READY
-
-
-def test_the_first_job_creates_the_topic() -> None:
-    assert not Topic.objects.exists()
-    add()
-    assert Topic.objects.get().name == "orders"
 
 
 def test_a_topic_that_changed_or_went_behind_this_process_is_noticed() -> None:
@@ -266,10 +248,6 @@ def test_of_many_those_that_exist_are_told_apart() -> None:
     assert [each.outcome for each in added] == [CREATED, None, CREATED]
 
 
-def test_adding_none_is_nothing() -> None:
-    assert add_jobs([]) == []
-
-
 def test_j7_shards_can_be_added_at_any_time_and_every_job_is_still_found_once() -> None:
     for n in range(30):
         add(str(n))
@@ -282,11 +260,6 @@ def test_j7_shards_can_be_added_at_any_time_and_every_job_is_still_found_once() 
     assert sorted(int(each.job_id) for each in pop_jobs("orders", 100)) == list(range(30))
     assert all(delete_job("orders", str(n)) for n in range(30))
     assert not Message.objects.exists()
-
-
-def test_an_id_that_a_queue_has_is_taken() -> None:
-    DelayedQueue("orders").offer_or_update("a", 1)
-    assert add(url=URL).outcome is None
 
 
 class TestBesideOffers:

@@ -17,7 +17,6 @@ from delayed_queue.http.jobs.consuming import Pop, bury_job, finish_job, release
 from delayed_queue.http.jobs.dead import dead_jobs, kick_job
 from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, Answer, JobState, delay_after_failure
 from delayed_queue.http.jobs.kinds import Way, kinds_of_topic, shard_of
-from delayed_queue.http.models import Topic
 from delayed_queue.models import DeadLetter, Message
 from tests.http.jobs.support import URL, add, found, let_pass, pop_jobs, popped, server_now
 
@@ -61,12 +60,6 @@ def test_j1_each_wait_begins_at_the_end_of_the_failed_attempt() -> None:
     assert (dead.job_id, dead.body, dead.retry) == ("a", {"order": 7}, 10)
     assert dead.reason == "attempts exhausted"
     assert not Message.objects.exists()
-
-
-def test_j1_success_stops_it() -> None:
-    add()
-    assert finish_job("orders", "a", popped().lease_token) is DONE
-    assert find_job("orders", "a") is None
 
 
 def test_j1_the_jobs_ladder_goes_before_the_topics() -> None:
@@ -205,25 +198,12 @@ def test_headers_that_are_no_object_count_as_none(headers: str) -> None:
 
 @pytest.mark.parametrize("call", SETTLING)
 class TestLeases:
-    def test_an_unknown_job_is_missing(self, call: str) -> None:
-        assert SETTLING[call]("orders", "a", "token") is MISSING
-
     def test_another_lease_changes_nothing(self, call: str) -> None:
         add()
         popped()
         before = found()
         assert SETTLING[call]("orders", "a", "token") is STALE
         assert found() == before
-
-    def test_no_lease_is_no_lease(self, call: str) -> None:
-        add()
-        assert SETTLING[call]("orders", "a", "") is STALE
-
-    def test_of_a_dead_job_every_lease_is_stale(self, call: str) -> None:
-        add()
-        token = popped().lease_token
-        bury_job("orders", "a", token)
-        assert SETTLING[call]("orders", "a", token) is STALE
 
     def test_a_lease_that_another_consumer_has_taken_over_is_stale(self, call: str) -> None:
         add(ttr=5)
@@ -238,12 +218,6 @@ class TestLeases:
         token = popped().lease_token
         let_pass(timedelta(seconds=5))
         assert SETTLING[call]("orders", "a", token) is DONE
-
-    def test_after_a_deletion_the_job_is_missing(self, call: str) -> None:
-        add()
-        token = popped().lease_token
-        assert delete_job("orders", "a")
-        assert SETTLING[call]("orders", "a", token) is MISSING
 
 
 @pytest.mark.parametrize("url", [None, URL])
@@ -352,8 +326,3 @@ def test_a_kicked_job_begins_anew() -> None:
     assert (job.attempt, job.body) == (1, 7)
     assert kick_job("orders", "a") == 0
     assert kick_job("orders", "b") is None
-
-
-def test_popping_of_an_unknown_topic_creates_nothing() -> None:
-    assert pop_jobs("nowhere") == []
-    assert not Topic.objects.exists()

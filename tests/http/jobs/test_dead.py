@@ -27,7 +27,7 @@ from delayed_queue.http.jobs.dead import (
 from delayed_queue.http.jobs.jobs import Answer, JobState
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.models import DeadLetter, Message
-from tests.http.jobs.support import URL, add, found, pop_jobs
+from tests.http.jobs.support import URL, add, pop_jobs
 
 pytestmark = pytest.mark.django_db
 
@@ -72,15 +72,6 @@ def test_a_body_that_is_no_json_is_listed_as_none() -> None:
     kill("a")
     DeadLetter.objects.update(payload=b"\xff")
     assert dead_jobs()[0].body is None
-
-
-def test_replay_puts_one_back() -> None:
-    kill("a", "b")
-    letter = dead_jobs()[0]
-
-    assert replay(letter.id) is Answer.DONE
-    assert replay(letter.id) is Answer.MISSING
-    assert (found("a").state, found("b").state) == (JobState.READY, JobState.DEAD)
 
 
 @pytest.mark.parametrize("url", [None, URL])
@@ -167,12 +158,6 @@ def test_a_topic_is_kicked_oldest_first_and_no_further_than_the_limit() -> None:
     assert kick_topic("orders", 220) == 30
     assert kick_topic("orders", 220) == 0
     assert len(pop_jobs("orders", 300)) == 250
-
-
-def test_one_dead_job_is_deleted() -> None:
-    kill("a", "b")
-    assert delete_dead_job(dead_jobs()[0].id)
-    assert [each.job_id for each in dead_jobs()] == ["b"]
 
 
 def test_counts_are_over_all_shards_and_ways() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from django.db import connections, transaction
 
-from delayed_queue import DelayedQueue, OfferOutcome, RetryPolicy, ScheduledMessage
+from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.http.jobs.adding import add_jobs, delete_job, find_job
 from delayed_queue.http.jobs.catalogue import create_topic
 from delayed_queue.http.jobs.consuming import bury_job
@@ -51,7 +51,8 @@ class TestRedriving:
 
     @pytest.mark.parametrize("way", REDRIVES)
     @pytest.mark.parametrize(
-        ("end", "outcome"), [("COMMIT", OfferOutcome.IGNORED), ("ROLLBACK", OfferOutcome.CREATED)]
+        ("end", "outcome"),
+        [("COMMIT", OfferOutcome.IGNORED), ("ROLLBACK", OfferOutcome.CREATED)],
     )
     def test_j5_a_redrive_waits_for_an_update_of_its_job(
         self, other: Connection, admin: Connection, way: str, end: str, outcome: OfferOutcome
@@ -78,34 +79,6 @@ class TestRedriving:
             outcome = OfferOutcome.UPDATED if end == "COMMIT" else OfferOutcome.CREATED
             assert update.answer().outcome is outcome
         assert Message.objects.get().kind == "orders|callback"
-
-    def test_j5_a_job_that_dies_and_is_redriven_during_one_update_is_not_two(
-        self, other: Connection, admin: Connection
-    ) -> None:
-        """PUT_JOBS has read its rows, and waits for the row of another job."""
-        add("x")
-        add("a")
-        for _ in range(2):
-            popped()
-        bury = partial(Message.objects.dead_letter, reason="no")
-        lease_id = Message.objects.get(key="a").lease_id
-        ids = list(Message.objects.filter(key="a").values_list("id", flat=True))
-        other.execute("BEGIN")
-        other.execute("""SELECT FROM delayed_queue WHERE "pKey" = 'x' FOR UPDATE""")
-        jobs = [job_from({"jobId": name, "topic": "orders", "url": URL}) for name in ("x", "a")]
-        update = partial(add_jobs, jobs, if_exists=IfExists.UPDATE)
-        with calling(update) as updating:
-            wait_until_blocked(admin, updating)
-            assert bury(lease_id, ids)
-            with calling(partial(DelayedQueue("orders").redrive_all)) as redrive:
-                wait_until_blocked(admin, redrive)
-                other.execute("COMMIT")
-                # It comes before the update retries the job that was gone.
-                assert redrive.answer() == {OfferOutcome.CREATED: 1}
-                assert {each.outcome for each in updating.answer()} == {OfferOutcome.UPDATED}
-        assert sorted(Message.objects.values_list("key", "kind")) == [
-            ("a", "orders|callback"), ("x", "orders|callback")
-        ]  # fmt: skip
 
     def test_j5_the_first_job_of_a_topic_waits_for_a_redrive_of_the_queue_of_its_name(
         self, other: Connection, admin: Connection
@@ -252,42 +225,6 @@ class TestConsumption:
             consumption.answer()
             assert deletion.answer()
         assert find_job("orders", "a") is None
-
-    def test_j5_of_jobs_that_are_consumed_fail_die_move_and_are_redriven_each_is_one(self) -> None:
-        """All at once, many times: a caller that met another change retries."""
-        policy = RetryPolicy.ladder(" ".join(["1ms"] * 4))
-        queue = DelayedQueue("orders", retry_policy=policy)
-        is_over = threading.Event()
-
-        def fail() -> int:
-            while not is_over.is_set():
-                with suppress(Poison), queue.consume() as envelope:
-                    if envelope is not None:
-                        raise Poison(envelope)
-            return 0
-
-        def redrive() -> int:
-            while not is_over.is_set():
-                queue.redrive_all()
-            return 0
-
-        def update(first: int) -> int:
-            try:
-                for n in range(first, first + 150):
-                    url = URL if n % 2 else None
-                    jobs = [
-                        job_from({"jobId": name, "topic": "orders", "url": url, "body": n})
-                        for name in ("a", "b", "c")
-                    ]
-                    add_jobs(jobs, if_exists=IfExists.UPDATE)
-            finally:
-                is_over.set()
-            return 0
-
-        calls: list[Callable[[], int]] = [fail, fail, fail, redrive]
-        calls += [partial(update, 0), partial(update, 1)]
-        together(calls)
-        assert max(Counter(Message.objects.values_list("key", flat=True)).values()) == 1
 
 
 class Poison(Exception):

@@ -28,13 +28,16 @@ from delayed_queue.http.jobs.jobs import IfExists
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import IdempotencyKey, Topic
 from delayed_queue.http.store.callers import SAVE_ANSWER, TRY_KEY
-from delayed_queue.http.store.topics import HOLD_TOPIC, LOCK_TOPIC, locking_jobs
+from delayed_queue.http.store.topics import LOCK_TOPIC, locking_jobs
 from delayed_queue.models import Limit, Message
 from tests.http.jobs.support import add, found, pop_jobs
 from tests.http.races.jobs import Connection, hold_job, insert
 from tests.support.concurrency import calling, together, wait_until_blocked
 
 pytestmark = pytest.mark.usefixtures("new_process")
+
+
+HOLD_TOPIC: Final = "SELECT FROM delayed_queue_topic WHERE name = %(topic)s FOR NO KEY UPDATE"
 
 
 class TestShards:
@@ -115,7 +118,7 @@ class TestHosts:
     def test_a_new_host_waits_for_a_pause_and_goes_by_it(
         self, other: Connection, admin: Connection, end: str
     ) -> None:
-        """HOLD_TOPIC: a pause locks the topic, so that it covers each shard."""
+        """A pause locks the topic, so that it covers each shard."""
         add("x", url="https://a.example/")
         other.execute("BEGIN")
         other.execute(HOLD_TOPIC, {"topic": "orders"})
