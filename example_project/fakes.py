@@ -82,6 +82,8 @@ class FakeSmtp(Server):
     """
 
     async def _start(self) -> None:
+        # By the id of a notification: the link for unsubscribing.
+        self.links: dict[str, str] = {}
         # For each connection: the time of RCPT, and the reply of the rule.
         self._mails: dict[SMTP, tuple[float, str]] = {}
         self._server = await self._loop.create_server(self._session, "127.0.0.1", 0)
@@ -113,7 +115,10 @@ class FakeSmtp(Server):
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         began_at, answer = self._mails[server]
         content = envelope.original_content or b""
-        key = email.message_from_bytes(content)["Message-ID"].strip("<>").partition("@")[0]
+        message = email.message_from_bytes(content)
+        key = message["Message-ID"].strip("<>").partition("@")[0]
+        if link := message["List-Unsubscribe"]:
+            self.links[key] = link.strip(" <>")
         self.seen[key] += 1
         await asyncio.sleep(self.latency)
         self.accept(key, began_at)

@@ -158,6 +158,7 @@ DELAYED_QUEUE: dict[str, Any] = {
         "BROKER_URL": env.str("AMQP_URL", default="") or "memory://",
         "BROKER_QUEUE": env.str("AMQP_QUEUE", default="notifications"),
         "HASH_KEY": env.str("NOTIFICATIONS_HASH_KEY", default=""),
+        "EVENTS": {"demo": {"kind": "example_project.events.SignedEvents"}},
         "PUBLIC_URL": env.str("NOTIFICATIONS_URL", default=LOCAL_URL),
         **_providers(),
     },

@@ -7,13 +7,15 @@ import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 from django.db.models import CharField, Count, Exists, OuterRef, QuerySet
 from django.db.models.functions import Cast
@@ -23,16 +25,18 @@ from kombu.exceptions import KombuError
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import create_token
 from delayed_queue.models import Message
-from delayed_queue.notifications import models, sweeping
+from delayed_queue.notifications import managing, models, sweeping
 from delayed_queue.notifications.api import TOPIC
 from delayed_queue.notifications.broker import Consumer
 from delayed_queue.notifications.channels import signing_secrets
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.models import Channel, Delivery, Notification, Status
+from delayed_queue.notifications.events import Kind
+from delayed_queue.notifications.models import Channel, Delivery, Notification, Reception, Status
 from delayed_queue.notifications.services import dispatch_queues
 from example_project.demo.clients import Client, Threads
 from example_project.demo.report import Check, DemoError, Outcome, Row, none_of, repeated
 from example_project.demo.stage import HOST, Act, Stage, messages_of
+from example_project.events import signed
 from example_project.fakes import FakeSmtp, FakeWeb
 from example_project.samples import Sample, read_samples, set_up
 
@@ -86,6 +90,7 @@ class NotificationsAct(Act):
         stage.environment |= {
             "NOTIFICATION_PROVIDERS": json.dumps(providers(self._mail, self._texts)),
             "NOTIFICATION_RETRIES": RETRIES,
+            "NOTIFICATIONS_URL": "http://localhost/v1",
         }
 
     def run(self, stage: Stage) -> Outcome:
@@ -124,7 +129,8 @@ class NotificationsAct(Act):
         found = Evidence(
             traffic, rows_of_table(), parked(), seen, self._partners.unsigned, left, stage.lag
         )
-        return Outcome(report(found), list(check(found)))
+        checks = [*check(found), *say_no(stage.web, self._mail.links)]
+        return Outcome(report(found), checks)
 
     def _take_down(self, traffic: Traffic, stage: Stage) -> None:
         """Apply the outages of the SMS providers at their times."""
@@ -137,6 +143,26 @@ class NotificationsAct(Act):
     def _have_latency(self, seconds: float) -> None:
         for each in (self._mail, *self._texts):
             each.latency = seconds
+
+
+def say_no(address: str, links: Mapping[str, str]) -> Iterator[Check]:
+    """Click the link of one mail, and report another as bounced; then lift both suppressions."""
+    clicked, bounced = Notification.objects.in_bulk(list(links)[:2]).values()
+    path = urlsplit(links[str(clicked.pk)]).path
+    post(address + path)
+    opted_out = managing.lift(Channel.EMAIL, clicked.recipient, clicked.category)
+    yield Check("unsubscribed", opted_out, "one click on the link in a mail", "RFC 8058")
+    post(f"{address}/v1/events/demo", signed(Kind.BOUNCED, f"<{bounced.pk}@example.org>"))
+    bounced.refresh_from_db()
+    is_known = bounced.delivery == Reception.BOUNCED
+    suppressed = managing.lift(Channel.EMAIL, bounced.recipient)
+    yield Check("bounced", is_known and suppressed, "the address gets no more mail", "events")
+
+
+def post(url: str, body: bytes = b"") -> None:
+    """POST without a token, a cookie or a session."""
+    with urlopen(Request(url, body, method="POST"), timeout=20) as response:  # noqa: S310 - ours
+        response.read()
 
 
 def leftovers_of(tenant: str, kinds: Sequence[str]) -> Iterator[QuerySet[Any]]:

@@ -49,6 +49,7 @@ def test_everything_asked_for_ends_as_it_should_though_a_dispatcher_is_killed():
     call_command("demo", "notifications", *options, stdout=out, stderr=err)
     report = json.loads(out.getvalue())["acts"]["notifications"]
     assert report["passed"] is True, report["checks"]
+    assert {"unsubscribed", "bounced"} <= {each["name"] for each in report["checks"]}
 
     stored = Notification.objects.filter(tenant=TENANT)
     assert set(stored.values_list("status", flat=True)) <= set(FINAL_STATUSES)
