@@ -47,7 +47,8 @@ stored AS (
         provider_id, outcome, error_class
     )
     SELECT
-        id, 'bench', channel, %(priority)s, '', recipient, uuid_send(id), '', 'Hello',
+        id, 'bench', channel, %(priority)s,
+        CASE channel WHEN 'email' THEN 'offers' ELSE '' END, recipient, uuid_send(id), '', 'Hello',
         'Your parcel is on its way.', '', clock_timestamp(), '', '', 'ENQUEUED', 0, '', '', '', ''
     FROM wanted
     RETURNING id, channel
@@ -199,7 +200,12 @@ def _dispatching(bench: Bench) -> Iterator[None]:
         "url": f"http://127.0.0.1:{bench.ports['sms']}/messages",
     }  # fmt: skip
     providers = json.dumps({"email": [email], "sms": [sms]})
-    environment = example_environment(bench.conninfo, NOTIFICATION_PROVIDERS=providers)
+    # With the headers of an unsubscribe link in each mail.
+    environment = example_environment(
+        bench.conninfo,
+        NOTIFICATION_PROVIDERS=providers,
+        NOTIFICATIONS_URL="https://notify.example.org/v1",
+    )
     counts = {"email": 1, "sms": max(bench.options.processes - 1, 1)}
     with ExitStack() as stack:
         for channel, count in counts.items():
