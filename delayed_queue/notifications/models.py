@@ -158,6 +158,11 @@ class Notification(models.Model):
                 name="notification_expires",
                 condition=Q(status=Status.ENQUEUED, expires_at__isnull=False),
             ),
+            models.Index(
+                fields=["provider", "delivery_at"],
+                name="notification_received",
+                condition=~Q(delivery="unknown"),
+            ),
             # Ids that a provider gave: our Message-IDs contain the primary key.
             models.Index(
                 fields=["provider_id"],

@@ -25,6 +25,10 @@ CALLS: Final = 5_000
 PARKED_CAP: Final = 1_000
 MINUTE: Final = timedelta(minutes=1)
 PERIOD: Final = timedelta(minutes=15)
+WEEK: Final = timedelta(days=7)
+EVENTS: Final = 50_000
+# Mailbox providers reject the mail of senders with more complaints over deliveries.
+MOST_COMPLAINTS: Final = 0.003
 
 # The results of the newest calls since a moment, up to a cap, by provider, with the last failure.
 # "seconds" is the time that all of these calls span. Reads: notification_delivery_at.
@@ -53,6 +57,42 @@ FROM latest
 GROUP BY provider
 ORDER BY provider
 """
+
+
+# The latest events of a provider since a moment, up to a cap.
+# Reads: notification_received.
+RECEIVED: Final[LiteralString] = """
+SELECT
+    count(*) FILTER (WHERE delivery = 'delivered') AS delivered,
+    count(*) FILTER (WHERE delivery = 'bounced') AS bounced,
+    count(*) FILTER (WHERE delivery = 'complained') AS complained
+FROM (
+    SELECT delivery
+    FROM delayed_queue_notification
+    WHERE provider = %(provider)s::text
+        AND delivery <> 'unknown'
+        AND delivery_at >= statement_timestamp() - %(period)s::interval
+    ORDER BY delivery_at DESC
+    LIMIT %(cap)s
+) AS latest
+"""
+
+
+class Received(NamedTuple):
+    """What recipients and their servers did with the mail of one provider."""
+
+    delivered: int
+    bounced: int
+    complained: int
+
+    @property
+    def complaint_rate(self) -> float:
+        """Complaints over deliveries; a mail that was complained about was delivered."""
+        return self.complained / max(self.delivered + self.complained, 1)
+
+    @property
+    def is_capped(self) -> bool:
+        return self.delivered + self.bounced + self.complained >= EVENTS
 
 
 class ProviderFigures(NamedTuple):
@@ -106,6 +146,12 @@ def accepted_per_second(now: datetime) -> float:
 def providers() -> list[ProviderFigures]:
     """Return what providers did in the last quarter of an hour, or in their newest calls."""
     return rows_of(ProviderFigures, fetch(PROVIDERS, {"period": PERIOD, "cap": CALLS}))
+
+
+def received(provider: str) -> Received:
+    """Return the events of a provider in the last seven days, or its newest."""
+    params = {"provider": provider, "period": WEEK, "cap": EVENTS}
+    return Received(*fetch(RECEIVED, params)[0])
 
 
 def sent_per_second(providers: Sequence[ProviderFigures]) -> float:

@@ -215,3 +215,28 @@ def test_n15_a_source_without_a_signature_is_an_error(settings, entry: dict[str,
     (found,) = check_providers()
     assert found.id == "delayed_queue.E008"
     assert "EVENTS['mail']" in found.msg
+
+
+@pytest.mark.parametrize(("complaints", "is_alarm"), [(0, False), (3, False), (4, True)])
+def test_n21_a_page_shows_the_complaints_of_a_provider(
+    admin_client: Client, complaints: int, is_alarm: bool
+):
+    first = sent(provider="mail/eu")
+    Notification.objects.filter(pk=first.pk).update(delivery="bounced", delivery_at=NOW)
+    kinds = ["complained"] * complaints + ["delivered"] * (1001 - complaints)
+    rows = [
+        Notification(
+            tenant="shop", channel="email", recipient="a@b.example", recipient_hash=b"", body="",
+            send_at=NOW, status=Status.SUCCESSFULLY_PROCESSED, ended_at=NOW, provider="mail/eu",
+            delivery=each, delivery_at=NOW - timedelta(days=6),
+        )
+        for each in kinds
+    ]  # fmt: skip
+    Notification.objects.bulk_create(rows)
+    Notification.objects.filter(pk=rows[-1].pk).update(delivery_at=NOW - timedelta(days=8))
+    url = "/admin/delayed_queue_notifications/notification/dashboard/mail/eu/"
+    html = admin_client.get(url).content.decode()
+    assert f"<b>{1000 - complaints:,}</b>" in html
+    assert f"<b>{complaints / 1000:.2%}</b>" in html
+    assert ("dq-alarm" in html) == is_alarm
+    assert Client().get(url).status_code == 302

@@ -246,6 +246,10 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "PROVIDERS": Case(
             {"period": timedelta(minutes=15), "cap": 1000}, 1000, {"notification_delivery_at"}
         ),
+        "RECEIVED": Case(
+            {"provider": "smtp", "period": timedelta(days=7), "cap": SOME},
+            SOME, {"notification_received"},
+        ),
         "APPLY": Case(
             {"id": None, "provider_id": "given-7", "delivery": "bounced", "at": datetime.now(UTC)},
             4, {PRIMARY, "notification_provider_id"},

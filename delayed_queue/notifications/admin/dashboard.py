@@ -32,6 +32,26 @@ def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse
     return model_admin.page(request, f"{APP}/notification/dashboard", context)
 
 
+def provider_view(model_admin: ShownOnly, request: HttpRequest, name: str) -> HttpResponse:
+    """Show what became of one provider's mail."""
+    received = monitor.received(name)
+    latest = next((each for each in monitor.providers() if each.name == name), None)
+    context = {
+        "title": _("Provider %(name)s") % {"name": name},
+        "sent": number(latest.sent if latest else 0),
+        "counts": [
+            (_("Delivered"), number(received.delivered)),
+            (_("Bounced"), number(received.bounced)),
+            (_("Complaints"), number(received.complained)),
+        ],
+        "rate": f"{received.complaint_rate:.2%}",
+        "is_alarming": received.complaint_rate > monitor.MOST_COMPLAINTS,
+        "limit": f"{monitor.MOST_COMPLAINTS:.1%}",
+        "cap": number(monitor.EVENTS) if received.is_capped else "",
+    }
+    return model_admin.page(request, f"{APP}/notification/provider", context)
+
+
 def _figures() -> dict[str, Any]:
     now = database_now(USING)
     queues, providers = monitor.queues(), monitor.providers()
@@ -78,6 +98,7 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
             (_("Refused"), number(figures.refused)),
         ],
         "last_error": figures.last_error,
+        "is_known": bool(figures.name),
         "name": figures.name or _("dispatcher lost"),
         # A doubt after a lost dispatcher is no provider's failure.
         "share": percent(share) if figures.name else "—",

@@ -21,7 +21,7 @@ from delayed_queue.db.clock import database_now
 from delayed_queue.messages import MessageState
 from delayed_queue.notifications import managing
 from delayed_queue.notifications.admin.base import APP, ServiceOperation, ShownOnly, badge
-from delayed_queue.notifications.admin.dashboard import dashboard_view
+from delayed_queue.notifications.admin.dashboard import dashboard_view, provider_view
 from delayed_queue.notifications.models import (
     OPEN_STATUSES,
     Delivery,
@@ -129,7 +129,15 @@ class NotificationAdmin(ShownOnly):
 
     def get_urls(self) -> Any:
         view = self.admin_site.admin_view(self.dashboard)
-        return [path("dashboard/", view, name=f"{APP}_dashboard"), *super().get_urls()]
+        one = self.admin_site.admin_view(self.provider)
+        return [
+            path("dashboard/", view, name=f"{APP}_dashboard"),
+            path("dashboard/<path:name>/", one, name=f"{APP}_provider"),
+            *super().get_urls(),
+        ]
+
+    def provider(self, request: HttpRequest, name: str) -> HttpResponse:
+        return provider_view(self, request, name)
 
     def dashboard(self, request: HttpRequest) -> HttpResponse:
         return dashboard_view(self, request)

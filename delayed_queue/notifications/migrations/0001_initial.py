@@ -168,6 +168,11 @@ class Migration(migrations.Migration):
                         name="notification_expires",
                     ),
                     models.Index(
+                        condition=models.Q(("delivery", "unknown"), _negated=True),
+                        fields=["provider", "delivery_at"],
+                        name="notification_received",
+                    ),
+                    models.Index(
                         condition=models.Q(
                             models.Q(("provider_id", ""), _negated=True),
                             models.Q(("provider_id__regex", "^<[0-9a-f-]{36}@"), _negated=True),
