@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
+from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.signals import setting_changed
 from django.db import Error, transaction
@@ -169,6 +170,7 @@ def _source(name: str, entry: Mapping[str, Any]) -> Source:
     return made
 
 
+@login_not_required
 @csrf_exempt
 @require_http_methods(["HEAD", "POST"])
 def receive(request: HttpRequest, provider: str) -> HttpResponse:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 from cryptography.fernet import InvalidToken
+from django.contrib.auth.decorators import login_not_required
 from django.db import Error
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils import translation
@@ -70,6 +71,7 @@ def token_of(recipient: str, category: str) -> str:
     return box_of(secret_keys(), _PURPOSE).encrypt(text).decode().rstrip("=")
 
 
+@login_not_required
 @csrf_exempt
 @require_http_methods(["GET", "HEAD", "POST"])
 def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from django.test import Client
+from pytest_django import Settings
 
 from delayed_queue.notifications import managing
 from delayed_queue.notifications.catalogue import add_version
@@ -37,8 +38,10 @@ FORM = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture
-def anyone() -> Client:
-    """A client without a session, which enforces CSRF."""
+def anyone(settings: Settings) -> Client:
+    """A client without a session, of a site that requires a login and enforces CSRF."""
+    middleware = "django.contrib.auth.middleware.LoginRequiredMiddleware"
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, middleware]
     return Client(enforce_csrf_checks=True)
 
 
