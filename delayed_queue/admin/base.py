@@ -20,6 +20,7 @@ from delayed_queue.admin.lists import Keyset, KeysetChangeList
 from delayed_queue.admin.operating import OperatingAdmin
 from delayed_queue.admin.operations import Call, parse_ids
 from delayed_queue.admin.rows import DatabaseClock, as_read, find
+from delayed_queue.admin.searching import Search, Term, search_of
 from delayed_queue.observe.overview import name_of
 from delayed_queue.queue.hooks import hooks
 
@@ -38,10 +39,20 @@ class QueueModelAdmin(OperatingAdmin):
     change_list_template = "admin/delayed_queue/keyset_change_list.html"
     change_form_template = "admin/delayed_queue/row_detail.html"
 
+    # The words of the search box; without any it finds a whole key.
+    terms: ClassVar[dict[str, Term]] = {}
     key_column = column(_("key"), lambda row: formats.key_label(row.key))
 
-    def keyset_of(self, request: HttpRequest) -> Keyset:
+    def listed_by(self, request: HttpRequest) -> Keyset:
+        """Return the order of the list without a search."""
         return NEWEST_FIRST
+
+    def keyset_of(self, request: HttpRequest) -> Keyset:
+        search = self.search_in(request)
+        return self.listed_by(request) if search is None else search.keyset
+
+    def search_in(self, request: HttpRequest) -> Search | None:
+        return search_of(self.terms, request.GET.get(SEARCH_VAR, ""), chosen_kind(request))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
         return KeysetChangeList
@@ -49,7 +60,9 @@ class QueueModelAdmin(OperatingAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find a key exactly, also with the blanks around a copied key."""
+        """Find what a word of ``terms`` finds; else a whole key, also with blanks around it."""
+        if search := self.search_in(request):
+            return search.found(queryset), False
         if not search_term:
             return queryset, False
         return queryset.filter(key__in={search_term, search_term.strip()}), False
@@ -59,11 +72,10 @@ class QueueModelAdmin(OperatingAdmin):
 
     def list_title(self, request: HttpRequest) -> str:
         title, kind = super().list_title(request), chosen_kind(request)
-        if request.GET.get(SEARCH_VAR):
-            return _("%(title)s with this key") % {"title": title}
-        if kind is None:
-            return title
-        return _("%(title)s of %(queue)s") % {"title": title, "queue": name_of(kind).queue}
+        if kind is not None:
+            title = _("%(title)s of %(queue)s") % {"title": title, "queue": name_of(kind).queue}
+        search = request.GET.get(SEARCH_VAR)
+        return f"{title}: {search}" if search else title
 
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str

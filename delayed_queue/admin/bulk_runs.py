@@ -76,12 +76,15 @@ class BulkRunAdmin(RecordAdmin):
 
     operations = (PauseRun(), ResumeRun(), CancelRun())
     name_field = "kind"
+    change_form_template = "admin/delayed_queue/live_detail.html"
     list_display = (
-        "key_column", "queue_column", "state_column", "progress_column", "begun_column", "because",
+        "key_column", "queue_column", "failure_column", "state_column", "progress_column",
+        "begun_column", "because",
     )  # fmt: skip
     readonly_fields = (
-        "state_column", "progress_column", "queue_column", "failure", "begins", "pace_column",
-        "most", "first_few", "left_out", "begun_by", "because", "begun_column", "ended",
+        "state_column", "progress_column", "queue_column", "failure_column", "begins",
+        "pace_column", "most", "first_few", "left_out", "begun_by", "because", "begun_column",
+        "ended",
     )  # fmt: skip
 
     begins = column(_("reason"), "reason")
@@ -93,14 +96,18 @@ class BulkRunAdmin(RecordAdmin):
     key_column = column(_("run"), lambda row: f"{_ACTIONS[row.action]} #{row.id}")
     queue_column = column(_("queue"), lambda row: formats.kind_label(row.kind))
     begun_column = column(_("begun"), lambda row: formats.since(row.created_at, row.read_at))
-    ended = column(_("ended"), lambda row: row.ended_at and formats.exact(row.ended_at))
+    ended = column(_("ended"), lambda row: formats.since(row.ended_at, row.read_at))
     pace_column = column(
         _("pace"),
         lambda row: _("as fast as possible") if row.pace is None else formats.per_second(row.pace),
     )
-    failure = column(
+    failure_column = column(
         _("failure"),
-        lambda row: _("all of the queue") if row.fingerprint is None else row.fingerprint,
+        lambda row: (
+            _("all of the queue")
+            if row.fingerprint is None
+            else formats.shortened(row.failure or row.fingerprint, 160)
+        ),
     )
 
     def title_of(self, row: Any) -> str:

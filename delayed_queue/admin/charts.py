@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines over time, gaps where nothing was measured, marks.
+"""Charts as inline SVG: lines or stacked bars over time, with gaps, marks and values on hover.
 
 Colours are classes of the style sheet, so that they follow the admin's theme. Words stand beside
 the drawing: inside it a phone would shrink them. A chart is as wide as its number of points and
@@ -39,11 +39,46 @@ def sparkline(values: Values, css: str, words: str) -> SafeString:
     return _svg(len(values), "dq-spark", words, [_gaps(values), _path(values, css, _top(values))])
 
 
-def chart(lines: Sequence[Line], known: Values, marks: SafeString, words: str) -> SafeString:
-    """Return a chart of lines on one scale from zero; grey where nothing is known."""
+def chart(lines: Sequence[Line], tips: Sequence[str], marks: SafeString, words: str) -> SafeString:
+    """Return lines on one scale from zero. A point without a tip is unknown: a gap, in grey."""
     top = max(map(_top, (each.values for each in lines)))
-    parts = [_gaps(known), marks, *(_path(each.values, each.css, top) for each in lines)]
-    return _svg(len(known), "dq-chart", words, parts)
+    parts = [_gaps(_known(tips)), marks, *(_path(each.values, each.css, top) for each in lines)]
+    return _svg(len(tips), "dq-chart", words, [*parts, _hovers(tips)])
+
+
+def stacked(bands: Sequence[Line], tips: Sequence[str], words: str) -> SafeString:
+    """Return a bar for each point, made of the bands; a point without a tip is unknown."""
+    columns = list(zip(*(each.values for each in bands), strict=True))
+    top = max((sum(each or 0 for each in column) for column in columns), default=0) or 1
+    parts = [
+        format_html('<path class="dq-band {}" d="{}"/>', band.css, " ".join(bars))
+        for number, band in enumerate(bands)
+        if (bars := list(_bars(columns, number, top)))
+    ]
+    parts = [_gaps(_known(tips)), *parts, _hovers(tips)]
+    return _svg(len(tips), "dq-chart", words, parts, beside=0.5)
+
+
+def _bars(columns: Sequence[Values], number: int, top: float) -> Iterator[str]:
+    """Yield the strokes of a band: a rectangle on those of the bands before it."""
+    for x, column in enumerate(columns):
+        low = sum(each or 0 for each in column[:number]) / top * _HEIGHT
+        height = (column[number] or 0) / top * _HEIGHT
+        if height:
+            yield f"M{x - 0.4:.1f} {_HEIGHT - low:.1f}v{-height:.1f}h.8v{height:.1f}z"
+
+
+def _known(tips: Sequence[str]) -> Values:
+    return [1 if each else None for each in tips]
+
+
+def _hovers(tips: Sequence[str]) -> SafeString:
+    """Return an invisible column for each point that shows its values on hover."""
+    return format_html_join(
+        "",
+        '<rect class="dq-hover" x="{}" y="-4" width="{}" height="{}"><title>{}</title></rect>',
+        ((*_columns(x, x, len(tips)), each) for x, each in enumerate(tips) if each),
+    )
 
 
 def drawn(marks: Iterable[Mark]) -> SafeString:
@@ -59,11 +94,15 @@ def largest(lines: Iterable[Line]) -> float | None:
     return max((each for line in lines for each in line.values if each is not None), default=None)
 
 
-def _svg(points: int, css: str, words: str, parts: Iterable[SafeString]) -> SafeString:
+def _svg(
+    points: int, css: str, words: str, parts: Iterable[SafeString], beside: float = 0
+) -> SafeString:
+    """Return the drawing; ``beside`` is the room left of the first point and right of the last."""
     return format_html(
-        '<svg class="{}" viewBox="0 -4 {} {}" preserveAspectRatio="none" role="img">'
+        '<svg class="{}" viewBox="{} -4 {} {}" preserveAspectRatio="none" role="img">'
         "<title>{}</title>{}</svg>",
-        css, max(points - 1, 1), _HEIGHT + 8, words, format_html_join("", "{}", zip(parts)),
+        css, f"{-beside or 0:g}", f"{max(points - 1, 1) + 2 * beside:g}", _HEIGHT + 8, words,
+        format_html_join("", "{}", zip(parts)),
     )  # fmt: skip
 
 
@@ -95,5 +134,10 @@ def _rects(values: Values) -> Iterator[tuple[float, float, int]]:
     for is_known, run in groupby(enumerate(values), key=lambda each: each[1] is not None):
         places = [x for x, _ in run]
         if not is_known:
-            left, right = max(places[0] - 0.5, 0), min(places[-1] + 0.5, len(values) - 1)
-            yield left, right - left, _HEIGHT + 8
+            yield _columns(places[0], places[-1], len(values))
+
+
+def _columns(first: int, last: int, points: int) -> tuple[float, float, int]:
+    """Return left, width and height of the columns around these points, within the drawing."""
+    left, right = max(first - 0.5, 0), min(last + 0.5, points - 1)
+    return left, right - left, _HEIGHT + 8

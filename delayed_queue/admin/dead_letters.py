@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.contrib import admin
 from django.contrib.admin.models import DELETION
@@ -18,10 +18,10 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from delayed_queue.admin import formats
+from delayed_queue.admin import formats, searching
 from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin
 from delayed_queue.admin.failures import failures_view
-from delayed_queue.admin.filters import KIND, DiedFilter, GroupFilter, KindFilter, chosen_kind
+from delayed_queue.admin.filters import KIND, DiedFilter, FailureFilter, KindFilter, chosen_kind
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock, parse_ids
@@ -98,12 +98,25 @@ class DropLetter(LetterOperation):
         yield from ((row, True) for row in rows)
 
 
+def _ordered(kind: str | None) -> Keyset:
+    return NEWEST_FIRST if kind is None else _BY_DEATH
+
+
 @admin.register(DeadLetter)
 class DeadLetterAdmin(KeyedRowAdmin):
     """The latest deaths first."""
 
     operations = (Redrive(), Overwrite(), DropLetter())
-    list_filter = (KindFilter, DiedFilter, GroupFilter)
+    terms: ClassVar = {
+        "": searching.prefix(), "key": searching.whole_key(_OF_ONE_KEY),
+        "group": searching.of_group(_BY_DEATH), "header": searching.with_header(_ordered),
+        "reason": searching.with_text(_ordered, "reason"),
+        "failure": searching.with_text(_ordered, "fingerprint", "reason", "last_error"),
+    }  # fmt: skip
+    search_help_text = _(
+        "The beginning of a key; or group:, reason:, failure: or header:name= before a value."
+    )
+    list_filter = (KindFilter, DiedFilter, FailureFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
         "reason_shown", "queue", "key_shown", "active", "attempts_column", "times", "last_failure",
@@ -120,10 +133,8 @@ class DeadLetterAdmin(KeyedRowAdmin):
         url = self.url("delayed_queue_failures", **query)
         return super().changelist_view(request, {**(extra_context or {}), "failures_url": url})
 
-    def keyset_of(self, request: HttpRequest) -> Keyset:
-        if request.GET.get("q"):
-            return _OF_ONE_KEY
-        return NEWEST_FIRST if chosen_kind(request) is None else _BY_DEATH
+    def listed_by(self, request: HttpRequest) -> Keyset:
+        return _ordered(chosen_kind(request))
 
     reason_column = column(
         _("reason"), lambda row: Truncator(formats.printable(row.reason)).chars(120)

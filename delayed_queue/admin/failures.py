@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.fields import DurationField, reasons
-from delayed_queue.admin.filters import GROUP, KIND, chosen_kind, valid_kind
+from delayed_queue.admin.filters import FAILURE, KIND, chosen_kind, valid_kind
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.db.clock import ago, database_now
 from delayed_queue.exceptions import InvalidMessage
@@ -29,6 +29,9 @@ from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
 
 _SHOWN: Final = 25
+# The defaults of a run that an operator starts in the admin.
+_PACE: Final = 100
+_CANARY: Final = 20
 _RUN_TEXT: Final = _(
     "Workers carry it out, oldest dead letters first. Messages that die from now on "
     "are not included."
@@ -36,31 +39,33 @@ _RUN_TEXT: Final = _(
 
 
 class RunForm(forms.Form):
-    """The pace, limits and reason of a run."""
+    """The pace, limits and reason of a run; by default slow and behind a canary."""
 
     pace = forms.IntegerField(
         required=False, min_value=1, max_value=MAX_PACE, label=_("Dead letters a second"),
-        help_text=_("Empty: as fast as possible."),
+        help_text=_("Empty: as fast as possible."), initial=_PACE,
     )  # fmt: skip
+    canary = forms.IntegerField(
+        required=False, min_value=1, max_value=MAX_CANARY, label=_("Canary"), initial=_CANARY,
+        help_text=_(
+            "Redrive this many first; continue only if they do not die of the same "
+            "failure."),
+    )  # fmt: skip
+    why = forms.CharField(
+        required=False, max_length=500, label=_("Why"), help_text=_("Stored with the run.")
+    )
     over = DurationField(_("Spread over"), _("A duration such as 2h, instead of a rate."))
     newer_than = DurationField(_("Died within the last …"), _("A duration, for example 30m or 2d."))
     older_than = DurationField(_("Died longer ago than …"), _("A duration, for example 30m or 2d."))
     limit = forms.IntegerField(
         required=False, min_value=1, label=_("At most"), help_text=_("Empty: all.")
     )
-    canary = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_CANARY, label=_("Canary"),
-        help_text=_(
-            "Redrive this many first; continue only if they do not die of the same "
-            "failure."),
-    )  # fmt: skip
     canary_deaths = forms.IntegerField(
         required=False, min_value=1, max_value=MAX_CANARY, label=_("Stop after"),
         help_text=_("Stop if this many of the canary die again. Empty: 1."),
     )  # fmt: skip
-    why = forms.CharField(
-        required=False, max_length=500, label=_("Why"), help_text=_("Stored with the run.")
-    )
+    # Below "More options".
+    more = ("over", "newer_than", "older_than", "limit", "canary_deaths")
 
     def __init__(self, data: Any, plan: BulkPlan, using: str) -> None:
         super().__init__(data)
@@ -69,6 +74,11 @@ class RunForm(forms.Form):
         self.plan = plan
         if plan.action != REDRIVE:
             del self.fields["canary"], self.fields["canary_deaths"]
+
+    @property
+    def has_more(self) -> bool:
+        """True if one of the other options is filled or wrong."""
+        return any(self.data.get(name) or name in self.errors for name in self.more)
 
     def clean(self) -> None:
         if not self.errors:
@@ -81,6 +91,8 @@ class RunForm(forms.Form):
             for name, value in self.cleaned_data.items()
             if value is not None and name != "why"
         }
+        if "over" in given and given.get("pace") == _PACE:
+            del given["pace"]  # the default gives way
         for name, age in (("since", "newer_than"), ("until", "older_than")):
             if age in given:
                 given[name] = ago(given.pop(age), self.using)
@@ -119,8 +131,10 @@ class StartRun(Operation):
             "failure": example and _title(example.reason, example.last_error),
         }  # fmt: skip
 
-    def next_url(self, model_admin: Any) -> str:
-        return str(model_admin.url("delayed_queue_bulkrun_changelist"))
+    def next_url(self, model_admin: Any, report: Report) -> str:
+        return "".join(
+            model_admin.url("delayed_queue_bulkrun_change", row.pk) for row in report.rows
+        )
 
     def rows(self, call: Call, report: Report) -> list[Any]:
         plan: BulkPlan = call.options["plan"]
@@ -191,7 +205,7 @@ def _line(row: GroupRow, now: datetime) -> dict[str, Any]:
         "row": row, "name": name_of(row.kind), "title": _title(row.reason, row.error),
         "count": formats.counted(Count(min(row.letters, cap), row.letters > cap)),
         "first": first, "last": last,
-        "query": urlencode({KIND: row.kind, GROUP: row.fingerprint}),
+        "query": urlencode({KIND: row.kind, FAILURE: row.fingerprint}),
     }  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext_lazy as _
 
+from delayed_queue.admin.formats import codec_of
+from delayed_queue.admin.lists import KIND as KIND
 from delayed_queue.admin.rows import DatabaseClock, RowState, find
 from delayed_queue.codecs import check_kind
 from delayed_queue.exceptions import InvalidMessage
@@ -25,12 +27,11 @@ if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
     from django.contrib.admin.views.main import ChangeList
 
-KIND: Final = "kind"
 LEASE: Final = "lease"
 WORKER: Final = "worker"
 STATE: Final = "state"
 DIED: Final = "died"
-GROUP: Final = "group"
+FAILURE: Final = "failure"
 _PERIODS: Final = {
     "hour": (_("In the past hour"), timedelta(hours=1)),
     "day": (_("In the past day"), timedelta(days=1)),
@@ -76,7 +77,7 @@ class KindFilter(SimpleListFilter):
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         every, *kinds = super().choices(changelist)
         # The filters that need a queue go with it.
-        query_string = changelist.get_query_string(remove=[KIND, STATE, DIED, GROUP])
+        query_string = changelist.get_query_string(remove=[KIND, STATE, DIED, FAILURE])
         yield {**every, "query_string": query_string}
         yield from kinds
 
@@ -87,7 +88,8 @@ class KindFilter(SimpleListFilter):
 
 def _label(kind: str) -> str:
     name = name_of(kind)
-    return f"{name.queue} ({name.codec})" if name.codec else name.queue
+    codec = codec_of(name)
+    return f"{name.queue} ({codec})" if codec else name.queue
 
 
 class NarrowFilter(SimpleListFilter):
@@ -168,12 +170,12 @@ class LeaseFilter(LinkedFilter):
     title, parameter_name, column = _("lease"), LEASE, "lease_id"
 
 
-def held_by(worker: Worker, messages: QuerySet[Any]) -> QuerySet[Any]:
-    """Return the messages under the worker's leases, whose ids start with its own prefix."""
-    if not worker.holder:
-        return messages.none()
+def held_by(worker: Worker | None) -> Q:
+    """Return the condition for messages under the worker's leases, which start with its prefix."""
+    if worker is None or not worker.holder:
+        return Q(pk__in=[])
     # "g" sorts behind every hexadecimal digit.
-    return messages.filter(lease_id__gte=worker.holder, lease_id__lt=f"{worker.holder}g")
+    return Q(lease_id__gte=worker.holder, lease_id__lt=f"{worker.holder}g")
 
 
 class WorkerFilter(LinkedFilter):
@@ -188,10 +190,9 @@ class WorkerFilter(LinkedFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.value()
-        if chosen is None:
-            return queryset
-        worker = _worker(chosen, queryset.db)
-        return queryset.none() if worker is None else held_by(worker, queryset)
+        return (
+            queryset if chosen is None else queryset.filter(held_by(_worker(chosen, queryset.db)))
+        )
 
 
 def _worker(chosen: str, using: str) -> Worker | None:
@@ -199,10 +200,10 @@ def _worker(chosen: str, using: str) -> Worker | None:
     return found
 
 
-class GroupFilter(LinkedFilter):
+class FailureFilter(LinkedFilter):
     """By failure; its index starts with the queue."""
 
-    title, parameter_name, column = _("failure"), GROUP, "fingerprint"
+    title, parameter_name, column = _("failure"), FAILURE, "fingerprint"
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() is not None and chosen_kind(request) is None:

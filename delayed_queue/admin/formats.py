@@ -16,6 +16,7 @@ from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -23,6 +24,7 @@ from delayed_queue.admin.rows import MessageRow, RowState, state_of
 from delayed_queue.codecs import codec_named, decode
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.observe.overview import name_of
+from delayed_queue.templatetags.delayed_queue_admin import codec_of as codec_of
 from delayed_queue.templatetags.delayed_queue_admin import counted as counted
 from delayed_queue.templatetags.delayed_queue_admin import number as number
 
@@ -69,18 +71,34 @@ def per_second(rate: float) -> str:
     return f"{number(rate)}/s"
 
 
-def exact(at: datetime) -> str:
+def utc(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d} UTC"
 
 
 def dated(at: datetime, pattern: str = "D H:i") -> str:
-    """Return the time in its own zone by a pattern of Django's, its days in the reader's words."""
-    return dateformat.format(at, pattern)
+    """Return the time in the project's zone, by a pattern of Django's."""
+    return dateformat.format(localtime(at), pattern)
 
 
-def moment(at: datetime, words: str) -> SafeString:
-    """Return the words, with the exact instant on hovering and for screen readers."""
-    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), exact(at), words)
+def moment(at: datetime, words: Any) -> SafeString:
+    """Return the words, with the instant on hovering: in the project's zone and in UTC."""
+    local = localtime(at)
+    here = f"{local:%Y-%m-%d %H:%M:%S} {local.tzname()} = " if local.utcoffset() else ""
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>', at.isoformat(), f"{here}{utc(at)}", words
+    )
+
+
+def exact(at: datetime) -> SafeString:
+    """Return the instant in the project's zone, with UTC on hovering."""
+    local = localtime(at)
+    millisecond = f"{local:%Y-%m-%d %H:%M:%S}.{local.microsecond // 1000:03d}"
+    return moment(at, f"{millisecond} {local.tzname()}")
+
+
+def clock(at: datetime, pattern: str = "D H:i") -> SafeString:
+    """Return ``dated``, with the instant on hovering."""
+    return moment(at, dated(at, pattern))
 
 
 def relative(at: datetime, now: datetime) -> str:
@@ -137,11 +155,8 @@ def waiting(message: MessageRow) -> SafeString:
 
 def kind_label(kind: str) -> SafeString:
     name = name_of(kind)
-    if not name.codec:
-        return format_html('<span title="{}">{}</span>', kind, name.queue)
-    return format_html(
-        '<span title="{}">{} <span class="dq-quiet">{}</span></span>', kind, name.queue, name.codec
-    )
+    codec = format_html(' <span class="dq-quiet">{}</span>', codec_of(name))
+    return format_html('<span title="{}">{}{}</span>', kind, name.queue, codec)
 
 
 def key_label(key: str) -> SafeString:

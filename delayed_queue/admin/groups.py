@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.formats import dated, number, table
+from delayed_queue.admin.formats import clock, number, table
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import Limit
@@ -135,7 +135,7 @@ def _buttons(group: str, *, is_held: bool) -> SafeString:
     return format_html('<span class="dq-switch">{}</span>', buttons)
 
 
-def _held(group: HeldGroup, pause: Limit | None) -> list[str]:
+def _held(group: HeldGroup, pause: Limit | None) -> list[Any]:
     most = "" if group.concurrency is None else f" / {number(group.concurrency)}"
     return [
         group.name, why_held(group.reason, pause), _moment(group.until), _moment(group.due_since),
@@ -143,5 +143,5 @@ def _held(group: HeldGroup, pause: Limit | None) -> list[str]:
     ]  # fmt: skip
 
 
-def _moment(milliseconds: int | None) -> str:
-    return "—" if milliseconds is None else dated(from_milliseconds(milliseconds), "D H:i:s")
+def _moment(milliseconds: int | None) -> SafeString | str:
+    return "—" if milliseconds is None else clock(from_milliseconds(milliseconds), "D H:i:s")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -17,12 +18,13 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND, valid_kind
-from delayed_queue.admin.formats import dated, link, number, seconds, table
+from delayed_queue.admin.formats import clock, dated, link, number, seconds, table
 from delayed_queue.admin.groups import groups_of
 from delayed_queue.admin.limits import CHANGES, group_target
 from delayed_queue.admin.queues import PAUSE_QUEUE
 from delayed_queue.admin.schedule_preview import rule_of
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.messages import EPOCH
 from delayed_queue.models import Limit, QueueOverview, Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
 from delayed_queue.observe.overview import EXACT, name_of
@@ -128,6 +130,7 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
         "queue": name_of(kind),
         "query": urlencode({KIND: kind}),
         "ranges": [(each, urlencode({KIND: kind, RANGE: each}), each == chosen) for each in RANGES],
+        "zone": timezone.get_current_timezone_name(),
         "groups": groups_of(kind, using, may_change=may_change),
         "changes": CHANGES if may_change else (),
         **_charts(kind, RANGES[chosen], using, has_dead=model_admin.may(request, VIEW_LETTERS)),
@@ -149,24 +152,39 @@ def _charts(kind: str, chosen: Range, using: str, *, has_dead: bool) -> dict[str
     }
 
 
-def _at(minute: float) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + minute * MINUTE
+def minute_at(minute: float) -> datetime:
+    return EPOCH + minute * MINUTE
 
 
 def _figure(figure: Figure, found: History, marks: SafeString) -> dict[str, Any]:
     lines = [Line(name, css, list(map(of, found.steps))) for name, css, of in figure.lines]
     top, window = largest(lines), found.window
-    known = [1.0 if each.is_sampled else None for each in found.steps]
-    ends = (window.since, (window.since + window.until) / 2, window.until)
-    pattern = "D d M H:i" if window.until - window.since > 1440 else "H:i"
+    tips = tips_of(found.steps, lines, figure.write)
     return {
         "title": figure.title,
         "note": figure.note,
         "top": "" if top is None else figure.words(top),
         "legend": [(each.name, each.css, _last(each, figure)) for each in lines],
-        "svg": chart(lines, known, marks, _said(figure, lines)),
-        "times": [dated(_at(each), pattern) for each in ends],
+        "svg": chart(lines, tips, marks, _said(figure, lines)),
+        "times": times_of(window.since, window.until),
     }
+
+
+def times_of(since: int, until: int) -> list[SafeString]:
+    """Return the times below a chart."""
+    pattern = "D d M H:i" if until - since > 1440 else "H:i"
+    return [clock(minute_at(each), pattern) for each in (since, (since + until) / 2, until)]
+
+
+def tips_of(steps: Sequence[Step], lines: Sequence[Line], write: Callable[[Any], str]) -> list[str]:
+    """Return the time and the values of each step; empty where no worker took samples."""
+    return [
+        f"{dated(minute_at(step.minute))}: "
+        + ", ".join(f"{line.name} {write(line.values[number])}" for line in lines)
+        if step.is_sampled
+        else ""
+        for number, step in enumerate(steps)
+    ]
 
 
 def _last(line: Line, figure: Figure) -> str:
@@ -189,7 +207,7 @@ def _deploys(found: History) -> list[Mark]:
     window = found.window
     return [
         Mark(_place(each.minute, window), "dq-of-deploy",
-             dated(_at(each.minute), "D H:i ")
+             dated(minute_at(each.minute), "D H:i ")
              + gettext("workers of version %(version)s") % {"version": each.version})
         for each in found.deploys
     ]  # fmt: skip
@@ -204,9 +222,9 @@ def _ticks(kind: str, found: History, using: str) -> Iterator[Mark]:
             rule = rule_of(row)
         except InvalidConfiguration:
             continue
-        times = rule.times_between(_at(window.since), _at(window.until), _MAX_TICKS + 1)
+        times = rule.times_between(minute_at(window.since), minute_at(window.until), _MAX_TICKS + 1)
         for at in times if len(times) <= _MAX_TICKS else ():
-            place = _place((at - _at(0)) / MINUTE, window)
+            place = _place((at - EPOCH) / MINUTE, window)
             yield Mark(place, "dq-of-tick", f"{dated(at)} {row.key_prefix}")
 
 
@@ -216,20 +234,21 @@ def _place(minute: float, window: Window) -> float:
     return min((minute - window.since) / window.step, steps - 1)
 
 
-def _gap(found: History) -> str:
+def _gap(found: History) -> SafeString | str:
     """Return the time of the last sample; empty if workers still take samples."""
     last = next((each.minute for each in reversed(found.steps) if each.is_sampled), None)
     if last is None or found.window.until - last <= max(2 * found.window.step, 3):
         return ""
-    return dated(_at(last), "D Y-m-d H:i T")
+    return clock(minute_at(last), "D Y-m-d H:i T")
 
 
 def _numbers(figures: Sequence[Figure], found: History) -> SafeString:
     """Return the values of all charts as a table, the latest first."""
     columns = [(each, name, of) for each in figures for name, _, of in each.lines]
-    heads = ["UTC", *(f"{figure.title}: {name}" for figure, name, _ in columns)]
+    names = (f"{figure.title}: {name}" for figure, name, _ in columns)
+    heads = [timezone.get_current_timezone_name(), *names]
     rows = (
-        [dated(_at(step.minute)), *(figure.write(of(step)) for figure, _, of in columns)]
+        [clock(minute_at(step.minute)), *(figure.write(of(step)) for figure, _, of in columns)]
         for step in reversed(found.steps)
     )
     return table(heads, rows)

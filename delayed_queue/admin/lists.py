@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import BooleanField, Expression, F, Func, QuerySet, UUIDField, Value
+from django.db.models import BooleanField, Expression, F, Func, Q, QuerySet, UUIDField, Value
 from django.db.models.lookups import GreaterThan, LessThan
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -43,6 +44,12 @@ LIVE: Final = forms.Script(
 )
 
 AFTER: Final = "after"
+# The parameter of the chosen queue.
+KIND: Final = "kind"
+# Rows that a page of a search reads at most, where no index finds what is searched.
+SCANNED: Final = 10_000
+# Rows compared by one statement: of a few the planner finds each by its id.
+_BATCH: Final = 2_000
 
 
 class _Row(Func):
@@ -82,6 +89,9 @@ class Keyset:
     def cursor(self, row: Any) -> str:
         """Return the position after the row, for the link to the next page."""
         return str(row.id) if self.column is None else f"{row.id}.{row.position}"
+
+    def position(self, row: Any) -> tuple[Any, Any]:
+        return (row.id if self.column is None else row.position), row.id
 
     def after(self, queryset: QuerySet[Any], cursor: str) -> QuerySet[Any]:
         """Return the rows after the cursor; raise ValueError for a cursor of another order."""
@@ -144,6 +154,10 @@ class ListAdmin(_Base):
         """Return the order of the list; an index gives it under the list's filters."""
         raise NotImplementedError
 
+    def search_in(self, request: HttpRequest) -> Any:
+        """Return the search of the list, or None."""
+        return None
+
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         """Add columns of other tables to the rows of a page."""
 
@@ -197,11 +211,13 @@ class KeysetChangeList(ChangeList):
 
     model_admin: ListAdmin
     result_list: list[Any]
+    # Django's templates show one page without counts.
+    can_show_all = multi_page = show_full_result_count = False
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         super().__init__(request, *args, **kwargs)
-        # The search form would repeat them as hidden fields, but a search covers all queues.
-        self.params = {}
+        # The search form repeats them as hidden fields: a search keeps the queue alone.
+        self.params = {name: each for name, each in self.params.items() if name == KIND}
 
     def get_filters_params(self, params: Any = None) -> dict[str, Any]:
         found: dict[str, Any] = super().get_filters_params(params)
@@ -217,20 +233,60 @@ class KeysetChangeList(ChangeList):
         return self.model_admin.keyset_of(request).ordering()
 
     def get_results(self, request: HttpRequest) -> None:
-        keyset = self.model_admin.keyset_of(request)
-        matching = keyset.ordered(self.queryset)
-        rows = list(self._from(request, matching)[: self.list_per_page + 1])
+        keyset, search = self.model_admin.keyset_of(request), self.model_admin.search_in(request)
+        self.needs_queue = search is not None and search.lacks_queue
+        end = ""
+        if search is not None and search.term.scans:
+            window = self._from(request, keyset.ordered(search.narrowed(self.root_queryset)))
+            rows, end = self._scanned(window, keyset)
+        else:
+            matching = self._from(request, keyset.ordered(self.queryset))
+            branches = [Q()] if search is None else search.term.branches
+            rows = self._merged([matching.filter(each) for each in branches], keyset)
         self.result_list = rows[: self.list_per_page]
+        if len(rows) > self.list_per_page:
+            end = keyset.cursor(self.result_list[-1])
         self.model_admin.complete(request, self.result_list, self.queryset.db)
-        # The rows of this page: Django offers "select all" for a larger number.
-        self.result_count = len(self.result_list)
-        self.next_page = (
-            self.get_query_string({AFTER: keyset.cursor(self.result_list[-1])})
-            if len(rows) > self.list_per_page
-            else ""
-        )
+        self.next_page = self.get_query_string({AFTER: end}) if end else ""
         self.first_page = self.get_query_string() if AFTER in request.GET else ""
-        self._settle()
+
+    @property
+    def result_count(self) -> int:  # type: ignore[override] # an attribute of Django's
+        """The rows of this page: Django offers "select all" for a larger number."""
+        return len(self.result_list)
+
+    # Equal to the former, so that the search form shows no number.
+    full_result_count = result_count
+
+    @property
+    def show_admin_actions(self) -> bool:  # type: ignore[override] # an attribute of Django's
+        return bool(self.result_list)
+
+    def _scanned(self, window: QuerySet[Any], keyset: Keyset) -> tuple[list[Any], str]:
+        """Compare the first rows of the window; return those that match, and where it ends.
+
+        By id: with the conditions beside the order, the planner might read the whole table.
+        """
+        columns = ["pk"] if keyset.column is None else ["pk", "position"]
+        places = list(window.values_list(*columns)[:SCANNED])
+        ids, found = [each[0] for each in places], list[Any]()
+        for first in range(0, len(ids), _BATCH):
+            some = ids[first : first + _BATCH]
+            matching = set(self.queryset.filter(pk__in=some).values_list("pk", flat=True))
+            found += [each for each in some if each in matching]
+            if len(found) > self.list_per_page:
+                break
+        by_id = keyset.ordered(self.queryset).in_bulk(found[: self.list_per_page + 1])
+        rows = [by_id[each] for each in found if each in by_id]
+        return rows, ".".join(map(str, places[-1])) if len(places) == SCANNED else ""
+
+    def _merged(self, branches: Sequence[QuerySet[Any]], keyset: Keyset) -> list[Any]:
+        """Return the first rows of all branches in one order, with one more than a page shows."""
+        found = [list(each[: self.list_per_page + 1]) for each in branches]
+        if len(found) == 1:
+            return found[0]
+        rows = sorted(chain(*found), key=keyset.position, reverse=keyset.descending)
+        return rows[: self.list_per_page + 1]
 
     def _from(self, request: HttpRequest, matching: QuerySet[Any]) -> QuerySet[Any]:
         cursor = request.GET.get(AFTER)
@@ -240,11 +296,3 @@ class KeysetChangeList(ChangeList):
             return self.model_admin.keyset_of(request).after(matching, cursor)
         except ValueError as error:
             raise IncorrectLookupParameters from error
-
-    def _settle(self) -> None:
-        """Make Django's templates show one page without counts."""
-        self.show_full_result_count = False
-        self.show_admin_actions = bool(self.result_list)
-        self.full_result_count = self.result_count  # equal: the search form shows no number
-        self.can_show_all = False
-        self.multi_page = False

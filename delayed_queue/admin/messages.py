@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final, cast
 
 from django.contrib import admin
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.html import format_html
@@ -13,7 +14,7 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin import formats
+from delayed_queue.admin import formats, searching
 from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin, QueueModelAdmin
 from delayed_queue.admin.filters import (
     LEASE,
@@ -45,11 +46,26 @@ _BY_LEASE: Final = Keyset("lease_id", is_text=True)
 _BY_KIND: Final = Keyset("kind", is_text=True)
 
 
+def _ordered(kind: str | None) -> Keyset:
+    return NEWEST_FIRST if kind is None else _BY_SCHEDULE
+
+
 @admin.register(Message)
 class MessageAdmin(KeyedRowAdmin):
     """A queue in the order of delivery; all queues, newest first; leases by lease."""
 
     operations = MESSAGE_OPERATIONS
+    terms: ClassVar = {
+        "": searching.prefix(), "key": searching.whole_key(_BY_KIND),
+        "group": searching.of_group(
+            _BY_SCHEDULE, Q(lease_id__isnull=True), Q(lease_id__isnull=False)
+        ),
+        "worker": searching.of_worker(_BY_LEASE), "header": searching.with_header(_ordered),
+        "failure": searching.with_text(_ordered, "last_error"),
+    }  # fmt: skip
+    search_help_text = _(
+        "The beginning of a key; or group:, worker:, failure: or header:name= before a value."
+    )
     list_filter = (KindFilter, StateFilter, LeaseFilter, WorkerFilter)
     list_display: Any = (
         "key_column", "queue_column", "state_column", "when_column", "lease_column",
@@ -71,14 +87,12 @@ class MessageAdmin(KeyedRowAdmin):
         lambda row: format_html("{} {}", formats.badge(state_of(row)), formats.waiting(row)),
     )
 
-    def keyset_of(self, request: HttpRequest) -> Keyset:
-        if request.GET.get("q"):
-            return _BY_KIND
+    def listed_by(self, request: HttpRequest) -> Keyset:
         if not {LEASE, WORKER}.isdisjoint(request.GET):
             return _BY_LEASE
         if request.GET.get(STATE) in {RowState.LEASED, RowState.EXPIRED}:
             return _BY_LEASE
-        return NEWEST_FIRST if chosen_kind(request) is None else _BY_SCHEDULE
+        return _ordered(chosen_kind(request))
 
     def token_of(self, row: MessageRow) -> str:
         return Seen.of(row).token
@@ -128,7 +142,7 @@ class MessageAdmin(KeyedRowAdmin):
 
     @admin.display(description=_("dead letters"))
     def dead_letters(self, row: MessageRow) -> SafeString:
-        url = self.url("delayed_queue_deadletter_changelist", q=row.key, kind=row.kind)
+        url = self.url("delayed_queue_deadletter_changelist", q=f"key:{row.key}", kind=row.kind)
         return formats.link(url, _("Dead letters of this key"))
 
 

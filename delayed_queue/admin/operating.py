@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import link, number, printable
 from delayed_queue.admin.lists import KeysetChangeList, ListAdmin
-from delayed_queue.admin.operations import Call, Operation, primary_keys
+from delayed_queue.admin.operations import Call, Operation, Report, primary_keys
 from delayed_queue.exceptions import DelayedQueueError
 
 ORIGIN: Final = "origin"
@@ -98,12 +98,14 @@ class OperatingAdmin(ListAdmin):
             self.message_user(request, text, messages.WARNING)
             return HttpResponseRedirect(request.get_full_path())
         call = Call(self.get_queryset(request), tokens, request.user)
-        form = self.perform(request, operation, call)
-        if form is not None:
-            return self._confirm_rows(request, operation, call, form)
+        answer = self.perform(request, operation, call)
+        if isinstance(answer, forms.Form):
+            return self._confirm_rows(request, operation, call, answer)
         return HttpResponseRedirect(self._back_url(request, call))
 
-    def perform(self, request: HttpRequest, operation: Operation, call: Call) -> forms.Form | None:
+    def perform(
+        self, request: HttpRequest, operation: Operation, call: Call
+    ) -> forms.Form | Report:
         """Run a confirmed operation and report; else return the form to ask with."""
         if not self.allows(request, operation):
             raise PermissionDenied
@@ -119,7 +121,7 @@ class OperatingAdmin(ListAdmin):
             return form
         for level, text in operation.answers(report):
             self.message_user(request, text, level)
-        return None
+        return report
 
     def press(
         self,
@@ -138,12 +140,12 @@ class OperatingAdmin(ListAdmin):
             raise BadRequest("There is no such operation.")
         value, back = request.POST[operation.name], request.get_full_path()
         call = Call(rows, tokens(value), request.user)
-        form = self.perform(request, operation, call)
-        if form is None:
-            return HttpResponseRedirect(operation.next_url(self) or back)
+        answer = self.perform(request, operation, call)
+        if isinstance(answer, Report):
+            return HttpResponseRedirect(operation.next_url(self, answer) or back)
         context = {"back": back, "carried": [(operation.name, value)], **shown}
         return self._confirm(
-            request, operation, form, **context, **operation.confirmation(call, form)
+            request, operation, answer, **context, **operation.confirmation(call, answer)
         )
 
     def _confirm(

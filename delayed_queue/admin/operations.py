@@ -69,8 +69,9 @@ class Call:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome of an operation: names of changed rows, and of skipped rows by reason."""
+    """The outcome of an operation: changed rows and their names, skipped rows by reason."""
 
+    rows: list[Any] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left: dict[str, list[str]] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class Operation:
         """Return the title, the button and the facts of the confirmation page of a button."""
         raise NotImplementedError
 
-    def next_url(self, model_admin: Any) -> str:
+    def next_url(self, model_admin: Any, report: Report) -> str:
         """Return the page to show after the change; empty for the same one."""
         return ""
 
@@ -188,6 +189,7 @@ class Operation:
                     changed.append(row)
                 else:
                     report.leave(outcome, self.name_of(row))
+            report.rows += changed
             report.changed += map(self.name_of, changed)
             _record(call, self.flag, [(row, self.audit(row, call)) for row in changed])
             self._notify(changed, call.using)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -11,12 +11,13 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from delayed_queue.admin.base import QueueModelAdmin
-from delayed_queue.admin.charts import Values, sparkline
+from delayed_queue.admin.charts import Line, Values, sparkline, stacked
 from delayed_queue.admin.filters import KIND, valid_kind
 from delayed_queue.admin.formats import counted, dotted, human, link, number, per_second
+from delayed_queue.admin.history import times_of, tips_of
 from delayed_queue.admin.queues import PAUSE_QUEUE, SWITCHES, pause_of, paused_rows
 from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.conf import get_settings
@@ -34,6 +35,12 @@ from delayed_queue.observe.overview import (
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
 from delayed_queue.observe.workers import ALIVE, LiveWorkers, Throughput
 
+# The bands of the chart of all queues.
+_BANDS: Final[tuple[tuple[Any, str, Callable[[Step], int]], ...]] = (
+    (gettext_lazy("done"), "dq-of-due", lambda step: step.done),
+    (gettext_lazy("failures"), "dq-of-alarm", lambda step: step.failed + step.died),
+    (gettext_lazy("due"), "dq-of-leased", lambda step: step.due or 0),
+)
 TREND_MINUTES: Final = 60
 # Minutes until a missing sample is reported; a sample is 10 or 20 seconds late.
 SAMPLED_WITHIN: Final = 3
@@ -80,6 +87,12 @@ class QueueLine:
         late = self.lateness or _("nothing")
         words = _("Most overdue in an hour: %(late)s now") % {"late": late}
         return _spark([each.late for each in self.trend], "dq-of-alarm", words)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has no messages, handled none within the hour and is not paused."""
+        is_used = any(each.done or each.failed or each.died or each.due for each in self.trend)
+        return self.depth.is_empty and self.pause is None and not is_used
 
     @property
     def is_late(self) -> bool:
@@ -140,6 +153,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     pauses = {row.kind: row for row in paused_rows(using)[: MAX_KINDS + 1]}
     kinds, is_cut = find_kinds(using, also=list(pauses))
     found, now, last = trends(kinds, TREND_MINUTES, using=using)
+    found = {kind: since_sampled(steps) for kind, steps in found.items()}
     live = Worker.objects.live(using=using)
     snapshot = oldest_snapshot(using)
     lines = _lines(kinds, found, pauses, live, snapshot, using)
@@ -149,7 +163,9 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     context = {
         "title": wrong or _("All queues in order"),
         "opts": QueueOverview._meta,
-        "lines": lines,
+        "lines": [each for each in lines if not each.is_idle],
+        "idle": [each for each in lines if each.is_idle],
+        "figure": _all_queues(list(found.values())),
         "unsampled": _unsampled(now, last),
         **_old_snapshot(snapshot),
         "slow": [(each, human(each.age)) for each in live.running if each.is_slow][:MAX_SLOW],
@@ -160,6 +176,33 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
         "may_pause": model_admin.may(request, PAUSE_QUEUE),
     }
     return model_admin.page(request, "delayed_queue/queues", context)
+
+
+def since_sampled(steps: list[Step]) -> list[Step]:
+    """Return the steps from the first that a worker sampled, at least two."""
+    first = next((at for at, each in enumerate(steps) if each.is_sampled), len(steps))
+    return steps[min(first, len(steps) - 2) :]
+
+
+def _all_queues(queues: Sequence[Sequence[Step]]) -> dict[str, Any] | None:
+    """Return the chart of all queues; None where no worker took samples."""
+    minutes = list(zip(*queues, strict=True))
+    steps = [each[0] for each in minutes]
+    if not any(each.is_sampled for each in steps):
+        return None
+    done, failed, due = counts = [[sum(map(of, each)) for each in minutes] for *_, of in _BANDS]
+    bands = [Line(name, css, each) for (name, css, _of), each in zip(_BANDS, counts, strict=True)]
+    last = max(at for at, each in enumerate(steps) if each.is_sampled)
+    facts = [number(sum(done)), number(sum(failed)), number(due[last])]
+    words = _("All queues: %(done)s done, %(failed)s failed, %(due)s due at last.")
+    said = words % dict(zip(("done", "failed", "due"), facts, strict=True))
+    return {
+        "title": _("All queues, a minute"),
+        "top": number(max(map(sum, zip(done, failed, due, strict=True)))),
+        "legend": [(each.name, each.css, fact) for each, fact in zip(bands, facts, strict=True)],
+        "svg": stacked(bands, tips_of(steps, bands, number), said),
+        "times": times_of(steps[0].minute, steps[-1].minute),
+    }
 
 
 def _old_snapshot(found: Snapshot | None) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
+from django.utils import dateformat
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.formats import dated
 from delayed_queue.cron.keeper import declared
 from delayed_queue.cron.registry import CronEntry, Definition, schedule_of
 from delayed_queue.cron.rules import Schedule as Rule
@@ -77,7 +77,8 @@ def next_change(zone: ZoneInfo, now: datetime) -> ClockChange | None:
 
 
 def local(at: datetime, zone: ZoneInfo) -> str:
-    return dated(at.astimezone(zone), "D Y-m-d H:i:s T")
+    """Return the instant in the schedule's zone."""
+    return dateformat.format(at.astimezone(zone), "D Y-m-d H:i:s T")
 
 
 def next_run(row: Schedule, now: datetime) -> SafeString:

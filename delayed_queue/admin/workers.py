@@ -62,12 +62,11 @@ class WorkerAdmin(RecordAdmin):
 
     list_filter = (AliveFilter,)
     change_list_template = "admin/delayed_queue/worker_list.html"
-    change_form_template = "admin/delayed_queue/worker_detail.html"
+    change_form_template = "admin/delayed_queue/live_detail.html"
     list_display = (
         "key_column", "where_column", "heartbeat_column", "rate_column", "running_column",
-        "threads_column", "in_flight_column",
-        "done_column", "failed_column", "dead_column", "lost_column", "leases_column",
-        "started_column", "version_column",
+        "threads_column", "in_flight_column", "done_column", "failed_column", "dead_column",
+        "lost_column", "leases_column",
     )  # fmt: skip
     readonly_fields = (
         "heartbeat_column", "host_column", "pid_column", "process_column", "started_column",
@@ -102,16 +101,16 @@ class WorkerAdmin(RecordAdmin):
         if row is not None:
             messages = Message.objects.using(self.get_queryset(request).db)
             may_view = self.may(request, "delayed_queue.view_message")
-            row.is_holding = held_by(row, messages.all()).exists() if may_view else None
+            row.is_holding = messages.filter(held_by(row)).exists() if may_view else None
         return row
 
     @admin.display(description=_("where it runs"))
     def where_column(self, row: Worker) -> SafeString:
         names = ", ".join(row.queues)
         return format_html(
-            '{} · pid {} · {}<div class="dq-quiet" title="{}">{}</div>',
-            row.host, row.pid, _("process %(number)s") % {"number": row.process}, names,
-            Truncator(names).chars(80),
+            '{} · pid {} · {} · {}<div class="dq-quiet" title="{}">{}</div>',
+            row.host, row.pid, _("process %(number)s") % {"number": row.process}, row.version,
+            names, Truncator(names).chars(80),
         )  # fmt: skip
 
     @admin.display(description=_("heartbeat"))

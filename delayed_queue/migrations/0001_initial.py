@@ -211,6 +211,7 @@ class Migration(migrations.Migration):
                 ("done", models.BigIntegerField(db_default=0)),
                 ("skipped", models.BigIntegerField(db_default=0)),
                 ("state", models.CharField(db_default="running", max_length=10)),
+                ("failure", models.TextField(blank=True, db_default="")),
                 ("note", models.TextField(blank=True, db_default="")),
                 ("started_by", models.TextField(blank=True, db_column="startedBy", db_default="")),
                 ("why", models.TextField(blank=True, db_default="")),

@@ -22,6 +22,7 @@ from delayed_queue.exceptions import InvalidConfiguration, NoSuchLetters, RunInP
 from delayed_queue.handlers import storable
 from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
+from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.models import BulkRun, DeadLetter, Message
 from delayed_queue.queue.store.bulk import (
     CANCELLED,
@@ -128,7 +129,8 @@ class BulkPlan:
             **self._filter(), "action": self.action, "pace": self._pace_of(total),
             "most": self.limit, "canary": self.canary, "deaths": self.canary_deaths,
             "since": self._since, "until": self._until, "newest": newest, "total": total,
-            "is_cut": seen == cap, "by": storable(by), "why": storable(why),
+            "is_cut": seen == cap, "failure": self._failure(using), "by": storable(by),
+            "why": storable(why),
         }  # fmt: skip
         start = partial(BulkRun.objects.start, using, **params)
         run_id: int | None = repeat(using, start, truth=partial(_started, start, params, using))
@@ -154,6 +156,15 @@ class BulkPlan:
             found = DeadLetter.objects.using(using).filter(pk__in=ids).order_by("died_at", "id")
             yield from repeat(using, partial(list, found.all()))
             after_at, after, left = page[-1].died_at, page[-1].id, left - len(ids)
+
+    def _failure(self, using: str) -> str:
+        """Return the name of the failure; empty for all letters of the queue."""
+        if self.fingerprint is None:
+            return ""
+        rows = DeadLetter.objects.using(using).filter(kind=self.kind, fingerprint=self.fingerprint)
+        newest = rows.order_by("-died_at", "-id").values_list("reason", "last_error")
+        found = repeat(using, lambda: newest.first())
+        return storable(describe(*found)) if found else ""
 
     def _filter(self) -> dict[str, Any]:
         return {

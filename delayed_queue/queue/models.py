@@ -222,6 +222,8 @@ class BulkRun(models.Model):
     done = models.BigIntegerField(db_default=0)
     skipped = models.BigIntegerField(db_default=0)
     state = models.CharField(max_length=10, db_default="running")
+    # The name of the failure: its letters may be gone when the run has ended.
+    failure = models.TextField(blank=True, db_default="")
     note = models.TextField(blank=True, db_default="")
     started_by = models.TextField(blank=True, db_column="startedBy", db_default="")
     why = models.TextField(blank=True, db_default="")

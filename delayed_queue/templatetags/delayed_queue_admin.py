@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
 if TYPE_CHECKING:
-    from delayed_queue.observe.overview import Count
+    from delayed_queue.observe.overview import Count, KindName
 
 register: Final = template.Library()
 _OPENED: Final = len("<td")
@@ -34,6 +34,12 @@ def counted(count: Count) -> str:
     if count.is_estimated:
         return f"≈ {number(float(f'{count.value:.2g}'))}"
     return number(count.value) + "+" * count.is_cut
+
+
+@register.filter
+def codec_of(name: KindName) -> str:
+    """Return the codec of a queue, to show beside its name; empty for the usual one."""
+    return "" if name.codec == "json" else name.codec
 
 
 @register.filter

@@ -12,6 +12,7 @@ from django.db import connection
 from django.test import Client
 
 from delayed_queue import DelayedQueue
+from delayed_queue.admin.failures import RunForm
 from delayed_queue.models import BulkRun, DeadLetter
 from tests.admin.lists import keys_of
 from tests.admin.support import LETTERS, operator, page, post, tokens
@@ -100,7 +101,7 @@ def test_a_failure_is_redriven_from_its_line_after_a_page_that_counts(admin_clie
 
     response = begin(admin_client, "redrive", target, pace="50", canary="1", why="mended")
     run = BulkRun.objects.get()
-    assert response.url == ADMIN
+    assert response.url == f"{ADMIN}{run.pk}/change/"
     assert (run.pace, run.canary, run.why, run.total) == (50, 1, "mended", 3)
     assert run.started_by == LogEntry.objects.get().user.get_username()
     assert "0 done · 3 left" in page(admin_client, ADMIN)
@@ -194,5 +195,28 @@ def test_it_needs_the_permission_to_see_dead_letters():
 
 
 def test_a_failure_without_a_queue_is_no_server_error(admin_client: Client):
-    assert admin_client.get(f"{LETTERS}?group=abc").status_code == 302
+    assert admin_client.get(f"{LETTERS}?failure=abc").status_code == 302
     assert "There are no dead letters." in page(admin_client, FAILURES)
+
+
+def test_o25_a_run_is_slow_and_behind_a_canary_unless_the_operator_says_otherwise(
+    admin_client: Client,
+):
+    DeadLetterFactory.create_batch(3, fingerprint="a")
+    asked = admin_client.post(FAILURES, {"redrive": "a:orders|json"}).content.decode()
+    form = asked.partition('class="dq-confirm"')[2]
+    first, _, more = form.partition('<details class="dq-more">')
+    assert 'name="pace" value="100"' in first
+    assert 'name="canary" value="20"' in first
+    assert all(f'name="{name}"' in more for name in RunForm.more)
+
+    begin(admin_client, "redrive", "a:orders|json", pace="100", canary="20", over="2h")
+    run = BulkRun.objects.get()
+    assert run.canary == 20
+    # Spread over two hours: the default pace gives way.
+    assert run.pace == pytest.approx(3 / 7200)
+    shown = page(admin_client, f"{ADMIN}{run.pk}/change/")
+    assert 'data-dq-live="detail"' in shown
+    assert run.failure in unescape(shown)
+    assert run.failure in unescape(page(admin_client, ADMIN))
+    assert "ValueError" in run.failure

@@ -88,13 +88,13 @@ def test_filter_that_no_index_serves_is_neither_offered_nor_obeyed(admin_client:
     assert admin_client.get(f"{LETTERS}?died=hour").headers["Location"] == f"{LETTERS}?e=1"
 
 
-def test_all_queues_and_a_search_drop_the_filters(admin_client: Client):
+def test_all_queues_drops_the_filters_and_a_search_all_but_the_queue(admin_client: Client):
     """A forgotten filter would hide the key."""
     MessageFactory.create()
     html = page(admin_client, f"{MESSAGES}?kind=orders|json&state=due")
 
     assert '<a href="?">All</a>' in html
-    assert '<input type="hidden" name="kind"' not in html
+    assert '<input type="hidden" name="kind" value="orders|json"' in html
     assert '<input type="hidden" name="state"' not in html
 
 
@@ -124,10 +124,10 @@ def test_search_finds_the_exact_key_in_every_queue_and_nothing_else(
         for key in ("Key%1", "key%1", "Key%12", "KeyX1"):
             factory(key=key, kind=kind)
 
-    assert keys_of(page(admin_client, f"{url}?q=Key%251")) == ["Key%1", "Key%1"]
-    assert keys_of(page(admin_client, f"{url}?q=+Key%251%0A")) == ["Key%1", "Key%1"]
-    assert keys_of(page(admin_client, f"{url}?q=Key%251&kind=a|json")) == ["Key%1"]
-    assert "has exactly this key" in page(admin_client, f"{url}?q=Key")
+    assert keys_of(page(admin_client, f"{url}?q=key:Key%251")) == ["Key%1", "Key%1"]
+    assert keys_of(page(admin_client, f"{url}?q=key:+Key%251%0A")) == ["Key%1", "Key%1"]
+    assert keys_of(page(admin_client, f"{url}?q=key:Key%251&kind=a|json")) == ["Key%1"]
+    assert "Nothing was found" in page(admin_client, f"{url}?q=key:Key")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_page_goes_on_where_it_ended_though_rows_went(admin_client: Client):
     "url",
     [
         MESSAGES, f"{MESSAGES}?kind=orders|json", f"{MESSAGES}?kind=orders|json&state=due",
-        f"{MESSAGES}?state=leased", f"{MESSAGES}?q=x", f"{MESSAGES}?_facets=True",
+        f"{MESSAGES}?state=leased", f"{MESSAGES}?q=key:x", f"{MESSAGES}?_facets=True",
         f"{MESSAGES}?all=", f"{MESSAGES}?o=1.-2", f"{MESSAGES}?p=2", LETTERS, QUEUES,
     ],
 )  # fmt: skip
@@ -264,7 +264,8 @@ def test_no_list_counts_or_sorts_the_table(admin_client: Client, url: str):  # W
     many = statements(admin_client, url)
 
     assert len(few) == len(many) <= 14
-    for statement in many:
+    # The limits of the late queues are few.
+    for statement in (each for each in many if "DISTINCT ON" not in each):
         assert "DISTINCT" not in statement
         assert "OFFSET" not in statement
         # The workers of a page's leases are no list.

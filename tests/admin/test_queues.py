@@ -87,7 +87,7 @@ def test_only_so_many_queues_are_shown_and_it_says_so(admin_client: Client):
     html = page(admin_client, QUEUES)
 
     assert f"Only {MAX_KINDS} queues are shown" in html
-    assert page(admin_client, MESSAGES).count("(json)</a>") == MAX_KINDS
+    assert page(admin_client, MESSAGES).count(">kind-") >= MAX_KINDS
     # A queue beyond the limit still has a page.
     assert len(keys_of(page(admin_client, f"{MESSAGES}?kind=kind-99|json"))) == 1
 

@@ -61,10 +61,9 @@ def test_w12_the_list_says_who_works_where_on_what_and_how_fast(admin_client: Cl
     )  # fmt: skip
     (row,) = rows(admin_client)
 
-    assert row.startswith("worker-1 db-7 · pid 4711 · process 3 orders, mail alive")
+    assert row.startswith("worker-1 db-7 · pid 4711 · process 3 · 1.2.3 orders, mail alive")
     # Rate, longest-running, threads, in flight, done, retried, dead, lost, leases.
-    assert " 32/s — 3 / 8 1 2,345 6 7 8 2 " in row
-    assert row.endswith("ago 1.2.3")
+    assert " 32/s — 3 / 8 1 2,345 6 7 8 2" in row
 
 
 def test_o4_the_list_of_messages_names_the_worker_of_each_lease(admin_client: Client):

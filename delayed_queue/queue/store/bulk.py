@@ -30,14 +30,15 @@ _GROUP: Final = ('fingerprint, "pKind", "diedAt", id', "%(fingerprint)s::text, %
 START_RUN: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_bulk_run (
     action, "pKind", fingerprint, reason, "keyFrom", "keyBefore", pace, most, canary,
-    "canaryDeaths", "lastDiedAt", "diedUntil", "newestId", total, "isTotalCut", "startedBy", why,
-    "createdAt", "nextAt"
+    "canaryDeaths", "lastDiedAt", "diedUntil", "newestId", total, "isTotalCut", failure,
+    "startedBy", why, "createdAt", "nextAt"
 )
 SELECT
     %(action)s::text, %(kind)s::text, %(fingerprint)s::text, %(reason)s::text, %(key_from)s::text,
     %(key_before)s::text, %(pace)s::float8, %(most)s::bigint, %(canary)s::integer,
     %(deaths)s::integer, %(since)s::bigint, LEAST(%(until)s::bigint, now), %(newest)s::bigint,
-    %(total)s::bigint, %(is_cut)s::boolean, %(by)s::text, %(why)s::text, now, now
+    %(total)s::bigint, %(is_cut)s::boolean, %(failure)s::text, %(by)s::text, %(why)s::text,
+    now, now
 FROM clock
 WHERE NOT EXISTS (
     SELECT 1

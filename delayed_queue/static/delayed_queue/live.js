@@ -61,6 +61,10 @@
             const name = region.dataset.dqLive;
             const found = fresh.querySelector(`[data-dq-live="${CSS.escape(name)}"]`);
             if (found !== null) {
+                const details = [...region.querySelectorAll("details")];
+                found.querySelectorAll("details").forEach((each, at) => {
+                    each.open = details[at]?.open ?? each.open;
+                });
                 region.replaceWith(document.adoptNode(found));
             }
         }

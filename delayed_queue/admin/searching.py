@@ -1,0 +1,142 @@
+"""The search box: the beginning of a key, or a word such as ``group:`` before a value.
+
+An index finds the rows of a key, a group or a worker. For other words a page reads at most SCANNED
+rows in the order of the list and compares each; the next page continues.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from django.db.models import Q, QuerySet
+
+from delayed_queue.admin.filters import held_by
+from delayed_queue.admin.lists import Keyset
+from delayed_queue.models import Worker
+
+Rows = QuerySet[Any]
+# The last character in the order of UTF-8, which is that of the collation C.
+_LAST: Final = "\U0010ffff"
+_MAX_WORKERS: Final = 50
+
+
+class Term(NamedTuple):
+    """A word of the search box: rows by an index, in the order of ``keyset``, that match.
+
+    ``rows`` and ``keyset`` take the chosen queue, which may be None. ``scans``: the match, or a
+    filter of the list, is not part of the index. ``branches``: conditions with an index each.
+    """
+
+    keyset: Callable[[str | None], Keyset]
+    rows: Callable[[Rows, str, str | None], Rows]
+    matches: Callable[[str], Q] = lambda value: Q()
+    scans: bool = False
+    branches: tuple[Q, ...] = (Q(),)
+    needs_queue: bool = False
+
+
+class Search(NamedTuple):
+    """An operator's search, and the chosen queue."""
+
+    term: Term
+    value: str
+    kind: str | None
+
+    @property
+    def lacks_queue(self) -> bool:
+        return self.term.needs_queue and self.kind is None
+
+    @property
+    def keyset(self) -> Keyset:
+        return self.term.keyset(self.kind)
+
+    def narrowed(self, rows: Rows) -> Rows:
+        """Return the rows that the index finds."""
+        return self.term.rows(rows, self.value, self.kind)
+
+    def found(self, rows: Rows) -> Rows:
+        return self.narrowed(rows).filter(self.term.matches(self.value))
+
+
+def search_of(terms: dict[str, Term], text: str, kind: str | None) -> Search | None:
+    """Return the search for the text; without a word it is the beginning of a key."""
+    word, colon, value = text.partition(":")
+    if not terms or not text:
+        return None
+    if colon and word.strip() in terms:
+        return Search(terms[word.strip()], value, kind)
+    return Search(terms[""], text.strip(), kind)
+
+
+def _beginning_with(rows: Rows, value: str, kind: str | None) -> Rows:
+    return rows.filter(key__gte=value, key__lt=f"{value}{_LAST}")
+
+
+def _with_key(rows: Rows, value: str, kind: str | None) -> Rows:
+    """Find a key exactly, also with the blanks around a copied key."""
+    return rows.filter(key__in={value, value.strip()})
+
+
+def _of_group(rows: Rows, value: str, kind: str | None) -> Rows:
+    # The indexes on groups start with the queue.
+    return rows.none() if kind is None else rows.filter(kind=kind, group=value.strip())
+
+
+def _held(rows: Rows, value: str, kind: str | None) -> Rows:
+    named = Q(name__startswith=value.strip()) | Q(host__startswith=value.strip())
+    workers = Worker.objects.using(rows.db).filter(named).exclude(holder="").order_by("-id")
+    leases = Q(pk__in=[])
+    for worker in workers[:_MAX_WORKERS]:
+        leases |= held_by(worker)
+    return rows.filter(leases)
+
+
+def _of_queue(rows: Rows, value: str, kind: str | None) -> Rows:
+    return rows if kind is None else rows.filter(kind=kind)
+
+
+def _with_header(value: str) -> Q:
+    name, _, text = value.strip().partition("=")
+    found = Q(headers__contains={name: text})
+    try:
+        return found | Q(headers__contains={name: json.loads(text)})
+    except (ValueError, RecursionError):
+        return found
+
+
+def prefix() -> Term:
+    return Term(lambda kind: Keyset("key", is_text=True), _beginning_with, scans=True)
+
+
+def whole_key(keyset: Keyset) -> Term:
+    return Term(lambda kind: keyset, _with_key)
+
+
+def of_group(keyset: Keyset, *branches: Q) -> Term:
+    return Term(lambda kind: keyset, _of_group, branches=branches or (Q(),), needs_queue=True)
+
+
+def of_worker(keyset: Keyset) -> Term:
+    return Term(lambda kind: keyset, _held)
+
+
+def scanned(keyset: Callable[[str | None], Keyset], matches: Callable[[str], Q]) -> Term:
+    return Term(keyset, _of_queue, matches, scans=True)
+
+
+def with_header(keyset: Callable[[str | None], Keyset]) -> Term:
+    return scanned(keyset, _with_header)
+
+
+def with_text(keyset: Callable[[str | None], Keyset], *columns: str) -> Term:
+    """Find rows with the text in one of the columns."""
+
+    def matches(value: str) -> Q:
+        found = Q(pk__in=[])
+        for column in columns:
+            found |= Q(**{f"{column}__icontains": value.strip()})
+        return found
+
+    return scanned(keyset, matches)
