@@ -210,9 +210,10 @@ class Leases:
 
     def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
         """Take over what is under earlier leases; return how many messages that is."""
-        params: dict[str, Any] = {"lease_id": lease_id, "lease_ids": lease_ids}
-        params |= {"deliveries": deliveries}
-        params |= {"kind": self._options.required_kind, "lease": self._options.lease, "now": None}
+        params = {
+            "lease_id": lease_id, "lease_ids": lease_ids, "deliveries": deliveries,
+            "kind": self._options.required_kind, "lease": self._options.lease, "now": None,
+        }  # fmt: skip
         rows = self._link.fetch("The query of an earlier lease", TAKE_OVER_LEASE, params)
         self._held[lease_id] = time.monotonic()
         return int(value_of(rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -111,11 +111,6 @@ class Job:
     now: int
     options: Options
 
-    @property
-    def kind(self) -> str | None:
-        """The kind of all rows; None if each row has its own."""
-        return self.options.kind
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -184,7 +179,7 @@ class PartitionOffers:
     def claim_of(self, number: int, offers: pa.Table) -> dict[str, Any]:
         """Return the parameters that claim a chunk of offers in key order."""
         job = self._job
-        digest = digest_of(offers, job.kind or "", job.options.mode, job.options.codec)
+        digest = digest_of(offers, job.options.kind or "", job.options.mode, job.options.codec)
         return job.key.note(self._partition, chunk=number, digest=digest, rows=offers.num_rows)
 
     def _try(self, connection: Connection, chunk: Chunk) -> None:
@@ -206,9 +201,10 @@ class PartitionOffers:
             copy_rows(connection, TABLE, chunk.names, rows)
 
     def _stored(self, staged: pa.Table) -> dict[str, Any]:
+        kind = self._job.options.kind
         columns = {
             "pKey": staged["key"],
-            "pKind": staged["kind"] if self._job.kind is None else pa.scalar(self._job.kind),
+            "pKind": staged["kind"] if kind is None else pa.scalar(kind),
             "payload": staged["payload"],
             "scheduledAt": staged["due_at"],
             "scheduledAtInitially": staged["due_at"],
@@ -224,29 +220,41 @@ class PartitionOffers:
     def _merge(self, connection: Connection, chunk: Chunk) -> None:
         claimed = fetch(connection, CLAIM_CHUNK, chunk.claim)
         if claimed:
-            created, updated = self._merged(connection, chunk.staged)
-            settle(connection, value_of(claimed), created, updated)
+            settle(connection, value_of(claimed), *self._merged(connection, chunk.staged))
 
-    def _merged(self, connection: Connection, staged: pa.Table) -> tuple[int, int]:
+    def _merged(self, connection: Connection, staged: pa.Table) -> MergedRow:
         """Offer rows of which some may exist, in several turns if keys are repeated."""
         connection.execute(CREATE_STAGE)
         columns = {name: staged[name] for name in staged.column_names}
         copy_rows(connection, STAGE, columns, encode_rows(columns))
-        is_upsert = self._job.options.mode == "upsert"
-        statement = MERGE_OR_UPDATE if is_upsert else MERGE_IF_NOT_EXISTS
-        created = updated = 0
-        # Without updates, all but the first row of a key are IGNORED.
-        for turn in range(pc.max(staged["turn"]).as_py() + 1 if is_upsert else 1):
-            params = {"kind": self._job.kind, "now": self._job.now, "turn": turn}
-            more = row_of(MergedRow, fetch(connection, statement, params))
-            created, updated = created + more.created, updated + more.updated
-        if created == staged.num_rows:
+        turns = pc.max(staged["turn"]).as_py() + 1
+        statements = MERGE_IF_NOT_EXISTS, MERGE_OR_UPDATE
+        found = merged(connection, self._job, statements, turns, {})
+        if found.created == staged.num_rows:
             self._misses = 0
-        return created, updated
+        return found
 
     def _wake(self) -> None:
         if self._soon:
             self._link.repeat(OFFER, lambda connection: wake(connection, self._soon))
+
+
+def merged(
+    connection: Connection,
+    job: Job,
+    statements: Sequence[str],
+    turns: int,
+    which: Mapping[str, Any],
+) -> MergedRow:
+    """Offer staged rows by the statement of the mode; with updates, equal keys in turns."""
+    is_upsert = job.options.mode == "upsert"
+    created = updated = 0
+    # Without updates, all but the first row of a key are IGNORED.
+    for turn in range(turns if is_upsert else min(turns, 1)):
+        params = {**which, "kind": job.options.kind, "now": job.now, "turn": turn}
+        more = row_of(MergedRow, fetch(connection, statements[is_upsert], params))
+        created, updated = created + more.created, updated + more.updated
+    return MergedRow(created, updated)
 
 
 def _wait_for(writing: Future[None] | None) -> None:
@@ -257,8 +265,8 @@ def _wait_for(writing: Future[None] | None) -> None:
 def soon_kinds(job: Job, offers: pa.Table, due: Any) -> set[str]:
     """Return the kinds with messages due before a sleeping worker would poll again."""
     soon = pc.less_equal(due, job.now + _POLL_INTERVAL)
-    if job.kind is not None:
-        return {job.kind} if pc.any(soon).as_py() else set()
+    if (kind := job.options.kind) is not None:
+        return {kind} if pc.any(soon).as_py() else set()
     return set(pc.unique(offers["kind"].filter(soon)).to_pylist())
 
 

@@ -55,9 +55,6 @@ class IdRange(InputPartition):
     last: int
     now: int
 
-    def __init__(self, first: int, last: int, now: int) -> None:
-        self.first, self.last, self.now = first, last, now
-
 
 class QueueReader(DataSourceReader):
     """Reads the stored messages of any state, without leases."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
 Offset = dict[str, Any]
 
 
+@dataclass
 class LeasedRange(IdRange):
     """Messages of a range of ids that are under a lease."""
 
-    def __init__(self, lease_id: str, first: int, last: int, now: int) -> None:
-        super().__init__(first, last, now)
-        self.lease_id = lease_id
+    lease_id: str
 
 
 class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -119,7 +119,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         lease_id = end["lock"]
         pieces = self._held_for(start, end).pieces_of(lease_id) or [PieceRow(*NO_ROWS, 0)]
-        return [LeasedRange(lease_id, *each) for each in pieces]
+        return [LeasedRange(*each, lease_id) for each in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, LeasedRange):

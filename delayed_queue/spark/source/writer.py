@@ -18,7 +18,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from delayed_queue.db.sql import row_of
 from delayed_queue.exceptions import InvalidConfiguration, JobFinished, ResourceUnavailable
 from delayed_queue.spark.database import Connection, Link, connect, copy_rows, fetch, look_around
 from delayed_queue.spark.source.arrow import Columns, encode_rows
@@ -40,6 +39,7 @@ from delayed_queue.spark.source.offering import (
     chunks,
     due_times,
     jsonb,
+    merged,
     soon_kinds,
     wake,
 )
@@ -52,7 +52,6 @@ from delayed_queue.spark.store.offering import (
     MERGE_STAGE_IF_NOT_EXISTS,
     MERGE_STAGE_OR_UPDATE,
     PRUNE_STAGE,
-    MergedRow,
 )
 
 if TYPE_CHECKING:
@@ -117,20 +116,10 @@ def merge_staged(connection: Connection, job: Job, written: Sequence[Written]) -
             f"{staged} of {rows} staged rows are left: staged rows are lost when the server "
             "crashes. Nothing was offered; run the job again."
         )
-    settle(connection, closed, *_merged(connection, job, which, most))
+    statements = MERGE_STAGE_IF_NOT_EXISTS, MERGE_STAGE_OR_UPDATE
+    settle(connection, closed, *merged(connection, job, statements, most, which))
     fetch(connection, CLEAR_STAGE, {"job": job.key.job})
     wake(connection, {kind for each in written for kind in each.soon})
-
-
-def _merged(connection: Connection, job: Job, which: dict[str, Any], most: int) -> tuple[int, int]:
-    is_upsert = job.options.mode == "upsert"
-    statement = MERGE_STAGE_OR_UPDATE if is_upsert else MERGE_STAGE_IF_NOT_EXISTS
-    created = updated = 0
-    for turn in range(most if is_upsert else min(most, 1)):
-        params = {**which, "kind": job.kind, "now": job.now, "turn": turn}
-        more = row_of(MergedRow, fetch(connection, statement, params))
-        created, updated = created + more.created, updated + more.updated
-    return created, updated
 
 
 def clear_stage(connection: Connection, job: Job) -> None:

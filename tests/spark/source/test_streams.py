@@ -124,31 +124,6 @@ def run_batches(frame: Any, lake: str, function: Callable[[Any, int], None], **t
     return query
 
 
-class TestReplays:
-    """The first run fails in its batch; the second one continues from the checkpoint.
-
-    test_leases.py covers leases that end between them.
-    """
-
-    def run(self, spark: Any, lake: str, *, is_broken: bool) -> list[str]:
-        seen: list[str] = []
-
-        def look(frame: Any, batch: int) -> None:
-            seen.extend(row.key for row in frame.collect())
-            if is_broken:
-                raise ValueError("the sink broke")
-
-        run_batches(stream(spark), lake, look)
-        return sorted(seen)
-
-    def test_within_the_lease_the_same_rows(self, spark: Any, lake: str):
-        keys = sorted(fill(6))
-        with pytest.raises(Exception, match="the sink broke"):
-            self.run(spark, lake, is_broken=True)
-        assert self.run(spark, lake, is_broken=False) == keys
-        assert Message.objects.count() == 0
-
-
 def test_a_lease_shorter_than_the_batch_is_renewed(spark: Any, lake: str, queue: DelayedQueue):
     fill(4)
     start = Message.objects.get(key="k0000").created_at
@@ -202,10 +177,6 @@ class TestFilling:
     def test_a_job_id_is_for_batches(self, spark: Any, lake: str):
         with pytest.raises(Exception, match="counted under the id of its query"):
             self.fill(self.source(spark, lake), lake, job="mine")
-
-    def test_asynchronous_progress_is_refused(self, spark: Any, lake: str):
-        with pytest.raises(Exception, match="async"):
-            self.fill(self.source(spark, lake), lake, asyncProgressTrackingEnabled="true")
 
 
 @pytest.mark.long
