@@ -70,6 +70,8 @@ def _by_adbc(options: Options, before: Sequence[str], query: str) -> Iterator[pa
                 statement.execute_update()
             statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_BYTES})
             statement.set_sql_query(query)
-            yield from pa.RecordBatchReader.from_stream(statement.execute_query()[0])
+            reader = pa.RecordBatchReader.from_stream(statement.execute_query()[0])
+            # Closed before its statement, also by a task that stops early.
+            yield from stack.enter_context(reader)
         except (Error, pa.ArrowException, OSError) as error:
             raise ResourceUnavailable(f"The read failed: {first_line(error)}") from None

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.spark.database import connect, fetch
+from delayed_queue.spark.database import APPLICATION, connect, fetch
 from delayed_queue.spark.settings import TASKS
 from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import parse_options
@@ -23,6 +23,7 @@ from delayed_queue.spark.store.archiving import STEADY_TEXT
 from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE
 from tests.spark.leasing import fill, reader
 from tests.spark.support import job, offer, rows
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("queue")
 
@@ -63,6 +64,18 @@ def test_each_driver_reads_in_the_transaction_of_the_statements_before(driver: s
     found = [row for batch in batches for row in batch.to_pylist()]
     assert sorted(row["key"] for row in found) == sorted(key for key in KEYS if key < "05")
     assert {(row["zone"], row["scan"]) for row in found} == {("UTC", "off")}
+
+
+@pytest.mark.parametrize("driver", ["adbc", "psycopg"])
+def test_a_read_that_stops_early_leaves_no_connection(driver: str, other: psycopg.Connection[Any]):
+    schema = pa.schema([("word", pa.string())])
+    options = parse_options({"driver": driver})
+    many = "SELECT repeat('x', 100) AS word FROM generate_series(1, 500000)"
+    batches = read_large(options, [], many, {}, schema, rows=1)
+    assert 0 < next(iter(batches)).num_rows < 500_000
+    del batches
+    left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    wait_until(lambda: other.execute(left, [APPLICATION]).fetchone() == (0,))
 
 
 def outliers(queue: DelayedQueue, other: psycopg.Connection[Any], count: int) -> None:
