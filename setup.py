@@ -104,7 +104,9 @@ setup(
     packages=find_packages(include=["delayed_queue", "delayed_queue.*"]),
     # Spark looks for its data sources among the top-level modules of this prefix.
     py_modules=["pyspark_delayed_queue"],
-    package_data={"": ["py.typed", "locale/**/*", "templates/**/*", "static/**/*", "*.properties"]},
+    package_data={
+        "": ["py.typed", "locale/**/*", "templates/**/*", "static/**/*", "*.properties", "sql/*"]
+    },
     # croniter 6 reads 59/15 differently: one configuration hash had two meanings.
     install_requires=["django>=5.2", "psycopg>=3.2", "croniter>=7,<8"],
     extras_require=EXTRAS,

@@ -8,6 +8,7 @@ from delayed_queue.migrations._operations import (
     END_TURN,
     ID,
     TAKE_TURN,
+    CreateFunctions,
     CreateModelOnce,
     CreateTableOfDays,
     instant,
@@ -434,5 +435,6 @@ class Migration(migrations.Migration):
             },
             bases=("delayed_queue.message",),
         ),
+        CreateFunctions("functions_0001.sql"),
         END_TURN,
     ]

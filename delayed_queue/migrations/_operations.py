@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, Final
 
 from django.db import migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 
 from delayed_queue.fields import EpochMillisecondField
@@ -123,6 +126,59 @@ class CreateTableOfDays(CreateModelOnce):
             editor.sql_create_table = plain
         if is_new:
             schema_editor.execute(f"CREATE TABLE {table}_rest PARTITION OF {table} DEFAULT")
+
+
+class CreateFunctions(Operation):
+    """Run a file of SQL functions in the current schema, without rights for PUBLIC.
+
+    Does nothing on a database that the router keeps the messages off. A migration back drops them.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def state_forwards(self, app_label: str, state: ProjectState) -> None:
+        """Change no model."""
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        revoke = f"REVOKE ALL ON FUNCTION {', '.join(self._names())} FROM PUBLIC"
+        self._run([self._text(), revoke], app_label, schema_editor, to_state)
+
+    def database_backwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        drop = f"DROP FUNCTION IF EXISTS {', '.join(self._names())}"
+        self._run([drop], app_label, schema_editor, from_state)
+
+    def _text(self) -> str:
+        path = Path(__file__).parents[1] / "sql" / self.file
+        return path.read_text(encoding="utf-8").rstrip(";\n")
+
+    def _names(self) -> list[str]:
+        return re.findall(r"FUNCTION (public\.\w+)", self._text())
+
+    def _run(self, statements: list[str], app: str, editor: Any, state: ProjectState) -> None:
+        if not self.allow_migrate_model(
+            editor.connection.alias, state.apps.get_model(app, "Message")
+        ):
+            return
+        with editor.connection.cursor() as cursor:
+            cursor.execute("SELECT quote_ident(current_schema())")
+            (schema,) = cursor.fetchone()
+        for each in statements:
+            in_text = schema.replace("'", "''")
+            placed = each.replace("'public.", f"'{in_text}.").replace(" public.", f" {schema}.")
+            editor.execute(placed, None)
 
 
 def _exists(schema_editor: Any, table: str) -> bool:

@@ -297,8 +297,9 @@ def test_g3_a_dead_letter_lets_the_next_pass(ordered: DelayedQueue):
 def blocking(queue: DelayedQueue) -> DelayedQueue:
     """A queue with a group that a dead letter blocks."""
     queue.groups.set(Groups(order="fifo", on_dead="block"))
-    offer(queue, "a1", "a2", "b1")
+    offer(queue, "a1", "a2")
     leased(queue).reject("no")
+    offer(queue, "b1")
     assert polled_keys(queue) == ["b1"]
     return queue
 
@@ -579,7 +580,7 @@ def test_g6_a_clock_that_is_set_back_closes_nothing(
     queue: DelayedQueue, clock: ManualClock, rules: Groups
 ):
     queue.groups.set(rules)
-    offer(queue, "a1", "a2", "a3", "b1")
+    offer(queue, "a1", "a2", "a3")
     now = clock()
     clock.advance(HOUR)
     assert "a1" in polled_keys(queue)
@@ -673,9 +674,10 @@ def test_g9_a_pause_of_the_queue_holds_its_groups(queue: DelayedQueue):
 
 def test_g9_a_rate_of_the_queue_holds_its_groups(queue: DelayedQueue, clock: ManualClock):
     queue.groups.set(Groups(queue_rate="1/m"))
-    offer(queue, "a1", "b1")
+    offer(queue, "a1")
     assert {each.reason for each in queue.groups.held()} == {""}
     assert polled_keys(queue) == ["a1"]
+    offer(queue, "b1")
     (held,) = [each for each in queue.groups.held() if each.name == "b"]
     now = round(clock().timestamp() * 1000)
     assert (held.reason, held.until) == ("queue_throttled", now + 60_000)

@@ -1,0 +1,213 @@
+"""A queue whose operations are calls of the SQL functions, for the contract suite."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from django.db import DatabaseError, connections, transaction
+
+import delayed_queue
+from delayed_queue import Batch, DelayedQueue, Envelope, OfferOutcome, ScheduledMessage
+from delayed_queue.codecs import decode, encode
+from delayed_queue.conf import check_lease
+from delayed_queue.exceptions import (
+    DelayedQueueError,
+    InvalidConfiguration,
+    InvalidMessage,
+    PayloadNotEncodable,
+)
+from delayed_queue.handlers import storable
+from delayed_queue.messages import (
+    MessageState,
+    StoredMessage,
+    check_delay,
+    check_group,
+    check_key,
+    check_schedule,
+    encode_headers,
+    to_milliseconds,
+)
+from delayed_queue.models import Message
+
+FILE: Final = Path(delayed_queue.__file__).parent / "sql/functions_0001.sql"
+ERRORS: Final[dict[str, type[DelayedQueueError]]] = {
+    "QD001": InvalidMessage, "QD002": PayloadNotEncodable, "QD003": InvalidConfiguration,
+}  # fmt: skip
+# The functions with the test's clock in place of the database's, in a schema of their own.
+_CLOCK: Final = """COALESCE(
+    NULLIF(current_setting('tests.now', true), '')::timestamptz, statement_timestamp())"""
+CLOCKED: Final = "DROP SCHEMA IF EXISTS clocked CASCADE; CREATE SCHEMA clocked;" + re.sub(
+    r"public\.(delayed_queue_\w+)\(", r"clocked.\1(", FILE.read_text(encoding="utf-8")
+).replace("statement_timestamp()", _CLOCK).replace("clock_timestamp()", _CLOCK)
+_TYPES: Final = {
+    "payload": "jsonb", "messages": "jsonb", "headers": "jsonb", "schedule_at": "timestamptz",
+    "delay": "interval", "lease": "interval", "duration": "interval", "ids": "bigint[]",
+    "n": "integer", "can_update": "boolean",
+}  # fmt: skip
+
+
+def install_clocked() -> None:
+    with connections["default"].cursor() as cursor:
+        cursor.execute(CLOCKED)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the errors of the functions as those of Python."""
+    try:
+        yield
+    except DatabaseError as error:
+        kind = ERRORS.get(getattr(error.__cause__, "sqlstate", ""))
+        if kind is None:
+            raise
+        raise kind(str(error).partition("\n")[0]) from error
+
+
+class FunctionQueue(DelayedQueue):
+    """A queue of JSON by functions; checks in Python only what no argument of SQL can be."""
+
+    def _rows(self, function: str, **given: Any) -> list[dict[str, Any]]:
+        values = ", ".join(f'"{name}" => %({name})s::{_TYPES.get(name, "text")}' for name in given)
+        now = "" if self.clock is None else self._local_now().isoformat()
+        with translated(), transaction.atomic(using=self.using):
+            with connections[self.using].cursor() as cursor:
+                cursor.execute("SELECT set_config('tests.now', %s, false)", [now])
+                cursor.execute(f"SELECT * FROM clocked.delayed_queue_{function}({values})", given)
+                names = [each.name for each in cursor.description]
+                return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _value(self, function: str, **given: Any) -> Any:
+        (row,) = self._rows(function, **given)
+        (value,) = row.values()
+        return value
+
+    def _offer(
+        self,
+        key: str,
+        payload: Any,
+        schedule_at: datetime | None,
+        delay: timedelta | None,
+        headers: Mapping[str, Any] | None,
+        group: str | None,
+        *,
+        can_update: bool,
+    ) -> OfferOutcome:
+        _check_types(key, group, headers, schedule_at)
+        _check_delay(delay)
+        encode(self.codec, payload)
+        return OfferOutcome(
+            self._value(
+                "offer", queue=self.kind, key=key, payload=json.dumps(payload),
+                schedule_at=schedule_at, delay=delay, can_update=can_update,
+                headers=None if headers is None else json.dumps(dict(headers)), group=group,
+            )
+        )  # fmt: skip
+
+    def offer_batch(self, messages: Iterable[ScheduledMessage]) -> list[OfferOutcome]:
+        if not isinstance(messages, Sequence) or not all(
+            isinstance(each, ScheduledMessage) for each in messages
+        ):
+            return super().offer_batch(messages)
+        batch = json.dumps([self._described(each) for each in messages])
+        rows = self._rows("offer_many", queue=self.kind, messages=batch)
+        assert [row["key"] for row in rows] == [each.key for each in messages]
+        return [OfferOutcome(row["outcome"]) for row in rows]
+
+    def _described(self, message: ScheduledMessage) -> dict[str, Any]:
+        _check_types(message.key, message.group, message.headers, message.schedule_at)
+        encode(self.codec, message.payload)
+        at = message.schedule_at
+        return {
+            "key": message.key, "payload": message.payload, "can_update": bool(message.can_update),
+            "schedule_at": None if at is None else at.isoformat(), "group": message.group,
+            "headers": None if message.headers is None else dict(message.headers),
+        }  # fmt: skip
+
+    def drop_message(self, key: str) -> bool:
+        _check_types(key)
+        return bool(self._value("drop", queue=self.kind, key=key))
+
+    def contains_message(self, key: str) -> bool:
+        return self.read(key) is not None
+
+    def read(self, key: str) -> StoredMessage | None:
+        _check_types(key)
+        for row in self._rows("read", queue=self.kind, key=key):
+            return StoredMessage(
+                key, self.name, MessageState(row["state"]), row["attempts"], row["scheduled_at"],
+                row["scheduled_at_initially"], row["created_at"], row["lease_id"],
+                json.loads(row["headers"] or "{}"), row["last_error"] or "",
+                (row["payload"] or "").encode() or bytes(self._stored_row(row["id"]).payload),
+                partial(decode, self.codec), row["group"],
+            )  # fmt: skip
+        return None
+
+    def try_poll_many(self, limit: int) -> Batch:
+        rows = self._rows(
+            "claim", queue=self.kind, n=min(limit, 2**31 - 1), lease=self.lease_duration
+        )
+        due = Message.objects.using(self.using).in_bulk([row["id"] for row in rows])
+        envelopes = tuple(
+            Envelope(
+                row["key"], json.loads(row["payload"]), self.name, row["attempt"], row["lease_id"],
+                row["id"], to_milliseconds(row["scheduled_at"]),
+                to_milliseconds(due[row["id"]].due_at), to_milliseconds(row["leased_until"]),
+                json.loads(row["headers"] or "{}"), self, row["group"],
+            )
+            for row in rows
+        )  # fmt: skip
+        return Batch(envelopes, rows[0]["lease_id"] if rows else "", self)
+
+    def acknowledge(self, envelope: Envelope) -> bool:
+        return self._settled("acknowledge", envelope)
+
+    def acknowledge_batch(self, batch: Batch) -> int:
+        return int(self._value("acknowledge", lease_id=batch.lease_id)) if batch else 0
+
+    def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
+        _check_delay(delay)
+        return self._settled("release", envelope, delay=delay, error=storable(error))
+
+    def reject(self, envelope: Envelope, reason: str) -> bool:
+        return self._settled("reject", envelope, reason=storable(reason))
+
+    def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
+        lease = self.lease_duration if duration is None else duration
+        if not isinstance(lease, timedelta):
+            check_lease(lease)
+        is_held = self._settled("extend", envelope, duration=lease)
+        if is_held:
+            until = self._stored_row(envelope.message_id).scheduled_at
+            envelope.leased_until_ms = to_milliseconds(until)
+        envelope.lease_lost |= not is_held
+        return is_held
+
+    def _stored_row(self, row_id: int) -> Message:
+        return Message.objects.using(self.using).get(pk=row_id)
+
+    def _settled(self, function: str, envelope: Envelope, **given: Any) -> bool:
+        ids = [envelope.message_id]
+        return self._value(function, lease_id=envelope.lease_id, ids=ids, **given) == 1
+
+
+def _check_delay(delay: Any) -> None:
+    if not isinstance(delay, timedelta):
+        check_delay(delay, datetime.now(UTC))
+
+
+def _check_types(key: Any, group: Any = None, headers: Any = None, schedule_at: Any = None) -> None:
+    """Refuse what is no text, no JSON and no instant: SQL has no such arguments."""
+    if not isinstance(key, str) or not key.isprintable():
+        check_key(key)
+    if not isinstance(group, str) or not group.isprintable():
+        check_group(group)
+    if not isinstance(headers, Mapping) or "\\u0000" in json.dumps(headers, default=str):
+        encode_headers(headers)
+    check_schedule(schedule_at)
