@@ -81,6 +81,8 @@ BEGIN
                 END, ',' ORDER BY item.key COLLATE "C")
             FROM jsonb_each(value) AS item
         ), '') || '}';
+    ELSIF jsonb_typeof(value) = 'array' AND value::text !~ '.["[{]' THEN
+        RETURN replace(value::text, ', ', ',');
     ELSIF jsonb_typeof(value) = 'array' THEN
         RETURN '[' || COALESCE((
             SELECT string_agg(
@@ -108,11 +110,17 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     now CONSTANT bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
-    due_at CONSTANT bigint := public.delayed_queue_due_at(now, schedule_at, delay);
+    due_at bigint := now;
     body CONSTANT text := public.delayed_queue_json(payload);
-    header CONSTANT text := public.delayed_queue_json(NULLIF(headers, 'null'));
+    header text;
     is_created boolean;
 BEGIN
+    IF schedule_at IS NOT NULL OR delay IS NOT NULL THEN
+        due_at := public.delayed_queue_due_at(now, schedule_at, delay);
+    END IF;
+    IF headers IS NOT NULL AND headers <> 'null' THEN
+        header := public.delayed_queue_json(headers);
+    END IF;
     IF body IS NULL THEN
         RAISE 'The json codec cannot encode SQL NULL; JSON null is ''null''::jsonb.'
             USING ERRCODE = 'QD002';

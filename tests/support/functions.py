@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 from django.db import DatabaseError, connections, transaction
+from psycopg import sql as composed
 
 import delayed_queue
 from delayed_queue import Batch, DelayedQueue, Envelope, OfferOutcome, ScheduledMessage
@@ -46,7 +47,7 @@ _CLOCK: Final = """COALESCE(
 CLOCKED: Final = "DROP SCHEMA IF EXISTS clocked CASCADE; CREATE SCHEMA clocked;" + re.sub(
     r"public\.(delayed_queue_\w+)\(", r"clocked.\1(", FILE.read_text(encoding="utf-8")
 ).replace("statement_timestamp()", _CLOCK).replace("clock_timestamp()", _CLOCK)
-_TYPES: Final = {
+_TYPES: Final[dict[str, LiteralString]] = {
     "payload": "jsonb", "messages": "jsonb", "headers": "jsonb", "schedule_at": "timestamptz",
     "delay": "interval", "lease": "interval", "duration": "interval", "ids": "bigint[]",
     "n": "integer", "can_update": "boolean",
@@ -74,14 +75,23 @@ class FunctionQueue(DelayedQueue):
     """A queue of JSON by functions; checks in Python only what no argument of SQL can be."""
 
     def _rows(self, function: str, **given: Any) -> list[dict[str, Any]]:
-        values = ", ".join(f'"{name}" => %({name})s::{_TYPES.get(name, "text")}' for name in given)
+        values = composed.SQL(", ").join(
+            composed.SQL("{} => {}::{}").format(
+                composed.Identifier(name), composed.Placeholder(name),
+                composed.SQL(_TYPES.get(name, "text")),
+            )
+            for name in given
+        )  # fmt: skip
+        call = composed.SQL("SELECT * FROM clocked.{}({})").format(
+            composed.Identifier(f"delayed_queue_{function}"), values
+        )
         now = "" if self.clock is None else self._local_now().isoformat()
-        with translated(), transaction.atomic(using=self.using):
-            with connections[self.using].cursor() as cursor:
-                cursor.execute("SELECT set_config('tests.now', %s, false)", [now])
-                cursor.execute(f"SELECT * FROM clocked.delayed_queue_{function}({values})", given)
-                names = [each.name for each in cursor.description]
-                return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        connection = connections[self.using]
+        with translated(), transaction.atomic(using=self.using), connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('tests.now', %s, false)", [now])
+            cursor.execute(call, given)
+            names = [each.name for each in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def _value(self, function: str, **given: Any) -> Any:
         (row,) = self._rows(function, **given)
@@ -194,7 +204,7 @@ class FunctionQueue(DelayedQueue):
 
     def _settled(self, function: str, envelope: Envelope, **given: Any) -> bool:
         ids = [envelope.message_id]
-        return self._value(function, lease_id=envelope.lease_id, ids=ids, **given) == 1
+        return bool(self._value(function, lease_id=envelope.lease_id, ids=ids, **given) == 1)
 
 
 def _check_delay(delay: Any) -> None:
