@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -11,6 +12,9 @@ from benchmarks.shared.database import KIND, PAYLOAD, QUEUE, Connection, empty, 
 from benchmarks.shared.short_turns import Comparison, Workload
 from benchmarks.shared.workers import worker_for
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
+from delayed_queue.codecs import JsonCodec, channel_of
+from delayed_queue.db.sql import NOTIFY
+from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 
 OURS: Final = "delayed_queue"
 BARE: Final = "bare_queue"
@@ -20,6 +24,9 @@ BATCH: Final = 1_000
 CLAIM: Final = 500
 GROUPS: Final = 1_000
 HOUR: Final = timedelta(hours=1)
+OFFER_FUNCTION: Final = """
+SELECT delayed_queue_offer(%s, %s, %s::jsonb, delay => %s::interval)
+"""
 
 
 def comparisons(connection: Connection) -> list[Comparison]:
@@ -27,6 +34,7 @@ def comparisons(connection: Connection) -> list[Comparison]:
     queue, bare = DelayedQueue(QUEUE, codec="bytes"), BareQueue(connection, KIND)
     return [
         *_offers(connection, queue, bare),
+        *_function_offers(connection),
         _batch_offer(connection, queue, bare),
         *(_poll(connection, queue, bare, messages) for messages in (1, 10, 100, 1000)),
         _consume(connection, queue, bare),
@@ -58,6 +66,41 @@ def _offers(connection: Connection, queue: DelayedQueue, bare: BareQueue) -> lis
         ),
         Comparison("offer-notify", "the same, beside bare SQL with NOTIFY", due_now, announced),
         Comparison("offer-later", "`offer_or_update`, due in an hour", later, bare_offer, 0.8),
+    ]
+
+
+def _function_offers(connection: Connection) -> list[Comparison]:
+    """Return an offer by the SQL function beside the statements that `offer_or_update` sends."""
+    kind, payload = f"{QUEUE}|json", '{"total": 40, "customer": "A-17", "items": [1, 2, 3]}'
+    fixed: dict[str, Any] = {
+        "kind": kind, "payload": JsonCodec().encode(json.loads(payload)), "schedule_at": None,
+        "headers": None, "group": None, "now": None,
+    }  # fmt: skip
+
+    def offers(offer: Callable[[str], Any]) -> Workload:
+        def prepare() -> Sequence[str]:
+            empty(connection, OURS)
+            return [f"key-{number}" for number in range(SINGLES)]
+
+        return Workload(1, prepare, offer)
+
+    def by_statement(key: str, delay: int) -> None:
+        connection.execute(OFFER_OR_UPDATE, {**fixed, "key": key, "delay": delay}, prepare=True)
+        if not delay:
+            connection.execute(NOTIFY, {"channel": channel_of(kind)}, prepare=True)
+
+    def by_function(key: str, delay: str) -> None:
+        connection.execute(OFFER_FUNCTION, (QUEUE, key, payload, delay), prepare=True)
+
+    now = offers(lambda key: by_function(key, "0 s")), offers(lambda key: by_statement(key, 0))
+    later = (
+        offers(lambda key: by_function(key, "1 hour")),
+        offers(lambda key: by_statement(key, 3_600_000)),
+    )
+    beside = "beside the statement of `offer_or_update`"
+    return [
+        Comparison("offer-sql", f"`delayed_queue_offer`, {beside} and its NOTIFY", *now, 0.87),
+        Comparison("offer-sql-later", f"the same, due in an hour, {beside}", *later, 0.87),
     ]
 
 

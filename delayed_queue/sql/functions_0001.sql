@@ -2,7 +2,7 @@
 --
 -- The migration runs this file with the schema of the tables in place of "public". Functions find
 -- their names in pg_catalog only, so objects of callers replace nothing. Instants are milliseconds
--- since the epoch, floored, by the database's clock. The statements follow delayed_queue/queue/store.
+-- since the epoch, floored, by the database's clock. Statements follow delayed_queue/queue/store.
 -- Errors: QD001 invalid message, QD002 payload not encodable, QD003 invalid configuration.
 
 -- Return the kind of a queue: a name with a bar is the kind itself. Refuses bad names and keys.
@@ -41,7 +41,8 @@ BEGIN
     ELSIF delay IS NOT NULL THEN
         RAISE 'delay % leads outside the years 1 to 9999.', delay USING ERRCODE = 'QD001';
     END IF;
-    RAISE 'schedule_at % is outside the years 1 to 9999 in UTC.', schedule_at USING ERRCODE = 'QD001';
+    RAISE 'schedule_at % is outside the years 1 to 9999 in UTC.', schedule_at
+        USING ERRCODE = 'QD001';
 END $$;
 
 -- Return the milliseconds of a lease.
@@ -96,11 +97,11 @@ BEGIN
     RETURN value::text;
 END $$;
 
--- Offer a message whose queue and key are checked. The outcome is that of the one statement: xmax = 0
--- for a new row, no row if nothing changed. Listeners are notified if it is due within the default
--- poll interval, and the holder of a lease that ends; not while notifications pile up, because that
--- could fail the caller's transaction. Python reads no integer of more than 4,300 digits, and nothing
--- else beyond a double. jsonb keeps no exponents: 200 zeros at the end show that there was one.
+-- Offer a message whose queue and key are checked. One statement gives the outcome: xmax = 0 for a
+-- new row, no row if nothing changed. Listeners are notified if it is due within the default poll
+-- interval, and the holder of a lease that ends; not while notifications pile up, which could fail
+-- the caller's transaction. Python reads no integer of more than 4,300 digits, and no other
+-- number beyond a double. jsonb keeps no exponents: 200 zeros at the end show that there was one.
 -- Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 CREATE OR REPLACE FUNCTION public.delayed_queue_put(
     id bigint, kind text, key text, payload jsonb, schedule_at timestamptz, delay interval,
@@ -206,8 +207,8 @@ DECLARE
     outcomes text[];
 BEGIN
     IF jsonb_typeof(messages) IS DISTINCT FROM 'array' THEN
-        RAISE 'A batch is a JSON array of messages, not %.', quote_nullable(left(messages::text, 40))
-            USING ERRCODE = 'QD001';
+        RAISE 'A batch is a JSON array of messages, not %.',
+            quote_nullable(left(messages::text, 40)) USING ERRCODE = 'QD001';
     END IF;
     FOR offered IN
         SELECT id, place, value
@@ -217,8 +218,9 @@ BEGIN
         ) AS numbered
         ORDER BY (value->>'key') COLLATE "C", place
     LOOP
-        message := CASE jsonb_typeof(offered.value) WHEN 'object' THEN offered.value ELSE '{"": 0}' END;
-        IF jsonb_typeof(message->'key') IS DISTINCT FROM 'string'
+        message := offered.value;
+        IF jsonb_typeof(message) <> 'object'
+            OR jsonb_typeof(message->'key') IS DISTINCT FROM 'string'
             OR message - '{key,payload,schedule_at,delay,can_update,headers,group}'::text[] <> '{}'
             OR message->>'schedule_at' !~* ':[0-9]{2}.*(z|[+-][0-9]{2}(:?[0-9]{2})?)$'
         THEN
@@ -285,7 +287,8 @@ BEGIN
     SELECT
         id, body,
         CASE
-            WHEN "scheduledAt" <= now THEN 'due' WHEN "lockUuid" IS NULL THEN 'scheduled' ELSE 'leased'
+            WHEN "scheduledAt" <= now THEN 'due'
+            WHEN "lockUuid" IS NULL THEN 'scheduled' ELSE 'leased'
         END,
         CASE WHEN is_old THEN 0 ELSE attempts END, public.delayed_queue_instant("scheduledAt"),
         public.delayed_queue_instant("scheduledAtInitially"),
@@ -312,8 +315,8 @@ $$;
 -- Choose and lock messages of a queue with limits, within the same rules as a claim by group in
 -- Python: the concurrency, rate, order, pause and dead letters of each group. Groups take turns by
 -- their weights, or the most overdue message comes first. One such claim of a kind runs at a time,
--- and the statements behind its lock see each lease committed before. It keeps no position: it starts
--- at a random group, and reads messages without a group from the start and from a random instant.
+-- and the statements behind its lock see each lease committed before. It keeps no position: it
+-- starts at a random group, and reads ungrouped messages from the start and from a random instant.
 -- Reads: limit_kind_group, dead_letter_of_group, delayed_queue__KindPlusScheduledAtIndex, the three
 -- indexes of groups, the primary key.
 CREATE OR REPLACE FUNCTION public.delayed_queue_deal(kind text, n integer) RETURNS bigint[]
@@ -371,7 +374,8 @@ BEGIN
     later AS (
         SELECT id, "scheduledAt", "group" FROM public.delayed_queue
         WHERE "pKind" = kind AND "scheduledAt" <= now AND "scheduledAt" >= (
-            SELECT min("scheduledAt") + floor(random() * (now - min("scheduledAt")))::bigint FROM earliest
+            SELECT min("scheduledAt") + floor(random() * (now - min("scheduledAt")))::bigint
+            FROM earliest
         )
         ORDER BY "scheduledAt", id LIMIT 500
     )
@@ -409,8 +413,10 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT GREATEST(slots - held, 0) AS fresh,
                     LEAST(held - live, GREATEST(slots - live, 0)) AS retaken
-                FROM (SELECT CASE WHEN rules."isOrdered" THEN 1
-                    ELSE COALESCE(own.concurrency, rules.concurrency, 2147483647) END AS slots) AS slot
+                FROM (SELECT CASE
+                    WHEN rules."isOrdered" THEN 1
+                    ELSE COALESCE(own.concurrency, rules.concurrency, 2147483647)
+                END AS slots) AS slot
             ) AS room
             CROSS JOIN LATERAL (
                 SELECT
@@ -458,14 +464,15 @@ BEGIN
         picked AS MATERIALIZED (
             SELECT id, name FROM (
                 SELECT item.id, name, (turn - 1) / weight AS round, luck, due_at
-                FROM share CROSS JOIN LATERAL unnest(ids, due) WITH ORDINALITY AS item (id, due_at, turn)
+                FROM share
+                CROSS JOIN LATERAL unnest(ids, due) WITH ORDINALITY AS item (id, due_at, turn)
                 UNION ALL
                 SELECT item.id, NULL, turn - 1, (SELECT random()), "scheduledAt"
                 FROM unnest(plain[1:free]) WITH ORDINALITY AS item (id, turn)
                 JOIN public.delayed_queue AS stored ON stored.id = item.id
             ) AS dealt
-            ORDER BY CASE WHEN rules."isFair" THEN round END, CASE WHEN rules."isFair" THEN luck END,
-                due_at, id
+            ORDER BY CASE WHEN rules."isFair" THEN round END,
+                CASE WHEN rules."isFair" THEN luck END, due_at, id
             LIMIT free
         )
         SELECT locked.id
@@ -488,7 +495,8 @@ BEGIN
         ) AS leased
         LEFT JOIN public.delayed_queue_limit AS own ON "pKind" = kind AND "group" = name
         UNION ALL
-        SELECT '', rules."queueInterval", rules."queueBurst", rules."spentUntil", cardinality(chosen)
+        SELECT '', rules."queueInterval", rules."queueBurst", rules."spentUntil",
+            cardinality(chosen)
     ) AS rate
     WHERE every IS NOT NULL AND taken > 0
     ORDER BY name COLLATE "C"
@@ -497,8 +505,8 @@ BEGIN
 END $$;
 
 -- Lease up to n of the earliest due messages, and return them in order. A message that is not JSON,
--- or was delivered max_attempts times, becomes a dead letter instead; if all do, it claims again. The
--- ids are chosen and locked first, so no plan can lease more than n. Reads: as CLAIM.
+-- or was delivered max_attempts times, becomes a dead letter instead; if all do, it claims again.
+-- The ids are chosen and locked first, so no plan can lease more than n. Reads: as CLAIM.
 CREATE OR REPLACE FUNCTION public.delayed_queue_claim(
     queue text, n integer DEFAULT 1, lease interval DEFAULT '5 minutes',
     max_attempts integer DEFAULT 25
@@ -560,7 +568,9 @@ BEGIN
         LOOP
             PERFORM public.delayed_queue_reject(
                 new_id, ARRAY[dead.id],
-                CASE WHEN dead.is_exhausted THEN 'attempts exhausted' ELSE 'payload not decodable' END,
+                CASE
+                    WHEN dead.is_exhausted THEN 'attempts exhausted' ELSE 'payload not decodable'
+                END,
                 dead.error
             );
         END LOOP;
@@ -576,16 +586,18 @@ BEGIN
     END LOOP;
 END $$;
 
--- Delete messages of a lease, all of them without ids; return their number: 0 if the lease was lost.
+-- Delete messages of a lease, all without ids; return their number: 0 if the lease was lost.
 -- Reads: delayed_queue__LockUuidPlusIdIndex, as the three that follow.
-CREATE OR REPLACE FUNCTION public.delayed_queue_acknowledge(lease_id text, ids bigint[] DEFAULT NULL)
-RETURNS integer
+CREATE OR REPLACE FUNCTION public.delayed_queue_acknowledge(
+    lease_id text, ids bigint[] DEFAULT NULL
+) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off AS $$
 DECLARE
     changed integer;
 BEGIN
-    DELETE FROM public.delayed_queue WHERE "lockUuid" = lease_id AND (ids IS NULL OR id = ANY (ids));
+    DELETE FROM public.delayed_queue
+    WHERE "lockUuid" = lease_id AND (ids IS NULL OR id = ANY (ids));
     GET DIAGNOSTICS changed = ROW_COUNT;
     RETURN changed;
 END $$;

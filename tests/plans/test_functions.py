@@ -1,4 +1,4 @@
-"""The statements inside the SQL functions at 200,000 rows: indexes, and rows in proportion (S3, S7)."""
+"""The statements inside the SQL functions at 200,000 rows (S3, S7)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_s3_a_call_reads_its_rows_by_an_index(tables: psycopg.Connection[Any], n
 @pytest.mark.parametrize("n", [1, 100])
 def test_s2_a_claim_reads_its_rows_by_an_index(tables: psycopg.Connection[Any], kind: str, n: int):
     with tables.transaction(force_rollback=True):
-        # Nobody else sees the table, and its plans were not made for other payloads.
+        # The rows of the fixture are not JSON.
         tables.execute(JSON, [[f"{kind}|json"]])
         claim = f"SELECT * FROM clocked.delayed_queue_claim('{kind}', {n})"  # noqa: S608
         plans = list(of_tables(plans_of(tables, claim)))

@@ -142,7 +142,7 @@ def test_s4_sqlmigrate_shows_plain_sql():
 
 @pytest.mark.parametrize("schema", ["tenant", "Two words", "o'brien", 'a"b'])
 def test_s4_the_functions_use_the_tables_of_their_schema(schema: str):
-    """Whatever the search path of the caller; a migration back drops them."""
+    """The search path of the caller changes nothing; a migration back drops them."""
     quoted = '"' + schema.replace('"', '""') + '"'
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE SCHEMA {quoted}; SET search_path = {quoted}")

@@ -185,7 +185,7 @@ def test_s6_is_refused_in_the_words_of_python(name: str):
 ACCEPTED: Final = {
     "JSON null": "null", "4,300 digits": "9" * 4_300, "a double": "1.7976931348623157e308",
     "a small fraction": "1e-400", "200 levels": "[" * 200 + "]" * 200,
-    "DEL and C0": '"\\u0001\\u007f"',
+    "control characters": '"\\u0001\\u007f"',
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -209,22 +210,23 @@ def mixed_drain(node_path: str, count: int, kills: int) -> None:
             [str(NODE_PROGRAM), str(SCRIPTS / script), *arguments], env=environment
         )
 
-    def handled() -> int:
+    def reached(number: int) -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM handled")
-            return int(cursor.fetchone()[0])
+            return int(cursor.fetchone()[0]) >= number
 
     processes = [start(*each) for each in scripts]
     worker = worker_with(handler_of("mixed", record, transactional=True, lease=lease))
     try:
         with running(worker):
             for kill in range(1, kills + 1):
-                wait_until(lambda aim=count * kill // (kills + 1): handled() >= aim, 120)
+                aim = count * kill // (kills + 1)
+                wait_until(partial(reached, aim), 120)
                 victim = chance.randrange(len(scripts))
                 processes[victim].kill()
                 processes[victim].wait()
                 processes[victim] = start(*scripts[victim])
-            wait_until(lambda: handled() >= count, 300)
+            wait_until(partial(reached, count), 300)
     finally:
         for each in processes:
             each.kill()

@@ -23,7 +23,7 @@ VALUES: Final = "values, rates, settings, DelayedQueue, migrations"
 # Fewer equal lines than these are no repetition.
 REPEATED: Final = 6
 # Folders without code.
-_DATA: Final = {"locale", "static", "templates", "__pycache__"}
+_DATA: Final = {"locale", "sql", "static", "templates", "__pycache__"}
 
 _QUEUE_ONLY: Final = """
 import sys, django

@@ -29,7 +29,7 @@ def offer(queue: DelayedQueue, *keys: str) -> None:
 def run(statement: str, *params: Any) -> list[Any]:
     with connection.cursor() as cursor:
         cursor.execute(statement, params)
-        return cursor.fetchall()
+        return list(cursor.fetchall())
 
 
 def test_s2_a_claim_skips_a_message_that_another_transaction_holds(
@@ -51,8 +51,8 @@ def test_s2_claims_of_sql_and_python_never_share_a_message(queue: DelayedQueue):
     def by_python() -> list[str]:
         return [each.key for _ in range(20) for each in queue.try_poll_many(5)]
 
-    taken = sum(together([by_sql, by_python, by_sql, by_python]), [])
-    assert sorted(taken) == [f"{n:04}" for n in range(400)]
+    taken = together([by_sql, by_python, by_sql, by_python])
+    assert sorted(key for each in taken for key in each) == [f"{n:04}" for n in range(400)]
 
 
 def test_s3_of_many_offers_of_one_key_one_creates_it(queue: DelayedQueue):
