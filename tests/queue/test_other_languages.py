@@ -97,7 +97,7 @@ def tcp_url() -> str:
     user, host, name = parts.get("user", ""), str(parts.get("host", "")), parts["dbname"]
     password, port = parts.get("password", ""), parts.get("port", 5432)
     if host.startswith("/"):
-        return f"postgres://{user}:{password}@/{name}?host={host}&port={port}"
+        return f"postgres://{user}:{password}@localhost:{port}/{name}?host={host}"
     return f"postgres://{user}:{password}@{host}:{port}/{name}"
 
 
