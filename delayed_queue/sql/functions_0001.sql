@@ -64,6 +64,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
         + ms % 86400000 * interval '1 millisecond'
     ) AT TIME ZONE 'UTC'
     FROM LEAST(GREATEST(milliseconds, -62135596800000), 253402300799999) AS ms
+    WHERE milliseconds IS NOT NULL
 $$;
 
 -- Return JSON as the Python codec writes it: keys in the order of their code points, no blanks.
@@ -105,13 +106,14 @@ END $$;
 -- Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 CREATE OR REPLACE FUNCTION public.delayed_queue_put(
     id bigint, kind text, key text, payload jsonb, schedule_at timestamptz, delay interval,
-    can_update boolean, headers jsonb, "group" text
+    can_update boolean, headers jsonb, "group" text, expires_at timestamptz
 ) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     now CONSTANT bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
     due_at bigint := now;
+    expiry bigint;
     body CONSTANT text := public.delayed_queue_json(payload);
     header text;
     is_created boolean;
@@ -122,7 +124,13 @@ BEGIN
     IF headers IS NOT NULL AND headers <> 'null' THEN
         header := public.delayed_queue_json(headers);
     END IF;
-    IF body IS NULL THEN
+    IF expires_at IS NOT NULL THEN
+        expiry := public.delayed_queue_due_at(now, expires_at, NULL);
+    END IF;
+    IF expiry <= due_at THEN
+        RAISE 'The message would expire at or before its due time, %: %.',
+            public.delayed_queue_instant(due_at), expires_at USING ERRCODE = 'QD001';
+    ELSIF body IS NULL THEN
         RAISE 'The json codec cannot encode SQL NULL; JSON null is ''null''::jsonb.'
             USING ERRCODE = 'QD002';
     ELSIF length("group") NOT BETWEEN 1 AND 100 THEN
@@ -144,11 +152,11 @@ BEGIN
     END IF;
     INSERT INTO public.delayed_queue AS stored (
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt", "group"
+        "versionAt", "group", "expiresAt"
     )
     VALUES (
         COALESCE(id, nextval('public.delayed_queue_id_seq')), key, kind, convert_to(body, 'UTF8'),
-        due_at, due_at, now, header::jsonb, now, "group"
+        due_at, due_at, now, header::jsonb, now, "group", expiry
     )
     ON CONFLICT ("pKey", "pKind") DO UPDATE
     SET payload = EXCLUDED.payload,
@@ -157,6 +165,7 @@ BEGIN
         "createdAt" = EXCLUDED."createdAt",
         headers = EXCLUDED.headers,
         "group" = EXCLUDED."group",
+        "expiresAt" = EXCLUDED."expiresAt",
         "lockUuid" = NULLIF(CASE
             WHEN stored."lockUuid" IS NOT NULL AND pg_notification_queue_usage() < 0.5
             THEN pg_notify('delayed_queue_leases', stored."lockUuid")::text
@@ -170,6 +179,9 @@ BEGIN
         AND (
             stored.payload <> EXCLUDED.payload
             OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
+            OR EXCLUDED."expiresAt" IS DISTINCT FROM CASE
+                WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored."expiresAt"
+            END
         )
     RETURNING stored.xmax = 0 INTO is_created;
     IF is_created IS NULL THEN
@@ -184,13 +196,13 @@ END $$;
 CREATE OR REPLACE FUNCTION public.delayed_queue_offer(
     queue text, key text, payload jsonb, schedule_at timestamptz DEFAULT NULL,
     delay interval DEFAULT NULL, can_update boolean DEFAULT true, headers jsonb DEFAULT NULL,
-    "group" text DEFAULT NULL
+    "group" text DEFAULT NULL, expires_at timestamptz DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN public.delayed_queue_put(
         NULL, public.delayed_queue_kind(queue, key), key, payload, schedule_at, delay, can_update,
-        headers, "group"
+        headers, "group", expires_at
     );
 END $$;
 
@@ -221,18 +233,21 @@ BEGIN
         message := offered.value;
         IF jsonb_typeof(message) <> 'object'
             OR jsonb_typeof(message->'key') IS DISTINCT FROM 'string'
-            OR message - '{key,payload,schedule_at,delay,can_update,headers,group}'::text[] <> '{}'
+            OR message - ARRAY[
+                'key', 'payload', 'schedule_at', 'delay', 'can_update', 'headers', 'group', 'expires_at'
+            ] <> '{}'
             OR message->>'schedule_at' !~* ':[0-9]{2}.*(z|[+-][0-9]{2}(:?[0-9]{2})?)$'
+            OR message->>'expires_at' !~* ':[0-9]{2}.*(z|[+-][0-9]{2}(:?[0-9]{2})?)$'
         THEN
-            RAISE 'A message has a text as key, a payload, and may have schedule_at with %: %.',
-                'a time zone, delay, can_update, headers and group; this is none',
+            RAISE 'A message has a text as key, a payload, and may have schedule_at and %: %.',
+                'expires_at with a time zone, delay, can_update, headers and group; this is none',
                 left(offered.value::text, 200) USING ERRCODE = 'QD001';
         END IF;
         outcomes[offered.place] := public.delayed_queue_put(
             offered.id, public.delayed_queue_kind(kind, message->>'key'), message->>'key',
             message->'payload', (message->>'schedule_at')::timestamptz,
             (message->>'delay')::interval, (message->>'can_update')::boolean, message->'headers',
-            message->>'group'
+            message->>'group', (message->>'expires_at')::timestamptz
         );
     END LOOP;
     RETURN QUERY
@@ -275,7 +290,7 @@ END $$;
 CREATE OR REPLACE FUNCTION public.delayed_queue_read(queue text, key text) RETURNS TABLE (
     id bigint, payload jsonb, state text, attempts integer, scheduled_at timestamptz,
     scheduled_at_initially timestamptz, created_at timestamptz, lease_id text, headers jsonb,
-    last_error text, "group" text
+    last_error text, "group" text, expires_at timestamptz
 )
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -294,7 +309,8 @@ BEGIN
         public.delayed_queue_instant("scheduledAtInitially"),
         public.delayed_queue_instant("createdAt"), "lockUuid"::text,
         CASE WHEN NOT is_old THEN headers END, CASE WHEN NOT is_old THEN "lastError" END,
-        "group"::text
+        "group"::text,
+        CASE WHEN NOT is_old THEN public.delayed_queue_instant("expiresAt") END
     FROM public.delayed_queue
     CROSS JOIN LATERAL (SELECT COALESCE("versionAt" <> "createdAt", false) AS is_old) AS own
     CROSS JOIN LATERAL public.delayed_queue_decode(payload) AS decoded
@@ -505,7 +521,8 @@ BEGIN
 END $$;
 
 -- Lease up to n of the earliest due messages, and return them in order. A message that is not JSON,
--- or was delivered max_attempts times, becomes a dead letter instead; if all do, it claims again.
+-- or was delivered max_attempts times, becomes a dead letter instead; an expired one is deleted. If
+-- nothing is left, it claims again.
 -- The ids are chosen and locked first, so no plan can lease more than n. Reads: as CLAIM.
 CREATE OR REPLACE FUNCTION public.delayed_queue_claim(
     queue text, n integer DEFAULT 1, lease interval DEFAULT '5 minutes',
@@ -556,6 +573,7 @@ BEGIN
             "scheduledAt" = now + duration,
             attempts = CASE WHEN "versionAt" <> "createdAt" THEN 0 ELSE attempts END + 1,
             headers = CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE headers END,
+            "expiresAt" = CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "expiresAt" END,
             "firstError" = CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "firstError" END,
             "lastError" = CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "lastError" END,
             "versionAt" = "createdAt"
@@ -574,6 +592,7 @@ BEGIN
                 dead.error
             );
         END LOOP;
+        DELETE FROM public.delayed_queue WHERE id = ANY (chosen) AND "expiresAt" <= now;
         RETURN QUERY
         SELECT
             id, "pKey"::text, convert_from(payload, 'UTF8')::jsonb, attempts, new_id,

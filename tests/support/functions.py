@@ -18,6 +18,7 @@ import delayed_queue
 from delayed_queue import Batch, DelayedQueue, Envelope, OfferOutcome, ScheduledMessage
 from delayed_queue.codecs import decode, encode
 from delayed_queue.conf import check_lease
+from delayed_queue.durations import Duration
 from delayed_queue.exceptions import (
     DelayedQueueError,
     InvalidConfiguration,
@@ -49,6 +50,7 @@ CLOCKED: Final = "DROP SCHEMA IF EXISTS clocked CASCADE; CREATE SCHEMA clocked;"
 ).replace("statement_timestamp()", _CLOCK).replace("clock_timestamp()", _CLOCK)
 _TYPES: Final[dict[str, LiteralString]] = {
     "payload": "jsonb", "messages": "jsonb", "headers": "jsonb", "schedule_at": "timestamptz",
+    "expires_at": "timestamptz",
     "delay": "interval", "lease": "interval", "duration": "interval", "ids": "bigint[]",
     "n": "integer", "can_update": "boolean",
 }  # fmt: skip
@@ -103,20 +105,29 @@ class FunctionQueue(DelayedQueue):
         key: str,
         payload: Any,
         schedule_at: datetime | None,
-        delay: timedelta | None,
+        delay: Duration | None,
         headers: Mapping[str, Any] | None,
         group: str | None,
+        expires_at: datetime | None,
+        expires_in: Duration | None,
+        latest: timedelta | None,
         *,
         can_update: bool,
     ) -> OfferOutcome:
-        _check_types(key, group, headers, schedule_at)
-        _check_delay(delay)
+        if expires_in is not None or latest is not None:  # the functions have neither
+            return super()._offer(
+                key, payload, schedule_at, delay, headers, group, expires_at, expires_in, latest,
+                can_update=can_update,
+            )  # fmt: skip
+        _check_types(key, group, headers, schedule_at, expires_at)
+        delay = _span(delay)
         encode(self.codec, payload)
         return OfferOutcome(
             self._value(
                 "offer", queue=self.kind, key=key, payload=json.dumps(payload),
                 schedule_at=schedule_at, delay=delay, can_update=can_update,
                 headers=None if headers is None else json.dumps(dict(headers)), group=group,
+                expires_at=expires_at,
             )
         )  # fmt: skip
 
@@ -131,12 +142,13 @@ class FunctionQueue(DelayedQueue):
         return [OfferOutcome(row["outcome"]) for row in rows]
 
     def _described(self, message: ScheduledMessage) -> dict[str, Any]:
-        _check_types(message.key, message.group, message.headers, message.schedule_at)
+        at, until = message.schedule_at, message.expires_at
+        _check_types(message.key, message.group, message.headers, at, until)
         encode(self.codec, message.payload)
-        at = message.schedule_at
         return {
             "key": message.key, "payload": message.payload, "can_update": bool(message.can_update),
             "schedule_at": None if at is None else at.isoformat(), "group": message.group,
+            "expires_at": None if until is None else until.isoformat(),
             "headers": None if message.headers is None else dict(message.headers),
         }  # fmt: skip
 
@@ -155,7 +167,7 @@ class FunctionQueue(DelayedQueue):
                 row["scheduled_at_initially"], row["created_at"], row["lease_id"],
                 json.loads(row["headers"] or "{}"), row["last_error"] or "",
                 (row["payload"] or "").encode() or bytes(self._stored_row(row["id"]).payload),
-                partial(decode, self.codec), row["group"],
+                partial(decode, self.codec), row["group"], row["expires_at"],
             )  # fmt: skip
         return None
 
@@ -181,17 +193,16 @@ class FunctionQueue(DelayedQueue):
     def acknowledge_batch(self, batch: Batch) -> int:
         return int(self._value("acknowledge", lease_id=batch.lease_id)) if batch else 0
 
-    def release(self, envelope: Envelope, delay: timedelta | None = None, error: str = "") -> bool:
-        _check_delay(delay)
-        return self._settled("release", envelope, delay=delay, error=storable(error))
+    def release(self, envelope: Envelope, delay: Duration | None = None, error: str = "") -> bool:
+        return self._settled("release", envelope, delay=_span(delay), error=storable(error))
 
     def reject(self, envelope: Envelope, reason: str) -> bool:
         return self._settled("reject", envelope, reason=storable(reason))
 
-    def extend(self, envelope: Envelope, duration: timedelta | None = None) -> bool:
+    def extend(self, envelope: Envelope, duration: Duration | None = None) -> bool:
         lease = self.lease_duration if duration is None else duration
         if not isinstance(lease, timedelta):
-            check_lease(lease)
+            lease = check_lease(lease)
         is_held = self._settled("extend", envelope, duration=lease)
         if is_held:
             until = self._stored_row(envelope.message_id).scheduled_at
@@ -207,12 +218,19 @@ class FunctionQueue(DelayedQueue):
         return bool(self._value(function, lease_id=envelope.lease_id, ids=ids, **given) == 1)
 
 
-def _check_delay(delay: Any) -> None:
-    if not isinstance(delay, timedelta):
-        check_delay(delay, datetime.now(UTC))
+def _span(delay: Duration | None) -> timedelta | None:
+    if delay is None or isinstance(delay, timedelta):
+        return delay
+    return timedelta(milliseconds=check_delay(delay, datetime.now(UTC)) or 0)
 
 
-def _check_types(key: Any, group: Any = None, headers: Any = None, schedule_at: Any = None) -> None:
+def _check_types(
+    key: Any,
+    group: Any = None,
+    headers: Any = None,
+    schedule_at: Any = None,
+    expires_at: Any = None,
+) -> None:
     """Refuse what is no text, no JSON and no instant: SQL has no such arguments."""
     if not isinstance(key, str) or not key.isprintable():
         check_key(key)
@@ -221,3 +239,4 @@ def _check_types(key: Any, group: Any = None, headers: Any = None, schedule_at: 
     if not isinstance(headers, Mapping) or "\\u0000" in json.dumps(headers, default=str):
         encode_headers(headers)
     check_schedule(schedule_at)
+    check_schedule(expires_at)

@@ -664,8 +664,9 @@ def test_g9_a_group_that_waits_for_a_retry_or_is_blocked(blocking: DelayedQueue)
 
 def test_g9_a_pause_of_the_queue_holds_its_groups(queue: DelayedQueue):
     queue.groups.set(Groups(concurrency=1))
-    offer(queue, "a1", "a2", "b1")
+    offer(queue, "a1", "a2")
     leased(queue)
+    offer(queue, "b1")
     queue.offer_or_update("c1", None, delay=HOUR, group="c")
     queue.pause()
     held = {each.name: (each.reason, each.until) for each in queue.groups.held()}
