@@ -10,20 +10,23 @@ from django.contrib import admin
 from django.contrib.admin import SimpleListFilter
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 from django.utils.html import escape as escaped
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.filters import held_by
 from delayed_queue.admin.formats import column
+from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
 from delayed_queue.models import Message, Worker
-from delayed_queue.observe.workers import ALIVE, MAX_LEASES
+from delayed_queue.observe.workers import ALIVE, DRAIN, MAX_LEASES, RESTART
 
 _ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
 _NONE_HELD: Final = _("It holds no messages.")
@@ -34,6 +37,57 @@ _SILENT_HELD: Final = _(
     "The worker is silent. It still holds the leases of these messages. When a "
     "lease ends, its message is due again and any other worker takes it."
 )
+
+
+# By the command that the worker follows: the look and the words.
+_STATES: Final = {
+    "": ("due", _("alive")), DRAIN: ("scheduled", _("drained")),
+    RESTART: ("scheduled", _("restarts")),
+}  # fmt: skip
+
+
+class WorkerOperation(Operation):
+    """Gives workers a command, which they follow at once, or at their next heartbeat."""
+
+    permission = "delayed_queue.operate_worker"
+    noun = ngettext_lazy("%(count)s worker", "%(count)s workers", "count")
+    command = ""
+    already: Any = ""
+
+    def fits(self, row: Any) -> bool:
+        return bool(row.command != self.command)
+
+    def change(self, row: Any, call: Call, report: Report) -> Any:
+        if not self.fits(row):
+            return self.already
+        row.command = self.command
+        row.save(using=call.using, update_fields=["command"])
+        return True
+
+    def follow(self, row: Any, call: Call, report: Report) -> None:
+        Worker.objects.announce_commands(using=call.using)
+
+
+class Drain(WorkerOperation):
+    name, label, past = "drain", _("Drain"), _("Drained")
+    help = _("Claim no messages until the worker is resumed; those in progress are finished.")
+    command, already = DRAIN, _("drained already")
+
+
+class Resume(WorkerOperation):
+    name, label, past = "resume", _("Resume"), _("Resumed")
+    help = _("Claim messages again.")
+    already = _("not drained")
+
+
+class Restart(WorkerOperation):
+    name, label, past = "restart", _("Restart"), _("Restarted")
+    help = _("Finish the messages in progress and exit; the supervisor starts another process.")
+    warning = _(
+        "Messages that are still in progress after SHUTDOWN_TIMEOUT are released without losing "
+        "an attempt. Without a supervisor the process manager must start the worker again."
+    )
+    command, already = RESTART, _("restarts already")
 
 
 class AliveFilter(SimpleListFilter):
@@ -60,6 +114,7 @@ class AliveFilter(SimpleListFilter):
 class WorkerAdmin(RecordAdmin):
     """The latest started first; workers write the rows themselves."""
 
+    operations = (Drain(), Resume(), Restart())
     list_filter = (AliveFilter,)
     change_list_template = "admin/delayed_queue/worker_list.html"
     change_form_template = "admin/delayed_queue/live_detail.html"
@@ -70,7 +125,8 @@ class WorkerAdmin(RecordAdmin):
     )  # fmt: skip
     readonly_fields = (
         "heartbeat_column", "host_column", "pid_column", "process_column", "started_column",
-        "version_column", "threads_column", "running_column", "served", "counts", "held",
+        "version_column", "threads_column", "memory_column", "running_column", "served", "counts",
+        "held",
     )  # fmt: skip
 
     key_column = column(_("worker"), lambda row: formats.key_label(row.name))
@@ -78,7 +134,10 @@ class WorkerAdmin(RecordAdmin):
         _("rate"), lambda row: _of_now(row, formats.per_second(sum(row.rates.values())))
     )
     threads_column = column(
-        _("busy threads"), lambda row: _of_now(row, f"{sum(row.busy.values())} / {row.threads}")
+        _("busy threads"), lambda row: _of_now(row, f"{row.busy_threads} / {row.threads}")
+    )
+    memory_column = column(
+        _("memory"), lambda row: _of_now(row, filesizeformat(row.memory) if row.memory else "")
     )
     in_flight_column = column(
         _("in flight"), lambda row: _of_now(row, formats.number(row.in_flight))
@@ -118,7 +177,8 @@ class WorkerAdmin(RecordAdmin):
         age = row.read_at - row.heartbeat_at
         words = formats.moment(row.heartbeat_at, _("%(span)s ago") % {"span": formats.human(age)})
         if age < ALIVE:
-            return format_html("{} {}", formats.state("due", _("alive")), words)
+            label = formats.state(*_STATES[row.command])
+            return format_html("{} {}", label, words)
         since = formats.moment(row.heartbeat_at, _("for %(span)s") % {"span": formats.human(age)})
         return format_html("{} {}", formats.state("alarm", _("silent")), since)
 

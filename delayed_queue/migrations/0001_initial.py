@@ -345,11 +345,14 @@ class Migration(migrations.Migration):
                 ("slow", models.IntegerField(db_default=0)),
                 ("busy", models.JSONField(db_default=models.Value({}, models.JSONField()))),
                 ("threads", models.IntegerField(db_default=0)),
+                ("memory", models.BigIntegerField(db_default=0)),
+                ("command", models.CharField(blank=True, db_default="", max_length=10)),
             ],
             options={
                 "verbose_name": "worker",
                 "verbose_name_plural": "workers",
                 "db_table": "delayed_queue_worker",
+                "permissions": [("operate_worker", "Can drain, resume and restart workers")],
                 "default_permissions": ["view"],
                 "indexes": [
                     models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat"),

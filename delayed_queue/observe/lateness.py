@@ -15,7 +15,7 @@ from delayed_queue.conf import get_settings
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.observe.overview import QueueDepth, handler_of
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
-from delayed_queue.observe.workers import LiveWorkers, Worker
+from delayed_queue.observe.workers import DRAIN, LiveWorkers, Worker
 from delayed_queue.queue.groups import HeldGroup
 from delayed_queue.queue.models import DeadLetter, Limit
 
@@ -113,8 +113,9 @@ def _held(depth: QueueDepth, using: str) -> list[HeldGroup]:
 def _reasons(depth: QueueDepth, facts: _Facts, using: str) -> Iterator[Reason]:
     """Yield the reasons in the order in which an operator should check them."""
     workers = [each for each in facts.live.workers if depth.name.queue in each.queues]
-    if not workers:
-        yield Reason("unserved", _("no worker serves it"))
+    if all(each.command == DRAIN for each in workers):
+        words = _("all its workers are drained") if workers else _("no worker serves it")
+        yield Reason("unserved", words)
     if (pause := facts.pauses.get(depth.kind)) is not None:
         yield _paused(pause, facts.live.now)
     groups = dict(_of_groups(depth.kind, facts.held.get(depth.kind, []), using))

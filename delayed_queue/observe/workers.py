@@ -11,12 +11,19 @@ from django.db import DEFAULT_DB_ALIAS, models, transaction
 from django.db.models import Value
 from django.utils.translation import gettext_lazy as _
 
+from delayed_queue import db
+from delayed_queue.codecs import channel_of
+from delayed_queue.conf import get_settings
 from delayed_queue.db.clock import database_now
 from delayed_queue.fields import EpochMillisecondField
 
 BEAT: Final = timedelta(seconds=10)
 # A worker whose last heartbeat is older is reported as silent; nothing else depends on it.
 ALIVE: Final = 3 * BEAT
+# What an operator may have a worker do, and the channel that announces it.
+DRAIN: Final = "drain"
+RESTART: Final = "restart"
+COMMANDS: Final = "commands of workers"
 # At most N lease ids in a worker's row, where operators find the holder of a lease.
 MAX_LEASES: Final = 20
 # At most N live workers are summed up.
@@ -94,6 +101,11 @@ class WorkerManager(models.Manager["Worker"]):
         rows = self.using(using).filter(heartbeat_at__gt=now - ALIVE).defer("lease_ids")
         return LiveWorkers(now, list(rows.order_by("-heartbeat_at", "-pk")[:MAX_SUMMED]))
 
+    def announce_commands(self, *, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Have workers read their commands now, at the commit; without NOTIFY at the next beat."""
+        if get_settings().NOTIFY:
+            db.notify(using, channel_of(COMMANDS))
+
     def prune(self, age: timedelta, limit: int, *, using: str = DEFAULT_DB_ALIAS) -> int:
         """Delete up to ``limit`` rows that are silent for longer than ``age``; return how many."""
         rows, since = self.using(using), database_now(using) - age
@@ -142,6 +154,10 @@ class Worker(models.Model):
     # Busy handler threads by queue, and all threads.
     busy = models.JSONField(db_default=Value({}, models.JSONField()))
     threads = models.IntegerField(db_default=0)
+    # The resident set, in bytes.
+    memory = models.BigIntegerField(db_default=0)
+    # What an operator wants of it: DRAIN, RESTART or nothing.
+    command = models.CharField(max_length=10, blank=True, db_default="")
 
     objects = WorkerManager()
 
@@ -153,10 +169,15 @@ class Worker(models.Model):
             models.Index(fields=["heartbeat_at", "id"], name="worker_heartbeat"),
             models.Index(fields=["holder", "id"], name="worker_holder"),
         ]
+        permissions = [("operate_worker", "Can drain, resume and restart workers")]
         default_permissions = ["view"]
 
     def __str__(self) -> str:
         return f"{self.name} on {self.host}"
+
+    @property
+    def busy_threads(self) -> int:
+        return sum(self.busy.values())
 
     def running_at(self, now: datetime) -> Running | None:
         """Return its longest-running handler; its age includes the time since the heartbeat."""

@@ -26,8 +26,8 @@ LEASE_BYTES: Final = 36
 
 # The layout, in words of eight bytes: the time of the last iteration, the counters, the number of
 # leases, the number of leases of suspects, the milliseconds for which a suspect runs alone, the
-# holder's id, the number of strays; two words for each slot; the leases as text, those of suspects
-# first.
+# holder's id, the number of strays, whether it is drained; two words for each slot; the leases as
+# text, those of suspects first.
 _TURNED_AT: Final = 0
 _FIRST_COUNTER: Final = 1
 _LEASES: Final = _FIRST_COUNTER + len(COUNTERS)
@@ -35,7 +35,8 @@ _SUSPECT_LEASES: Final = _LEASES + 1
 _ALONE: Final = _SUSPECT_LEASES + 1
 _HOLDER: Final = _ALONE + 1
 _STRAYS: Final = _HOLDER + 1
-_FIRST_SLOT: Final = _STRAYS + 1
+_DRAINED: Final = _STRAYS + 1
+_FIRST_SLOT: Final = _DRAINED + 1
 _WORD: Final = 8
 
 _SUSPECT: Final = 1
@@ -106,6 +107,14 @@ class Board:
     def set_strays(self, number: int) -> None:
         """Record the number of abandoned threads, whose handlers exceeded their timeout."""
         self._words[_STRAYS] = number
+
+    def drain(self, *, is_drained: bool) -> None:
+        """Claim nothing while True; also holds for the process that replaces this one."""
+        self._words[_DRAINED] = is_drained
+
+    @property
+    def is_drained(self) -> bool:
+        return bool(self._words[_DRAINED])
 
     @property
     def alone_seconds(self) -> float:

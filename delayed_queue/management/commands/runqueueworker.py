@@ -141,7 +141,8 @@ class Command(QueueCommand):
             lambda: report_on(worker, [place]), lambda: worker.counts,
             file=options["health_file"], address=options["health_address"],
         ), last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm:  # fmt: skip
-            _stop_on_signals(worker, arm, is_alone=True)
+            worker.on_stop = arm
+            _stop_on_signals(worker, is_alone=True)
             Watchdog(board).exit_when_stuck()
             self._greet(options, worker)
             worker.run()
@@ -161,8 +162,9 @@ class Command(QueueCommand):
                 self.answering(chosen.using),
                 last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm,
             ):
-                _stop_on_signals(worker, arm, is_alone=False)
-                stop_when_orphaned(partial(_stop, worker, arm), lifeline)
+                worker.on_stop = arm
+                _stop_on_signals(worker, is_alone=False)
+                stop_when_orphaned(worker.stop, lifeline)
                 worker.run()
         except CommandError as error:
             self.stderr.write(f"{type(error).__name__}: {error}")
@@ -242,17 +244,12 @@ def _longest(chosen: WorkerOptions, grace: float) -> float:
     return chosen.shutdown_timeout.total_seconds() + grace
 
 
-def _stop(worker: Worker, arm: Callable[[], None]) -> None:
-    arm()
-    worker.stop()
-
-
 def _on_signals(handle: Callable[[int, FrameType | None], None]) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, handle)
 
 
-def _stop_on_signals(worker: Worker, arm: Callable[[], None], *, is_alone: bool) -> None:
+def _stop_on_signals(worker: Worker, *, is_alone: bool) -> None:
     """Drain on SIGTERM or SIGINT; a process without supervisor exits at once on the second.
 
     A process manager may signal the child and the supervisor: a child drains on every signal. An
@@ -262,7 +259,7 @@ def _stop_on_signals(worker: Worker, arm: Callable[[], None], *, is_alone: bool)
     def stop(number: int, frame: FrameType | None) -> None:
         if is_alone:
             _on_signals(_exit_now)
-        _stop(worker, arm)
+        worker.stop()
 
     _on_signals(stop)
 

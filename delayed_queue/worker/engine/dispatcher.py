@@ -122,7 +122,7 @@ class Dispatcher:
 
         Transactional consumers before it get the threads they want.
         """
-        if self._alone_until:
+        if self._alone_until or self._board.is_drained:
             return None
         now = time.monotonic()
         load = self._load()
@@ -178,7 +178,7 @@ class Dispatcher:
         """Return when the next consumer with room polls, or a suspect may start."""
         if self._alone_until:
             return self._alone_until if self._has_others() else 0.0
-        if self.room_left == 0:
+        if self.room_left == 0 or self._board.is_drained:
             return IDLE
         load = self._load()
         return min(

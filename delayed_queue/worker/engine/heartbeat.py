@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import socket
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import Error, connections
@@ -26,7 +28,7 @@ from delayed_queue.fields import DatabaseNow
 from delayed_queue.logs import described, log
 from delayed_queue.observe.history import Sampler
 from delayed_queue.observe.snapshots import SnapshotWatch
-from delayed_queue.observe.workers import ALIVE, BEAT, MAX_LEASES, Worker
+from delayed_queue.observe.workers import ALIVE, BEAT, COMMANDS, MAX_LEASES, Worker
 from delayed_queue.queue.bulk import RUNS
 from delayed_queue.worker.engine.chores import Chores
 from delayed_queue.worker.engine.consumers import SlowestScan
@@ -53,6 +55,8 @@ class Snapshot:
     queues: Sequence[str] = ()
     in_flight: int = 0
     load: Load = field(default_factory=Load)
+    # The command that it follows, for a new row.
+    command: str = ""
     done: int = 0
     failed: int = 0
     dead: int = 0
@@ -89,6 +93,15 @@ class _Measure:
         return {name: round(more / seconds, 3) for name, more in gained.items() if more > 0}
 
 
+def resident_memory() -> int:
+    """Return the resident set of this process, in bytes; its maximum where /proc is missing."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()
+
+
 class Heartbeat:
     """Updates the worker's row, in its own thread and on its own connection.
 
@@ -97,10 +110,16 @@ class Heartbeat:
     """
 
     def __init__(
-        self, using: str, describe: Callable[[], Snapshot], *, interval: timedelta = BEAT
+        self,
+        using: str,
+        describe: Callable[[], Snapshot],
+        obey: Callable[[str], None] = lambda command: None,
+        *,
+        interval: timedelta = BEAT,
     ) -> None:
         self._using = using
         self._describe = describe
+        self._obey = obey
         self._interval = interval.total_seconds()
         self._id: int | None = None
         self._started_at: datetime | None = None
@@ -128,7 +147,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         limit_waits(self._using)
-        self._listener = Listener([RUNS], self._using)
+        self._listener = Listener([RUNS, COMMANDS], self._using)
         try:
             while not self._stopped.is_set():
                 self._attempt(self._turn)
@@ -140,7 +159,7 @@ class Heartbeat:
             connections.close_all()
 
     def _sleep(self) -> None:
-        """Sleep until the next beat; start announced bulk runs at once."""
+        """Sleep until the next beat; start announced bulk runs and commands at once."""
         beats_at = time.monotonic() + self._interval
         while not self._stopped.is_set() and (left := beats_at - time.monotonic()) > 0:
             if self._is_failing:
@@ -150,7 +169,14 @@ class Heartbeat:
 
     def _listen(self, seconds: float) -> None:
         if self._listener.wait(seconds, self._stopped):
+            self._read_command()
             self._chores.look()
+
+    def _read_command(self) -> None:
+        if self._id is not None:
+            commands = Worker.objects.using(self._using).filter(pk=self._id)
+            for command in commands.values_list("command", flat=True):
+                self._obey(command)
 
     def _attempt(self, call: Callable[[], None]) -> None:
         try:
@@ -174,6 +200,7 @@ class Heartbeat:
         self._slow_log.look(snapshot.load.every)
         try:
             self.beat(snapshot)
+            self._read_command()
             self._failure = ""
         except Error as error:
             if is_unavailable(error):
@@ -197,11 +224,12 @@ class Heartbeat:
         measure = _Measure(time.monotonic(), dict(snapshot.done_by_queue))
         rates = {} if self._before is None else measure.rates_since(self._before)
         now = DatabaseNow()
-        columns = {**snapshot.columns(), "rates": rates, "heartbeat_at": now}
+        memory = resident_memory()
+        columns = {**snapshot.columns(), "rates": rates, "memory": memory, "heartbeat_at": now}
         rows = Worker.objects.using(self._using)
         if self._id is None or not rows.filter(pk=self._id).update(**columns):
             host, version = socket.gethostname(), delayed_queue.__version__
-            columns["started_at"] = self._started_at or now
+            columns |= {"started_at": self._started_at or now, "command": snapshot.command}
             self._id = rows.create(host=host, pid=os.getpid(), version=version, **columns).pk
             # None if another session has removed the row already.
             self._started_at = rows.filter(pk=self._id).values_list("started_at", flat=True).first()

@@ -7,6 +7,7 @@ import random
 import select
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from django.db import Error, connections
@@ -20,6 +21,7 @@ from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, registry
 from delayed_queue.logs import described, log
 from delayed_queue.observe import signals
+from delayed_queue.observe.workers import DRAIN, RESTART
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.consumers import Consumer, slowest_scan
 from delayed_queue.worker.engine.database import check_schema
@@ -56,9 +58,12 @@ class Worker:
         self.dispatcher = self._loop.dispatcher
         self.dynamic = self._loop.turns.dynamic
         self._cron = CronThread(CronKeeper(options.using), options.using)
-        self._heartbeat = Heartbeat(options.using, self.describe)
+        self._heartbeat = Heartbeat(options.using, self.describe, self.obey)
+        # Called at the first stop: limits the time that it takes.
+        self.on_stop: Callable[[], None] = lambda: None
         self._heard_at = 0.0
         self._stuck = 0
+        self._restarts = False
 
     def __str__(self) -> str:
         return self.options.worker_id
@@ -78,8 +83,8 @@ class Worker:
 
     @property
     def is_used_up(self) -> bool:
-        """True if all handler threads of the process are stuck."""
-        return self._stuck >= self.options.concurrency
+        """True if another process must replace this one."""
+        return self._restarts or self._stuck >= self.options.concurrency
 
     @property
     def in_flight(self) -> int:
@@ -98,6 +103,7 @@ class Worker:
             queues=self.queues,
             in_flight=self.in_flight,
             load=self.dispatcher.load(),
+            command=DRAIN if self.board.is_drained else "",
             done=counts.done,
             failed=counts.failed,
             dead=counts.dead,
@@ -111,7 +117,25 @@ class Worker:
 
     def stop(self) -> None:
         """Claim no more; finish what is in flight, within the shutdown timeout."""
+        was_stopped = self._loop.stop.is_set()
         self._loop.stop.set()
+        if not was_stopped:
+            self.on_stop()
+
+    def obey(self, command: str) -> None:
+        """Follow the command of an operator in the worker's row; called at each heartbeat."""
+        if command == RESTART:
+            if not self._restarts:
+                log(logging.INFO, "worker_restarts", worker=self)
+            self._restarts = True
+            self.stop()
+        elif self.board.is_drained is not (command == DRAIN):
+            self.board.drain(is_drained=command == DRAIN)
+            if command:
+                log(logging.INFO, "worker_drained", worker=self)
+            else:
+                log(logging.INFO, "worker_resumed", worker=self)
+            self._loop.wake_channel.wake()
 
     def run(self) -> Counts:
         """Work until stopped, drained (burst), or done with max_messages."""
@@ -180,7 +204,7 @@ class Worker:
     def _give_up_late_ones(self) -> None:
         self._stuck = self.dispatcher.executor.give_up_late_ones()
         self.board.set_strays(max(self._stuck, 0))
-        if self.is_used_up and not self._loop.stop.is_set():
+        if not self._loop.stop.is_set() and self._stuck >= self.options.concurrency:
             log(logging.ERROR, "threads_stuck", worker=self, threads=self._stuck)
             self.stop()
 

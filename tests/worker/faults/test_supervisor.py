@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Final
 
 import psutil
 import pytest
+from django.core.management import call_command
 from django.db.migrations.recorder import MigrationRecorder
 from pytest_django import Settings
 
@@ -385,3 +387,22 @@ def test_w4_a_stop_while_a_child_is_being_started_reaches_it() -> None:
     child.start = start_and_be_stopped  # type: ignore[method-assign]
     supervisor.look_after(child)
     assert os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) == -signal.SIGTERM
+
+
+def test_o21_a_restarted_process_finishes_and_is_replaced() -> None:
+    """A drained process stays drained when it is replaced."""
+    queue = DelayedQueue("ledger")
+    with worker("--queue", "ledger", "--worker-id", "w", *LEASE) as process:
+        wait_until(Worker.objects.exists)
+        (before,) = children_of(process)
+        call_command("queueworkers", "restart", "w", stdout=StringIO())
+        wait_until(lambda: Worker.objects.exclude(pid=before).exists(), 30)
+        assert not Worker.objects.filter(pid=before).exists()
+        (after,) = children_of(process)
+        call_command("queueworkers", "drain", "w", stdout=StringIO())
+        wait_until(lambda: process.has_said("event=worker_drained"))
+        os.kill(after, signal.SIGKILL)
+        wait_until(lambda: Worker.objects.exclude(pid=after).filter(command="drain").exists(), 30)
+        offer(queue, 1)
+        call_command("queueworkers", "resume", "w", stdout=StringIO())
+        wait_until(Effect.objects.exists, 30)
