@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayed_queue.cron.models import Schedule
+from delayed_queue.cron.models import Schedule, ScheduleRun
 from delayed_queue.observe.models import Sample
 from delayed_queue.observe.workers import Worker
 from delayed_queue.queue.models import (
@@ -17,5 +17,5 @@ from delayed_queue.queue.models import (
 
 __all__ = [
     "BulkRun", "DeadLetter", "Limit", "LimitManager", "Message", "MessageManager",
-    "QueueOverview", "Sample", "Schedule", "Worker",
+    "QueueOverview", "Sample", "Schedule", "ScheduleRun", "Worker",
 ]  # fmt: skip

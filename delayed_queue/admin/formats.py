@@ -51,6 +51,11 @@ def seconds(value: float) -> str:
     return f"{number(value)} s" if value < 10 else human(timedelta(seconds=value))
 
 
+def seconds_between(start: datetime | None, end: datetime) -> str:
+    """Return the duration; a dash if the start is unknown."""
+    return "—" if start is None else seconds(max((end - start).total_seconds(), 0.0))
+
+
 def human(span: timedelta) -> str:
     """Return the length in its two largest units, as in ``3 d 4 h``, without the sign."""
     left = abs(int(span.total_seconds()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from django import forms
@@ -24,10 +25,11 @@ from delayed_queue.admin.rows import find
 from delayed_queue.admin.schedule_forms import ScheduleForm
 from delayed_queue.admin.schedule_preview import declared_entry, next_run, preview
 from delayed_queue.cron.keeper import installer_of
+from delayed_queue.cron.models import MAX_RUNS
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import registry
 from delayed_queue.messages import OfferOutcome, to_milliseconds
-from delayed_queue.models import Schedule
+from delayed_queue.models import Schedule, ScheduleRun
 
 
 class ScheduleOperation(Operation):
@@ -120,9 +122,14 @@ def take_back(row: Schedule, using: str) -> int:
     return sum(service.uninstall_tick(each, row.key_prefix) for each in hashes if each)
 
 
+# By the outcome of a run: the look and the words.
+_OUTCOMES: Final = {
+    "done": ("due", _("done")), "failed": ("expired", _("failed, to be retried")),
+    "dead": ("alarm", _("dead")),
+}  # fmt: skip
 _TYPES: Final = ("cron", "daily", "periodic", "other")
 _MADE: Final = ("type", "expression", "timezone", "gap", "fold", "missed", "missed_cap")
-_SHOWN: Final = ("declared_column", "installed_column", "runs")
+_SHOWN: Final = ("declared_column", "installed_column", "past_runs", "runs")
 
 
 @admin.register(Schedule)
@@ -136,7 +143,7 @@ class ScheduleAdmin(MadeByForm):
     search_help_text = _("The whole key prefix. All queues are searched.")
     list_display = (
         "key_column", "queue_column", "rule_column", "zone_column", "enabled_column",
-        "next_column", "installed_column", "declared_column",
+        "last_column", "next_column", "installed_column", "declared_column",
     )  # fmt: skip
 
     key_column = column(_("key prefix"), lambda row: formats.key_label(row.key_prefix))
@@ -166,6 +173,45 @@ class ScheduleAdmin(MadeByForm):
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         return Keyset()
+
+    def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
+        """Add the last run of each schedule of the page."""
+        # 0 keeps the list from being empty: every page runs the same statements.
+        runs = ScheduleRun.objects.using(using).filter(schedule__in=[0, *(row.pk for row in rows)])
+        latest = runs.order_by("schedule_id", "-planned_at", "-id").distinct("schedule_id")
+        found = {each.schedule_id: each for each in latest}
+        for row in rows:
+            row.last_run = found.get(row.pk)
+
+    @admin.display(description=_("last run"))
+    def last_column(self, row: Any) -> SafeString:
+        if row.last_run is None:
+            return formats.NOTHING
+        when = formats.since(row.last_run.finished_at, row.read_at)
+        return format_html("{} {}", self._outcome(row.last_run), when)
+
+    @admin.display(description=_("last runs"))
+    def past_runs(self, row: Schedule) -> SafeString:
+        runs = row.runs.order_by("-planned_at", "-id")[:MAX_RUNS]
+        lines = [
+            (
+                formats.moment(each.planned_at, formats.dated(each.planned_at, "D Y-m-d H:i:s T")),
+                formats.seconds_between(each.started_at, each.finished_at),
+                self._outcome(each), each.attempts, each.worker,
+            )
+            for each in runs
+        ]  # fmt: skip
+        heads = (_("planned"), _("duration"), _("run ended"), _("attempts"), _("worker"))
+        none = _("No worker has finished a run yet.")
+        return formats.table(heads, lines) if lines else formats.quiet(none)
+
+    def _outcome(self, run: ScheduleRun) -> SafeString:
+        """Return the outcome; of a failed run with a link to its message or dead letter."""
+        shown = formats.state(*_OUTCOMES[run.outcome])
+        target = {"failed": "message", "dead": "deadletter"}.get(run.outcome)
+        if target is None:
+            return shown
+        return formats.link(self.url(f"delayed_queue_{target}_changelist", q=run.key), shown)
 
     # Reading
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.db import models
 from django.db.models import Q, Value
@@ -10,6 +10,9 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.cron.store import ScheduleManager
 from delayed_queue.fields import EpochMillisecondField
+
+# At most N runs of a schedule are kept and shown.
+MAX_RUNS: Final = 10
 
 
 class Schedule(models.Model):
@@ -82,3 +85,36 @@ class Schedule(models.Model):
             names = [each.name for each in self._meta.concrete_fields if each.name not in kept]
             kwargs["update_fields"] = names
         super().save(*args, **kwargs)
+
+
+class ScheduleRun(models.Model):
+    """A run of a schedule's tick, written in the transaction that settles the tick.
+
+    ``started_at`` is unknown if the handler's process died. ``outcome``: done, failed or dead.
+    """
+
+    # Not enforced by the database: a settlement must not fail for a schedule that was deleted.
+    schedule = models.ForeignKey(
+        Schedule, models.CASCADE, db_column="scheduleId", db_constraint=False, db_index=False,
+        related_name="runs",
+    )  # fmt: skip
+    key = models.CharField(max_length=200, db_collation="C")
+    planned_at = EpochMillisecondField(db_column="plannedAt")
+    started_at = EpochMillisecondField(null=True, db_column="startedAt")  # type: ignore[misc]
+    finished_at = EpochMillisecondField(db_column="finishedAt")
+    outcome = models.CharField(max_length=10)
+    attempts = models.IntegerField()
+    worker = models.TextField()
+
+    class Meta:
+        db_table = "delayed_queue_schedule_run"
+        constraints = [
+            models.UniqueConstraint(fields=["schedule", "key"], name="schedule_run_key"),
+        ]
+        indexes = [
+            models.Index(fields=["schedule", "planned_at", "id"], name="schedule_run_planned"),
+        ]
+        default_permissions = []
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.outcome})"

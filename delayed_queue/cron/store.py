@@ -122,6 +122,59 @@ WHERE "pKind" = %(kind)s
     AND "keyPrefix" = %(key_prefix)s
 """
 
+# Record runs of ticks, and delete all but the last ten of a schedule. A retry updates the run,
+# which keeps its first start. With an id, only messages that are still under their lease. The row
+# that this statement inserts is not among those it reads.
+# Reads: schedule_kind_prefix, schedule_run_planned, the primary key of messages.
+RECORD_RUNS: Final[LiteralString] = f"""{CLOCK},
+recorded AS (
+    INSERT INTO delayed_queue_schedule_run AS stored (
+        "scheduleId", key, "plannedAt", "startedAt", "finishedAt", outcome, attempts, worker
+    )
+    SELECT
+        schedule.id, run.key, run.planned, now - run.began, now - run.ended, run.outcome,
+        run.attempts, %(worker)s
+    FROM unnest(
+        %(keys)s::text[], %(prefixes)s::text[], %(planned)s::bigint[], %(began)s::bigint[],
+        %(ended)s::bigint[], %(outcomes)s::text[], %(attempts)s::integer[], %(ids)s::bigint[],
+        %(leases)s::text[]
+    ) AS run (key, prefix, planned, began, ended, outcome, attempts, id, lease)
+    JOIN delayed_queue_schedule AS schedule
+        ON schedule."pKind" = %(kind)s
+        AND schedule."keyPrefix" = run.prefix
+        AND schedule."type" <> ''
+    CROSS JOIN clock
+    WHERE run.id IS NULL
+        OR run.lease = (SELECT "lockUuid" FROM delayed_queue WHERE id = run.id)
+    ORDER BY run.key
+    ON CONFLICT ("scheduleId", key) DO UPDATE
+    SET "startedAt" = COALESCE(stored."startedAt", EXCLUDED."startedAt"),
+        "finishedAt" = EXCLUDED."finishedAt",
+        outcome = EXCLUDED.outcome,
+        attempts = EXCLUDED.attempts,
+        worker = EXCLUDED.worker
+    RETURNING "scheduleId"
+),
+pruned AS (
+    DELETE FROM delayed_queue_schedule_run
+    WHERE id = ANY (ARRAY(
+        SELECT old.id
+        FROM (SELECT DISTINCT "scheduleId" AS id FROM recorded) AS schedule
+        CROSS JOIN LATERAL (
+            SELECT id
+            FROM delayed_queue_schedule_run
+            WHERE "scheduleId" = schedule.id
+            ORDER BY "plannedAt" DESC, id DESC
+            OFFSET 10
+            LIMIT 100
+            FOR UPDATE SKIP LOCKED
+        ) AS old
+    ))
+)
+SELECT count(*)
+FROM recorded
+"""
+
 M = TypeVar("M", bound=models.Model)
 
 

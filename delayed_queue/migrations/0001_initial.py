@@ -314,6 +314,42 @@ class Migration(migrations.Migration):
             },
         ),
         CreateModelOnce(
+            name="ScheduleRun",
+            fields=[
+                ID,
+                ("key", models.CharField(db_collation="C", max_length=200)),
+                ("planned_at", instant("plannedAt")),
+                ("started_at", instant("startedAt", null=True)),
+                ("finished_at", instant("finishedAt")),
+                ("outcome", models.CharField(max_length=10)),
+                ("attempts", models.IntegerField()),
+                ("worker", models.TextField()),
+                (
+                    "schedule",
+                    models.ForeignKey(
+                        db_column="scheduleId",
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=models.CASCADE,
+                        related_name="runs",
+                        to="delayed_queue.schedule",
+                    ),
+                ),
+            ],
+            options={
+                "db_table": "delayed_queue_schedule_run",
+                "default_permissions": [],
+                "indexes": [
+                    models.Index(
+                        fields=["schedule", "planned_at", "id"], name="schedule_run_planned"
+                    )
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("schedule", "key"), name="schedule_run_key")
+                ],
+            },
+        ),
+        CreateModelOnce(
             name="Worker",
             fields=[
                 ID,

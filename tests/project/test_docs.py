@@ -48,7 +48,7 @@ from delayed_queue.http.models import (
 )
 from delayed_queue.management.commands import installcron, runqueueworker
 from delayed_queue.messages import Batch, QueueStats, StoredMessage
-from delayed_queue.models import BulkRun, DeadLetter, Limit, Message, Sample, Worker
+from delayed_queue.models import BulkRun, DeadLetter, Limit, Message, Sample, ScheduleRun, Worker
 from delayed_queue.models import Schedule as StoredSchedule
 from delayed_queue.notifications.conf import CONSOLES, NotificationSettings
 from delayed_queue.observe import signals
@@ -383,7 +383,7 @@ class TestInternals:
     def test_columns_are_those_of_the_models(self) -> None:
         header = ("column", "type", "Django field", "why")
         models: tuple[Any, ...] = (
-            Message, DeadLetter, BulkRun, StoredSchedule, Worker, Sample, Limit, Rate,
+            Message, DeadLetter, BulkRun, StoredSchedule, ScheduleRun, Worker, Sample, Limit, Rate,
             ApiToken,
             Topic, IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt, OfferLedger, OfferStage,
             ArchiveManifest, PipelineReport,

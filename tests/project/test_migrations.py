@@ -40,6 +40,7 @@ TABLES: Final = [
     "delayed_queue",
     "delayed_queue_dead_letter",
     "delayed_queue_schedule",
+    "delayed_queue_schedule_run",
     "delayed_queue_worker",
     "delayed_queue_limit",
     "delayed_queue_endpoint",

@@ -18,13 +18,15 @@ from delayed_queue.db.clock import read_clock
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.management.arguments import FORMAT, flag
 from delayed_queue.management.base import QueueCommand, Row, optional_time, wrong_usage
+from delayed_queue.models import ScheduleRun
 from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
 
 _NOTHING: Final = (
     f"There are no schedules: declare one in {SETTING}['CRON'] or with @schedule, or create one in "
     "the admin."
 )
-_LISTED: Final = "schedule type expression timezone paused next"
+_LISTED: Final = "schedule type expression timezone paused last outcome next"
+_NO_RUN: Final[Row] = dict.fromkeys(("last", "started", "finished", "outcome"))
 _COUNTS: Final = "created updated kept skipped removed"
 
 
@@ -87,8 +89,21 @@ def _summary(kept: Kept) -> str:
     return "paused" if kept.report.is_paused else "installed"
 
 
+def _last_runs(using: str) -> dict[tuple[str, str], Row]:
+    """Return the last run of each schedule, by kind and prefix."""
+    runs = ScheduleRun.objects.using(using).select_related("schedule")
+    latest = runs.order_by("schedule_id", "-planned_at", "-id").distinct("schedule_id")
+    return {
+        (each.schedule.kind, each.schedule.key_prefix): {
+            "last": each.planned_at, "started": each.started_at, "finished": each.finished_at,
+            "outcome": each.outcome,
+        }
+        for each in latest
+    }  # fmt: skip
+
+
 def _listed(keeper: CronKeeper, using: str) -> list[Row]:
-    now = read_clock(using)
+    now, last = read_clock(using), _last_runs(using)
     return [
         {
             "schedule": str(installer),
@@ -101,6 +116,7 @@ def _listed(keeper: CronKeeper, using: str) -> list[Row]:
             "active_hash": row.config_hash if row else "",
             "last_tick": row and optional_time(row.last_tick),
             "installed_at": row and optional_time(row.installed_at),
+            **last.get((row.kind, row.key_prefix) if row else ("", ""), _NO_RUN),
             "next": installer.schedule.next_times(now)[0],
         }
         for entry, installer, row in keeper.listed()

@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import groupby
 from typing import Any, Final
 
+from delayed_queue.cron.runs import has_ticks, is_tick
 from delayed_queue.db.kept import is_unconnected
 from delayed_queue.handlers import Manner, Reject, Snooze, attempts_used_up
 from delayed_queue.logs import log
 from delayed_queue.messages import Envelope, has_expired
 from delayed_queue.worker.engine.consumers import Consumer
+from delayed_queue.worker.engine.ticks import TickTimes
 
 # Retry delay of a message whose handler could not connect to the database of its queue.
 UNCONNECTED: Final = timedelta(seconds=1)
@@ -52,6 +55,8 @@ class Claim:
     call: Callable[[Envelope], Any] = field(init=False)
     is_async: bool = field(init=False)
     timeout: float | None = field(init=False)
+    # The times of its messages, if they are ticks of schedules.
+    ticks: TickTimes | None = field(init=False, default=None)
     lease_seconds: float = field(init=False)
     # Seconds that handlers took, until they are counted.
     took: list[float] = field(init=False, default_factory=list)
@@ -113,12 +118,25 @@ class Claim:
                 claim.call = self.consumer.acall
         return claims
 
+    def by_tick(self) -> list[Claim]:
+        """Return ticks of schedules apart, whose runs are recorded, in the order of messages."""
+        if not has_ticks(self.envelopes):
+            return [self]
+        found = []
+        for are_ticks, envelopes in groupby(self.envelopes, is_tick):
+            part = self.part(list(envelopes))
+            if are_ticks:
+                part.ticks = TickTimes(part.call, is_async=part.is_async)
+                part.call = part.ticks.call
+            found.append(part)
+        return found
+
     def part(self, envelopes: list[Envelope]) -> Claim:
         """Return a claim of some of its messages, under the same lease."""
         part = replace(self, envelopes=envelopes)
         part.call, part.is_async, part.timeout = self.call, self.is_async, self.timeout
         part.expired = self.expired
-        part.shares_lease, part.is_in_doubt = True, self.is_in_doubt
+        part.ticks, part.shares_lease, part.is_in_doubt = self.ticks, True, self.is_in_doubt
         return part
 
     def take_unspent(self) -> list[Envelope]:

@@ -288,7 +288,8 @@ class Dispatcher:
     def _start_run(self, consumer: Consumer, poll: Poll, *, is_alone: bool = False) -> None:
         run = TransactionalRun(
             consumer, poll, self.runs_ended, self._wake_channel, self._board,
-            goes_on=self._options.max_messages is None, is_alone=is_alone,
+            worker=self._options.worker_id, goes_on=self._options.max_messages is None,
+            is_alone=is_alone,
         )  # fmt: skip
         consumer.transactions.begin()
         self.claimed += poll.limit

@@ -16,7 +16,7 @@ from delayed_queue.db.resilience import has_stale_plan, is_unavailable, waited_t
 from delayed_queue.db.wakeups import StopSignal, WakeChannel
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.handlers import Registry, judge, storable
-from delayed_queue.logs import log_poll, logger
+from delayed_queue.logs import described, log, log_poll, logger
 from delayed_queue.observe import signals
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.claims import Claim
@@ -319,6 +319,12 @@ class ClaimLoop:
         error = self._refusal_of(self._exchange(self._settler.settlements(claims), claims))
         if error is None:
             return True
+        if len(claims) == 1 and claims[0].ticks is not None:
+            # Rather lose the record of a run than run it again.
+            claims[0].ticks = None
+            log(logging.WARNING, "run_not_recorded", error=described(error))
+            self._settle_halves(claims)
+            return False
         if len(claims) == 1:
             self._refuse(claims[0], error)
             return False
@@ -396,6 +402,7 @@ class ClaimLoop:
         if run.done or run.failures:
             self._busy_at = time.monotonic()
         run.note_times()
+        run.record_failures()
         for envelope, refusal in run.refused:
             self.refusals.report(envelope, refusal)
         for envelope, error in run.failures:

@@ -80,7 +80,8 @@ class ClaimPlan:
             Claim(consumer, self.retaken_id, [each], began_at, is_suspect=True)
             for each in suspects
         ]  # fmt: skip
-        return [part for claim in claims for part in claim.by_manner()]
+        parts = (part for claim in claims for part in claim.by_manner())
+        return [each for part in parts for each in part.by_tick()]
 
     def _end_poll(
         self,

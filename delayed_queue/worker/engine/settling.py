@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
+from delayed_queue.cron.runs import DEAD, DONE, FAILED, Run, record_step
 from delayed_queue.db.sql import Row, Step, column_of
 from delayed_queue.handlers import Failure, Snooze, Treatment, Verdict, storable
 from delayed_queue.logs import log
@@ -95,6 +96,7 @@ class Settler:
             failures.extend((claim, *each) for each in claim.failures[claim.judged :])
         alike = list(self._alike(failures))
         return [
+            *self._of_runs(parts, alike),
             *self._of_done(parts),
             *self._of_treatments(alike),
             *map(self._of_failures, alike),
@@ -129,6 +131,21 @@ class Settler:
             members = [message_id for _, ids in others for message_id in ids]
             step = acknowledge_members_step([claim.lease_id for claim, _ in others], members)
             yield Settlement(step, partial(self._note_done, others))
+
+    def _of_runs(self, parts: list[_Part], alike: list[list[_Failure]]) -> Iterable[Settlement]:
+        """Yield the records of runs of schedules, by kind."""
+        runs: dict[str, list[Run]] = {}
+        for claim, ids in parts:
+            if claim.ticks is not None:
+                found = [claim.ticks.run(each, DONE) for each in claim.members(ids)]
+                runs.setdefault(claim.consumer.queue.kind, []).extend(found)
+        for each in chain.from_iterable(alike):
+            if each.claim.ticks is not None and not isinstance(each.error, Snooze):
+                outcome = DEAD if each.verdict.is_dead else FAILED
+                run = each.claim.ticks.run(each.envelope, outcome)
+                runs.setdefault(each.claim.consumer.queue.kind, []).append(run)
+        for kind, found in runs.items():
+            yield Settlement(record_step(kind, str(self._sender), found), _ignore)
 
     def _of_treatments(self, alike: list[list[_Failure]]) -> Iterable[Settlement]:
         """Yield what treatments write in the transaction that settles their failed messages."""

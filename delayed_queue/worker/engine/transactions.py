@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 from django.db import Error, transaction
 
+from delayed_queue.cron.runs import DEAD, DONE, FAILED, is_tick, record_step
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import (
     drop_if_lost,
@@ -17,10 +19,11 @@ from delayed_queue.db.resilience import (
     is_unavailable,
     through_conflicts,
 )
-from delayed_queue.db.statements import execute
+from delayed_queue.db.statements import execute, fetch
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import PayloadNotDecodable
-from delayed_queue.handlers import attempts_used_up
+from delayed_queue.handlers import Snooze, attempts_used_up, judge
+from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND, Envelope, has_expired, to_milliseconds
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.claim import ConsumedRow
@@ -29,6 +32,7 @@ from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.executor import Run
 from delayed_queue.worker.engine.refusals import WriteRefused, wait_after
 from delayed_queue.worker.engine.scanning import Poll, PollResult
+from delayed_queue.worker.engine.ticks import TickTimes
 
 # A run takes batches for N seconds before the worker may give its thread to another consumer.
 GO_ON_SECONDS: Final = 0.05
@@ -81,6 +85,7 @@ class TransactionalRun(Run):
         wake_channel: WakeChannel,
         board: Board,
         *,
+        worker: str,
         goes_on: bool,
         is_alone: bool = False,
     ) -> None:
@@ -104,6 +109,8 @@ class TransactionalRun(Run):
         self._ended = ended
         self._wake_channel = wake_channel
         self._board = board
+        self._worker = worker
+        self._ticks = TickTimes(consumer.call, is_async=False)
         self._goes_on = goes_on
         self._slot = 0
 
@@ -137,6 +144,25 @@ class TransactionalRun(Run):
         tally.note_lateness([now - each.due_at_ms for each in self.done])
         if self.total:
             tally.note_runs([self.seconds / self.total] * self.total)
+
+    def record_failures(self) -> None:
+        """Record the failed runs of schedules, after the transaction that counted them."""
+        policy = self.consumer.policy
+        for envelope, error in self.failures:
+            if is_tick(envelope) and not isinstance(error, Snooze):
+                is_dead = judge(error, envelope.attempt, policy).is_dead
+                self.record_runs([envelope], DEAD if is_dead else FAILED)
+
+    def record_runs(self, envelopes: list[Envelope], outcome: str) -> None:
+        runs = [self._ticks.run(each, outcome) for each in envelopes]
+        queue = self.consumer.queue
+        try:
+            with transaction.atomic(using=queue.using):
+                fetch(queue.using, *record_step(queue.kind, self._worker, runs, fenced=False))
+        except Error as error:
+            if is_unavailable(error):
+                raise
+            log(logging.WARNING, "run_not_recorded", error=described(error))
 
     def cancel(self) -> None:
         """End before a thread has started it."""
@@ -239,7 +265,11 @@ class TransactionalRun(Run):
         self._board.take(self._slot, envelope.message_id)
         self.handling = envelope, time.monotonic()
         try:
-            self.consumer.call(envelope)
+            if is_tick(envelope):
+                self._ticks.call(envelope)
+                self.record_runs([envelope], DONE)
+            else:
+                self.consumer.call(envelope)
         except Exception:
             raise
         # A SystemExit is a failure, too, and does not end the worker.
