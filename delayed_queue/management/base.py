@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -128,13 +128,19 @@ class VerbCommand(QueueCommand):
 def queue_of(options: Mapping[str, Any]) -> DelayedQueue:
     """Return the queue that the options name, by its name or kind."""
     name, using = options["queue"], options["database"]
-    if not is_known(name, using):
-        raise wrong_usage(f"There is no queue {name!r}.{similar_queue(name, using)}")
+    check_queues([name], using)
     kinds = [each.kind for each in measure([name], cap=1, using=using)[0]]
     if len(kinds) > 1:
         text = f"{name!r} matches several queues. Name one of: {', '.join(kinds)}."
         raise wrong_usage(text)
     return DelayedQueue(name_of(kinds[0]).queue, kind=kinds[0], using=using)
+
+
+def check_queues(names: Iterable[str], using: str) -> None:
+    """Raise CommandError for the first unknown name of a queue."""
+    for name in names:
+        if not is_known(name, using):
+            raise wrong_usage(f"There is no queue {name!r}.{similar_queue(name, using)}")
 
 
 def similar_queue(name: str, using: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from shutil import get_terminal_size
 from typing import Any, Final
 
@@ -18,6 +19,10 @@ _FIGURE: Final = re.compile(r"[\d,.:+-]+").fullmatch
 # Values that are useless when cut: numbers, times, fingerprints.
 _WHOLE: Final = re.compile(r"[\d,.:+-]*|[\d-]{10} [\d:]{8}|[0-9a-f]{16}").fullmatch
 _IDS: Final = ("id", "run")
+# Columns that operators copy into the next command: never cut.
+_COPIED: Final = frozenset({*_IDS, "failure", "group", "key", "lease", "worker"})
+# Columns of text: on a narrow terminal each gets a line of its own, complete.
+_APART: Final = frozenset({"error", "note", "reason", "running"})
 
 
 def show(
@@ -62,12 +67,31 @@ def _text(value: Any) -> str:
 def lines(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), *, is_fitted: bool = False
 ) -> list[str]:
-    """Return a heading and a line for each row, numbers to the right."""
-    names = columns or list(rows[0] if rows else ())
+    """Return a heading and a line for each row, numbers to the right.
+
+    A table that does not fit the terminal has its columns of text on lines below each row.
+    """
+    names = list(columns or (rows[0] if rows else ()))
+    apart = [each for each in names if each in _APART]
+    whole = _aligned(rows, names)
+    if not is_fitted or max(map(len, whole)) <= get_terminal_size().columns:
+        return whole
+    heading, *found = _aligned(rows, [each for each in names if each not in apart], is_fitted=True)
+    below = ([f"{_GAP}{name}: {_cell(name, row[name])}" for name in apart] for row in rows)
+    pairs = zip(found, below, strict=True)
+    return [heading, *chain.from_iterable([line, *more] for line, more in pairs)]
+
+
+def _aligned(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, is_fitted: bool = False
+) -> list[str]:
     cells = [[each.replace("_", " ") for each in names]]
     cells += [[_cell(name, row[name]) for name in names] for row in rows]
     by_column = list(zip(*cells, strict=True))
-    can_cut = [is_fitted and not all(map(_WHOLE, column[1:])) for column in by_column]
+    can_cut = [
+        is_fitted and name not in _COPIED and not all(map(_WHOLE, column[1:]))
+        for name, column in zip(names, by_column, strict=True)
+    ]
     widths = _fitted([max(map(len, column)) for column in by_column], can_cut)
     right = [all(map(_FIGURE, column[1:])) for column in by_column]
     return [_line(line, widths, right) for line in cells]

@@ -58,7 +58,7 @@ class Reason(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What the reasons of all queues are taken from."""
+    """The facts behind the reasons of all queues."""
 
     live: LiveWorkers
     pauses: dict[str, Limit]

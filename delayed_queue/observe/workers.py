@@ -20,7 +20,7 @@ from delayed_queue.fields import EpochMillisecondField
 BEAT: Final = timedelta(seconds=10)
 # A worker whose last heartbeat is older is reported as silent; nothing else depends on it.
 ALIVE: Final = 3 * BEAT
-# What an operator may have a worker do, and the channel that announces it.
+# Commands of operators to a worker, and the channel that announces them.
 DRAIN: Final = "drain"
 RESTART: Final = "restart"
 COMMANDS: Final = "commands of workers"
@@ -156,7 +156,7 @@ class Worker(models.Model):
     threads = models.IntegerField(db_default=0)
     # The resident set, in bytes.
     memory = models.BigIntegerField(db_default=0)
-    # What an operator wants of it: DRAIN, RESTART or nothing.
+    # The command of an operator: DRAIN, RESTART or nothing.
     command = models.CharField(max_length=10, blank=True, db_default="")
 
     objects = WorkerManager()

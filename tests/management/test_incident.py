@@ -107,7 +107,7 @@ def groups() -> dict[str, str]:
     out = StringIO()
     call_command("queuedead", "groups", "--queue", "letters", "--format", "json", stdout=out)
     by_count = sorted(json.loads(out.getvalue()), key=lambda row: row["dead"], reverse=True)
-    ids = [row["group"] for row in by_count]
+    ids = [row["failure"] for row in by_count]
     return {
         "GROUP": ids[0], "SECOND": ids[1], "THIRD": ids[2], "LETTER": str(by_count[0]["newest_id"])
     }  # fmt: skip
@@ -155,7 +155,7 @@ def test_the_steps_in_the_admin_mend_it(admin_client: Client) -> None:
         target = {action: f"{group}:{KIND}"}
         seen.append(admin_client.post(FAILURES, target).content.decode())
         begun = admin_client.post(FAILURES, {**target, "confirmed": "yes", **given})
-        assert begun.headers["Location"] == RUNS
+        assert begun.headers["Location"].startswith(RUNS)
 
     def state_of_last(work: Callable[[], None]) -> str:
         work()

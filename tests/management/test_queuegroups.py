@@ -65,6 +65,27 @@ def test_what_the_queue_holds_back_is_listed_with_its_reason(queue: DelayedQueue
     assert {each["held"] for each in answer("list", "orders")} == {"queue_paused"}
 
 
+@pytest.mark.parametrize("verb", ["pause", "resume", "limit"])
+def test_o24_an_unknown_group_is_an_error_unless_forced(queue: DelayedQueue, verb: str):
+    queue.offer_or_update("c1", 1, group="customer-17")
+    with pytest.raises(CommandError, match=r"no group 'customer-71'\. Did you mean") as caught:
+        run(verb, "orders", "customer-71")
+    assert caught.value.returncode == 2
+    run(verb, "orders", "customer-71", "--force")
+    assert "customer-17" not in run("limits", "orders")
+
+
+@pytest.mark.parametrize("state", ["leased", "dead", "limited"])
+def test_o24_a_group_is_known_by_any_trace(queue: DelayedQueue, state: str):
+    if state == "limited":
+        queue.groups.limit("c", concurrency=1)
+    else:
+        queue.offer_or_update("c1", 1, group="c")
+        for envelope in queue.try_poll_many(9):
+            assert state == "leased" or envelope.reject("no")
+    assert answer("pause", "orders", "c")["was_changed"]
+
+
 def test_a_group_is_paused_and_resumed(queue: DelayedQueue):
     assert answer("pause", "orders", "a")["was_changed"]
     assert "paused already" in run("pause", "orders", "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from io import StringIO
 from typing import Any
 
@@ -14,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from delayed_queue.handlers import registry
 from delayed_queue.observe.overview import MAX_KINDS
 from tests.support.factories import DeadLetterFactory, MessageFactory
+from tests.support.processes import managed, wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -75,8 +77,8 @@ def test_without_names_all_there_are_and_all_with_a_handler() -> None:
 
 class TestNames:
     def test_a_queue_that_is_empty_is_zero(self) -> None:
-        found = rows("--queue", "ledger", "--queue", "nowhere", "--queue", "own|avro")
-        assert found.keys() == {"ledger|json", "nowhere|json", "own|avro"}
+        found = rows("--queue", "ledger", "--queue", "own|avro")
+        assert found.keys() == {"ledger|json", "own|avro"}
         assert {each["due"] for each in found.values()} == {0}
         assert {each["oldest_due_age_seconds"] for each in found.values()} == {None}
 
@@ -92,9 +94,22 @@ class TestNames:
         assert [each["due"] for each in found.values()] == [1, 1]
 
     def test_a_name_given_twice_is_shown_once(self) -> None:
-        assert (
-            len(json.loads(run("--queue", "a", "--queue", "a", "--format", "json"))["queues"]) == 1
-        )
+        assert rows("--queue", "ledger", "--queue", "ledger").keys() == {"ledger|json"}
+
+    def test_o24_an_unknown_name_is_an_error(self) -> None:
+        with pytest.raises(CommandError, match=r"no queue 'ledgers'\. Did you mean") as caught:
+            run("--queue", "ledgers")
+        assert caught.value.returncode == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_o24_watching_refreshes_until_ctrl_c() -> None:
+    with managed("queuestats", "--queue", "ledger", "--watch") as process:
+        wait_until(lambda: process.said().count("oldest due") == 2, 60)
+        process.send_signal(signal.SIGINT)
+        code, said = process.ended()
+    assert code == 0
+    assert "Traceback" not in said
 
 
 class TestBounds:

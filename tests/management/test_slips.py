@@ -33,6 +33,7 @@ LEAST: dict[str, list[str]] = {
     "queuepipeline": ["doctor"],
     "queueresume": ["orders"],
     "queuestats": [],
+    "queueworkers": ["list"],
     "queuetoken": ["list"],
     "runqueueworker": ["--burst", "--processes", "0"],
 }

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from django.test import Client
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -79,6 +80,13 @@ def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
         for sample in family.samples
         if sample.name.startswith("delayed_queue_")
     }
+
+
+def test_o28_each_alert_names_a_page_and_a_command(admin_client: Client) -> None:
+    for rule in rules():
+        found = rule["annotations"]
+        assert admin_client.get(found["page"]).status_code == 200, found
+        assert found["command"].startswith("python manage.py queue"), found
 
 
 def test_each_metric_exists_and_has_the_labels(served: dict[str, set[str]]) -> None:

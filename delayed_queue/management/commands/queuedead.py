@@ -62,10 +62,10 @@ def _groups(options: dict[str, Any]) -> list[Row]:
     failures = (describe(row.reason, row.error) for row in rows)
     return [
         {
-            "group": row.fingerprint, "queue": row.kind, "dead": row.letters,
+            "failure": row.fingerprint, "queue": row.kind, "dead": row.letters,
             "last": from_milliseconds(row.last_at),
             # A table is narrow: it leaves out the module of the error's class.
-            "failure": failure if is_json else _MODULE.sub("", failure),
+            "error": failure if is_json else _MODULE.sub("", failure),
             "first": from_milliseconds(row.first_at), "newest_id": row.newest,
         }
         for row, failure in zip(rows, failures, strict=True)
@@ -73,15 +73,15 @@ def _groups(options: dict[str, Any]) -> list[Row]:
 
 
 def _list(options: dict[str, Any]) -> list[Row]:
-    kind, group = _kind(options), options["group"]
+    kind, names = _kind(options), {"failure": "fingerprint", "group": "group"}
+    chosen = {column: options[name] for name, column in names.items() if options[name] is not None}
     rows = DeadLetter.objects.using(options["database"]).defer("payload", "headers")
-    if group is not None and kind is None:
-        raise wrong_usage("A failure belongs to a queue: add --queue.")
+    if chosen and kind is None:
+        raise wrong_usage("Failures and groups belong to a queue: add --queue.")
     if kind is None:
         rows = rows.order_by("-id")
     else:
-        one_group = {} if group is None else {"fingerprint": group}
-        rows = rows.filter(kind=kind, **one_group).order_by("-died_at", "-id")
+        rows = rows.filter(kind=kind, **chosen).order_by("-died_at", "-id")
     return [_row(letter) for letter in rows[: options["limit"]]]
 
 
@@ -155,7 +155,7 @@ def _runs(options: dict[str, Any]) -> list[Row]:
         {
             "run": row.id, "action": row.action, "queue": row.kind, "state": row.state,
             "done": row.done, "left": max(row.total - row.done - row.skipped, 0),
-            "pace": row.pace, "note": row.note, "group": row.fingerprint, "skipped": row.skipped,
+            "pace": row.pace, "note": row.note, "failure": row.fingerprint, "skipped": row.skipped,
             "by": row.started_by, "why": row.why,
         }
         for row in BulkRun.objects.using(options["database"]).order_by("-id")[:_MAX_RUNS]
@@ -184,7 +184,7 @@ def _plan(options: dict[str, Any]) -> BulkPlan:
     for name, age in (("since", options["newer_than"]), ("until", options["older_than"])):
         given[name] = None if age is None else ago(age, options["database"])
     kind = queue_of(options).kind
-    return BulkPlan(options["command"], kind, options["group"], **given)
+    return BulkPlan(options["command"], kind, options["failure"], **given)
 
 
 def _kind(options: dict[str, Any]) -> str | None:
@@ -208,7 +208,12 @@ def _exported(letter: DeadLetter) -> str:
         content = {"payload": payload.decode()}
     except UnicodeDecodeError:
         content = {"payload_base64": b64encode(payload).decode()}
-    more = {"group": letter.fingerprint, "headers": letter.headers, **content}
+    more = {
+        "failure": letter.fingerprint,
+        "group": letter.group,
+        "headers": letter.headers,
+        **content,
+    }
     return json.dumps(_row(letter) | more | _errors(letter), default=str)
 
 
@@ -216,7 +221,7 @@ _ID: Final = arg("id", type=count(1, MAX_LETTERS))
 _LIMIT: Final = at_most(25, MAX_ROWS)
 _FILTER: Final = (
     QUEUE,
-    text("--group", "ID", _('only this failure: its id from "groups"')),
+    text("--failure", "ID", _('only this failure: its id from "groups"')),
     text("--reason", "TEXT", _("only reasons that start with this text")),
     text("--key-from", "KEY", _("only this key and later ones")),
     text("--key-before", "KEY", _("only keys before this one")),
@@ -247,12 +252,13 @@ class Command(VerbCommand):
     verbs = {
         "groups": Verb(
             _("failures by cause, the most recent first"), _groups, (OF_QUEUE, _LIMIT, FORMAT),
-            columns="group queue dead last failure",
+            columns="failure queue dead last error",
         ),
         "list": Verb(
             _("dead letters, the newest first"), _list,
             (OF_QUEUE, _LIMIT, FORMAT,
-             text("--group", "ID", _('of one failure: its id from "groups"'))),
+             text("--failure", "ID", _('only this failure: its id from "groups"')),
+             text("--group", "NAME", _("of one group of messages"))),
         ),
         "show": Verb(_("one dead letter with its errors"), _show, (_ID, FORMAT)),
         "redrive": Verb(_("redrive all dead letters of a failure or a queue"), _start, _RUN),

@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.db.resilience import never, repeat
+from delayed_queue.exceptions import did_you_mean
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import (
     DRY_RUN,
@@ -32,10 +33,11 @@ from delayed_queue.management.base import (
     queue_of,
     wrong_usage,
 )
-from delayed_queue.models import Limit
+from delayed_queue.models import DeadLetter, Limit, Message
 from delayed_queue.queue.groups import GroupService, named, why_not_limited
 from delayed_queue.retries import MOST, ON_DEAD, ORDERS, Groups
 
+_MAX_KNOWN: Final = 1_000
 _ALL: Final = ("concurrency", "rate", "burst", "queue_rate", "queue_burst", "order", "on_dead")
 _OWN: Final = ("concurrency", "weight", "rate", "burst")
 
@@ -71,6 +73,8 @@ def _seconds(interval: float | None) -> float | None:
 
 def _change(options: dict[str, Any]) -> Outcome:
     queue, verb, group = queue_of(options), options["command"], options.get("group")
+    if group is not None and not options["force"]:
+        _check_group(queue, group)
     of = queue.kind if group is None else f"{queue.kind}, group {named(group)},"
     was_changed = repeat(queue.using, partial(_changed, queue, verb, options), doubt=never)
     if not was_changed:
@@ -80,6 +84,26 @@ def _change(options: dict[str, Any]) -> Outcome:
     was_changed = was_changed and not options["dry_run"]
     facts = {"queue": queue.kind, "group": group, "was_changed": was_changed}
     return Outcome(f"{of} {text}.", facts)
+
+
+def _check_group(queue: DelayedQueue, group: str) -> None:
+    """Raise CommandError for a group without a message, dead letter, pause or limit."""
+    of_group = {"kind": queue.kind, "group": group}
+    messages = Message.objects.using(queue.using).filter(**of_group)
+    # By the indexes of waiting and of leased messages.
+    found = (
+        messages.filter(lease_id__isnull=True), messages.filter(lease_id__isnull=False),
+        Limit.objects.using(queue.using).filter(**of_group),
+        DeadLetter.objects.using(queue.using).filter(**of_group),
+    )  # fmt: skip
+    if group and not any(rows.exists() for rows in found):
+        limited = Limit.objects.using(queue.using).filter(kind=queue.kind)
+        known = {each.name for each in queue.groups.held(_MAX_KNOWN)}
+        known |= set(limited.values_list("group", flat=True)[:_MAX_KNOWN])
+        similar = did_you_mean(group, known - {""})
+        raise wrong_usage(
+            f"{queue.kind} has no group {group!r}.{similar} --force sets it up in advance."
+        )
 
 
 def _changed(queue: DelayedQueue, verb: str, options: dict[str, Any]) -> bool:
@@ -117,7 +141,10 @@ def _limit_option(name: str) -> Argument:
     return arg(option, _("see the guide"), choices=choices)
 
 
-_GROUP: Final = arg("group", _("a group"))
+_GROUP: Final = (
+    arg("group", _("a group")),
+    flag("--force", _("also for a group that is not known yet")),
+)
 
 
 class Command(VerbCommand):
@@ -137,17 +164,17 @@ class Command(VerbCommand):
         ),
         "limit": Verb(
             _("set the limits of one group, replacing the earlier ones"), _change,
-            (QUEUE, _GROUP, *map(_limit_option, _OWN), DRY_RUN, FORMAT),
+            (QUEUE, *_GROUP, *map(_limit_option, _OWN), DRY_RUN, FORMAT),
         ),
         "clear": Verb(
             _("remove the limits of all groups"), _change, (QUEUE, DRY_RUN, FORMAT)
         ),
         "pause": Verb(
             _("pause a group: deliver none of its messages"), _change,
-            (QUEUE, _GROUP, WHY, DRY_RUN, FORMAT),
+            (QUEUE, *_GROUP, WHY, DRY_RUN, FORMAT),
         ),
         "resume": Verb(
             _("resume a group; its dead letters no longer block it"), _change,
-            (QUEUE, _GROUP, DRY_RUN, FORMAT),
+            (QUEUE, *_GROUP, DRY_RUN, FORMAT),
         ),
     }  # fmt: skip

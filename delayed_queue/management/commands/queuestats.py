@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.arguments import arg, number, one_of
-from delayed_queue.management.base import QueueCommand, Row
+from delayed_queue.management.arguments import arg, flag, number, one_of
+from delayed_queue.management.base import QueueCommand, Row, check_queues
 from delayed_queue.management.tables import lines, printable
 from delayed_queue.observe.lateness import Reason, is_late, reasons_of
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, measure, name_of
 
 MAX_CAP: Final = 1_000_000
+_WATCH_SECONDS: Final = 2
+_CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 class Command(QueueCommand):
@@ -27,9 +31,20 @@ class Command(QueueCommand):
         one_of("table", "json", "names"),
         number("--cap", _("stop counting at this number (default: 10,000, less for many queues)"),
                1, MAX_CAP),
+        flag("--watch", _("refresh every two seconds, until Ctrl-C")),
     )  # fmt: skip
 
     def handle(self, **options: Any) -> None:
+        check_queues(options["queue"], options["database"])
+        with suppress(KeyboardInterrupt):
+            self._show(options)
+            while options["watch"]:
+                time.sleep(_WATCH_SECONDS)
+                self._show(options)
+
+    def _show(self, options: dict[str, Any]) -> None:
+        if options["watch"] and self.stdout.isatty():
+            self.stdout.write(_CLEAR, ending="")
         found, is_cut = measure(options["queue"], cap=options["cap"], using=options["database"])
         late = reasons_of(list(filter(is_late, found)), using=options["database"])
         match options["format"]:

@@ -238,7 +238,7 @@ class Executor(Pool):
         super().__init__(capacity, wake_channel, board, first_slot)
         self._inbox: deque[Work | Run] = deque()
         self._idle: deque[Slot] = deque()
-        # Of the threads that take work, and of all, including those that were abandoned.
+        # The slots of threads that take work, and of all threads, abandoned ones included.
         self._slots: list[Slot] = []
         self._opened: list[Slot] = []
         self._is_stopped = False
