@@ -50,7 +50,8 @@ RANGES: Final = {
 # Maximum runs drawn of a schedule; more would fill the chart.
 _MAX_TICKS: Final = 60
 _MAX_SCHEDULES: Final = 20
-Value = Callable[[Step], float | None]
+# The value of a step: of a queue's history, or of an app's own.
+Value = Callable[[Any], float | None]
 
 
 def _percentile(histogram: str, share: float) -> Value:
@@ -146,7 +147,7 @@ def _charts(kind: str, chosen: Range, using: str, *, has_dead: bool) -> dict[str
     return {
         "is_sampled": any(each.is_sampled for each in found.steps),
         "gap": _gap(found),
-        "figures": [_figure(each, found, drawn_marks) for each in figures],
+        "figures": [figure_of(each, found, drawn_marks) for each in figures],
         "marks": marks,
         "numbers": _numbers(figures, found),
     }
@@ -156,7 +157,8 @@ def minute_at(minute: float) -> datetime:
     return EPOCH + minute * MINUTE
 
 
-def _figure(figure: Figure, found: History, marks: SafeString) -> dict[str, Any]:
+def figure_of(figure: Figure, found: Any, marks: SafeString) -> dict[str, Any]:
+    """Return a chart of ``found``, which has the ``window`` and the ``steps`` of a ``History``."""
     lines = [Line(name, css, list(map(of, found.steps))) for name, css, of in figure.lines]
     top, window = largest(lines), found.window
     tips = tips_of(found.steps, lines, figure.write)

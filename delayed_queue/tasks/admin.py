@@ -1,72 +1,79 @@
-"""The pages of tasks: tasks under way, results, and operations on both."""
+"""The page of tasks: waiting, running and finished ones, with charts of a task."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Final
+from typing import Any, Final, NamedTuple
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.db import router
-from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
-from django.db.models.functions import Greatest
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.filters import (
-    KIND,
-    LEASE,
-    WORKER,
-    KindFilter,
-    LeaseFilter,
-    StateFilter,
-    WorkerFilter,
-)
+from delayed_queue.admin.base import NEWEST_FIRST
 from delayed_queue.admin.formats import column
-from delayed_queue.admin.message_operations import MESSAGE_OPERATIONS, Group, MessageOperation
-from delayed_queue.admin.messages import MessageAdmin
+from delayed_queue.admin.history import Figure, figure_of
+from delayed_queue.admin.lists import AFTER, Keyset, KeysetChangeList
 from delayed_queue.admin.operating import OperatingAdmin
-from delayed_queue.admin.operations import Call, Operation, Report, primary_keys
-from delayed_queue.db.clock import database_now
-from delayed_queue.messages import to_milliseconds
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
+from delayed_queue.observe.history import window_of
 from delayed_queue.observe.overview import MAX_KINDS
-from delayed_queue.tasks.ids import is_id
-from delayed_queue.tasks.models import TaskResult, TaskUnderWay
-from delayed_queue.tasks.priorities import kind_of_priority, split_kind
-from delayed_queue.tasks.store import hasten, priorities_by_queue, task_names
+from delayed_queue.observe.store import Window
+from delayed_queue.tasks.ids import id_at
+from delayed_queue.tasks.models import TaskResult
+from delayed_queue.tasks.operations import CancelTask, RetryTask, RunAgain
+from delayed_queue.tasks.priorities import split_kind
+from delayed_queue.tasks.store import task_names
+from delayed_queue.tasks.store_search import SCANNED, search_results, task_steps
+from delayed_queue.tasks.under_way import find_task, id_of, tasks_under_way
 
-_PAGE: Final = 50
+VIEW_PAYLOAD: Final = "delayed_queue.view_payload"
+STATUS: Final = "status"
+TASK: Final = "task"
 _STATES: Final = {
     "": ("leased", _("not finished")), "FAILED": ("alarm", _("failed")),
     "SUCCESSFUL": ("due", _("done")),
 }  # fmt: skip
+_UNDER_WAY: Final = {
+    RowState.LEASED: ("leased", _("running")), RowState.SCHEDULED: ("scheduled", _("scheduled")),
+    RowState.DUE: ("expired", _("waiting")), RowState.EXPIRED: ("expired", _("waiting")),
+}  # fmt: skip
+# At most N waiting and running tasks in front of the recorded ones, and in lists of their own.
+_HEAD: Final = 20
+_PAGE: Final = 50
+_SPAN: Final = timedelta(hours=24)
+_STEP: Final = timedelta(minutes=15)
+_ID_PREFIX: Final = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
 
 
 class StatusFilter(admin.SimpleListFilter):
-    """Only failed tasks: they have an index of their own, and the others are too many."""
+    """States that an index gives: of messages, and of failed results."""
 
-    title, parameter_name = _("status"), "status"
+    title, parameter_name = _("status"), STATUS
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, Any]]:
-        return [("FAILED", _("failed"))]
+        return [("running", _("running")), ("waiting", _("waiting")), ("FAILED", _("failed"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(status="FAILED") if self.value() == "FAILED" else queryset
+        if self.value() not in (None, *dict(self.lookup_choices)):
+            raise IncorrectLookupParameters("there is no such status")
+        if self.value() == "FAILED":
+            return queryset.filter(status="FAILED")
+        return queryset if self.value() is None else queryset.none()
 
 
 class TaskFilter(admin.SimpleListFilter):
     """By the path of the task: the stored paths, read by a loose index scan."""
 
-    title, parameter_name = _("task"), "task"
+    title, parameter_name = _("task"), TASK
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         names = task_names(MAX_KINDS, using=model_admin.get_queryset(request).db)
@@ -76,163 +83,167 @@ class TaskFilter(admin.SimpleListFilter):
         return queryset if self.value() is None else queryset.filter(task=self.value())
 
 
-class TaskOperation(Operation):
-    """An operation on tasks with one of ``statuses``, through the backend of each task."""
+class Search(NamedTuple):
+    """The meanings of a term: the start of an id, a part of a path, a part of the arguments."""
 
-    is_separate = True
-    statuses: tuple[str, ...]
-    # Why a task was skipped.
-    refusal: Any
-    # A task that cannot be imported, or a backend that is gone.
-    failed = _("because it failed (%(error)s)")
-    noun = ngettext_lazy("%(count)s task", "%(count)s tasks", "count")
+    first: str | None
+    last: str | None
+    tasks: list[str]
+    text: bytes | None
 
-    def fits(self, row: Any) -> bool:
-        return row.status in self.statuses
-
-    def parts(self, call: Call) -> Iterable[Call]:
-        """Return a call for each task, in the database of its backend."""
-        from delayed_queue.tasks.backend import declared
-
-        aliases = {name: backend.settings.database for name, backend in declared()}
-        for row in call.queryset.filter(pk__in=primary_keys(call)):
-            using = aliases.get(row.backend, call.using)
-            yield replace(call, queryset=call.queryset.using(using), tokens=[str(row.pk)])
-
-    def rows(self, call: Call, report: Report) -> list[Any]:
-        return list(call.queryset.filter(pk__in=call.tokens))
-
-    def change(self, row: Any, call: Call, report: Report) -> Any:
-        return self.act(row) or self.refusal
-
-    def act(self, row: TaskResult) -> bool:
-        """Do it through the backend; return whether anything changed."""
-        raise NotImplementedError
-
-    def name_of(self, row: Any) -> str:
-        return str(row.pk)
-
-
-class CancelTask(TaskOperation):
-    name, label, past = "cancel_tasks", _("Cancel"), _("Cancelled")
-    refusal: Any = _("because it has ended")
-    permission = "delayed_queue_tasks.cancel_task"
-    statuses = ("",)
-
-    def act(self, row: TaskResult) -> bool:
-        cancelled: bool = _backend_of(row).cancel(str(row.pk))
-        return cancelled
-
-
-class RetryTask(TaskOperation):
-    name, past = "retry_now", _("Made due")
-    refusal: Any = _("because it neither waits nor is a dead letter")
-    label = _("Retry now: waiting tasks and dead letters")
-    permission = "delayed_queue_tasks.rerun_task"
-    statuses = ("", "FAILED")
-
-    def act(self, row: TaskResult) -> bool:
-        using = _backend_of(row).settings.database
-        key = row.key or str(row.pk)
-        message = Message.objects.using(using).filter(key=key, kind=row.kind).first()
-        if message is not None:
-            return hasten(message.pk, using=using)
-        letters = DeadLetter.objects.using(using).filter(key=key, kind=row.kind).order_by("-pk")
-        ids = list(letters.values_list("pk", flat=True)[:1])
-        return bool(ids) and any(
-            each.created is not None for each in DeadLetter.objects.redrive(ids, using=using)
+    @classmethod
+    def of(cls, term: str, using: str, *, has_arguments: bool) -> Search:
+        is_prefix = len(term) <= len(_LAST) and _ID_PREFIX.fullmatch(term)
+        names = task_names(MAX_KINDS, using=using)
+        return cls(
+            term + _FIRST[len(term) :] if is_prefix else None,
+            term + _LAST[len(term) :] if is_prefix else None,
+            [each for each in names if term in each] or [term],
+            json.dumps(term, ensure_ascii=False)[1:-1].encode() if has_arguments else None,
         )
 
+    @property
+    def texts(self) -> list[bytes]:
+        """What payloads of matching messages contain."""
+        return [*_texts_of(*self.tasks), *([self.text] if self.text else [])]
 
-class RunAgain(TaskOperation):
-    """Enqueues the task as it is now, with its earlier arguments."""
-
-    name, past = "run_again", _("Enqueued again")
-    refusal: Any = ""
-    label = _("Run again with the same arguments")
-    permission = "delayed_queue_tasks.rerun_task"
-    statuses = ("SUCCESSFUL", "FAILED")
-
-    def act(self, row: TaskResult) -> bool:
-        from delayed_queue.tasks.payloads import task_at
-
-        _backend_of(row)
-        said = json.loads(bytes(row.payload))
-        name, priority = split_kind(row.kind)
-        task = task_at(row.task).using(backend=row.backend, queue_name=name, priority=priority)
-        task.enqueue(*said.get("args", ()), **said.get("kwargs", {}))
-        return True
+    def matches(self, row: Any) -> bool:
+        """True unless the row was found by arguments that the reader may not see."""
+        is_named = self.first is not None and id_of(row).startswith(self.first.rstrip("0-"))
+        return bool(self.text or is_named or row.task in self.tasks)
 
 
-def _backend_of(row: TaskResult) -> Any:
-    # Imported late: without a backend in TASKS there may be no tasks to import.
-    from delayed_queue.tasks.backend import declared
+_FIRST: Final = "00000000-0000-0000-0000-000000000000"
+_LAST: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
-    found = dict(declared()).get(row.backend)
-    if found is None:
-        raise LookupError(f"TASKS has no backend {row.backend!r}.")
-    return found
+
+def _texts_of(*tasks: str) -> list[bytes]:
+    """Return the paths as the codec writes them, and other writers."""
+    names = [json.dumps(each, ensure_ascii=False) for each in tasks]
+    return [f'"task":{blank}{each}'.encode() for each in names for blank in ("", " ")]
 
 
 @admin.register(TaskResult)
 class TaskResultAdmin(OperatingAdmin):
-    """Tasks that have run, or report progress; waiting ones are messages of their queue."""
+    """Running and waiting tasks first, then recorded ones, the newest first."""
 
     operations = (CancelTask(), RetryTask(), RunAgain())
     list_heading = _("Tasks")
-    list_display = ("path", "short_id", "queue", "state", "attempts", "duration", "progress")
+    list_display = (
+        "path", "short_id", "state", "queue", "enqueued", "started", "finished", "duration",
+        "attempts", "worker",
+    )  # fmt: skip
     list_filter = (StatusFilter, TaskFilter)
     search_fields = ("task",)
-    search_help_text = _("The full path of a task, or the id of a result.")
-    ordering = ("-id",)
+    search_help_text = _("The beginning of an id, a path, or a value of the arguments.")
     list_per_page = _PAGE
+    change_list_template = "admin/delayed_queue_tasks/task_list.html"
     change_form_template = "admin/delayed_queue/row_detail.html"
     fields = (
-        "state", "progress", "id", "task", "queue", "times", "duration", "attempts", "workers",
+        "state", "id", "task", "queue", "times", "duration", "attempts", "workers", "message",
         "arguments", "value", "failures",
     )  # fmt: skip
     readonly_fields = fields
 
     path = column(_("task"), lambda row: formats.dotted(row.task))
     short_id = column(
-        _("id"), lambda row: format_html('<span title="{}">{}…</span>', row.pk, str(row.pk)[:13])
+        _("id"), lambda row: format_html('<span title="{}">{}…</span>', id_of(row), id_of(row)[:13])
     )
-    state = column(_("status"), lambda row: formats.state(*_STATES[row.status]))
+    state = column(_("status"), lambda row: _state(row))
     queue = column(_("queue"), lambda row: _queue_label(row.kind))
+    enqueued = column(_("enqueued"), lambda row: formats.since(row.enqueued_at, row.read_at))
+    started = column(_("started"), lambda row: formats.since(row.last_attempted_at, row.read_at))
+    finished = column(_("finished"), lambda row: formats.since(row.finished_at, row.read_at))
     attempts = column(_("attempts"), lambda row: len(row.worker_ids))
     duration = column(_("took"), lambda row: _duration(row))
+    worker = column(_("worker"), lambda row: row.worker_ids[-1] if row.worker_ids else "")
     workers = column(_("workers"), lambda row: ", ".join(each or "—" for each in row.worker_ids))
-    progress = column(_("progress"), lambda row: progress_of(row))
-    arguments = column(
-        _("arguments"), lambda row: formats.block(bytes(row.payload).decode(errors="replace"))
-    )
+    arguments = column(_("arguments"), lambda row: formats.block(_payload(row)))
 
     def title_of(self, row: Any) -> str:
         return str(row.task)
 
+    # The list
+
+    def keyset_of(self, request: HttpRequest) -> Keyset:
+        return NEWEST_FIRST
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
+        return KeysetChangeList
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        # The list shows none of these, and they may be large.
+        found: QuerySet[Any] = super().get_queryset(request).annotate(read_at=DatabaseClock())
+        return found.defer("payload", "return_value", "errors")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        if search := self._search(request, queryset.db):
+            wanted = search._asdict()
+            return queryset.filter(pk__in=search_results(using=queryset.db, **wanted)), False
+        return queryset, False
+
+    def _search(self, request: HttpRequest, using: str) -> Search | None:
+        term = request.GET.get(SEARCH_VAR, "").strip()
+        may_read = self.may(request, VIEW_PAYLOAD)
+        return Search.of(term, using, has_arguments=may_read) if term else None
+
+    def complete(self, request: HttpRequest, rows: Any, using: str) -> None:
+        """Put waiting and running tasks in front of the first page."""
+        status, task = request.GET.get(STATUS), request.GET.get(TASK)
+        if AFTER in request.GET or status == "FAILED":
+            return
+        search = self._search(request, using)
+        found = tasks_under_way(
+            using, states=status or "", limit=_PAGE if status or search else _HEAD,
+            texts=search.texts if search else _texts_of(task) if task else None,
+            first=search and search.first, last=search and search.last,
+        )  # fmt: skip
+        found = [
+            each
+            for each in found
+            if (search is None or search.matches(each)) and task in (None, each.task)
+        ]
+        shown = {id_of(each) for each in found}
+        rows[:] = [*found, *(each for each in rows if id_of(each) not in shown)]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        task, using = request.GET.get(TASK), self.get_queryset(request).db
+        figures = charts_of(task, using) if task and "\x00" not in task else []
+        return super().changelist_view(request, {"figures": figures, **(extra_context or {})})
+
+    # The page of a task
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        return find_task(object_id, self.get_queryset(request).defer(None))
+
+    def _get_obj_does_not_exist_redirect(
+        self, request: HttpRequest, opts: Any, object_id: str
+    ) -> HttpResponse:
+        """Return to the list: a worker may have finished the task before the click."""
+        self.message_user(request, _("This task is no longer under way, and has no result."))
+        return HttpResponseRedirect(self.list_url())
+
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Hide arguments, values and errors without the permission to see payloads."""
-        if self.may(request, "delayed_queue.view_payload"):
+        if self.may(request, VIEW_PAYLOAD):
             return self.fields
         return tuple(
             each for each in self.fields if each not in ("arguments", "value", "failures")
         )  # fmt: skip
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        return (queryset.filter(pk=term) if is_id(term) else queryset.filter(task=term)), False
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        # The list shows none of these, and they may be large.
-        found: QuerySet[Any] = super().get_queryset(request)
-        return found.defer("payload", "return_value", "errors")
+    @admin.display(description=_("message"))
+    def message(self, row: Any) -> SafeString:
+        if getattr(row, "message", None) is None:
+            return formats.NOTHING
+        url = self.url("delayed_queue_message_change", row.message.pk)
+        return format_html(
+            "{} {}", formats.link(url, row.message.key), formats.waiting(row.message)
+        )
 
     @admin.display(description=_("timeline"))
-    def times(self, row: TaskResult) -> SafeString:
+    def times(self, row: Any) -> SafeString:
         is_later, is_retried = row.scheduled_at != row.enqueued_at, len(row.worker_ids) > 1
         events: list[tuple[Any, Any]] = [
             (row.enqueued_at, _("enqueued")),
@@ -242,27 +253,27 @@ class TaskResultAdmin(OperatingAdmin):
             (row.finished_at, _("finished")),
             (row.cancelled_at, _("cancelled")),
         ]
-        return formats.timeline(events, database_now(router.db_for_read(TaskResult)))
+        return formats.timeline(events, row.read_at)
 
     @admin.display(description=_("return value"))
-    def value(self, row: TaskResult) -> SafeString:
+    def value(self, row: Any) -> SafeString:
         if row.status != TaskResult.Status.SUCCESSFUL:
             return formats.NOTHING
         return formats.block(json.dumps(row.return_value, ensure_ascii=False, indent=2))
 
     @admin.display(description=_("errors"))
-    def failures(self, row: TaskResult) -> SafeString:
+    def failures(self, row: Any) -> SafeString:
         blocks = ((formats.error_block(each["traceback"]),) for each in row.errors)
         return format_html_join("", "{}", blocks) or formats.NOTHING
 
 
-def _duration(row: TaskResult) -> str:
-    began: Any = row.last_attempted_at
-    ended: Any = row.finished_at
-    return "" if began is None or ended is None else _span(ended - began)
+def _state(row: Any) -> SafeString:
+    message = getattr(row, "message", None)
+    look = _STATES[row.status] if message is None else _UNDER_WAY[state_of(message)]
+    return format_html("{} {}", formats.state(*look), "" if row.status else progress_of(row))
 
 
-def progress_of(row: TaskResult) -> str:
+def progress_of(row: Any) -> str:
     share = row.metadata.get("progress")
     # A task may store anything under this name.
     if not isinstance(share, int | float):
@@ -270,94 +281,17 @@ def progress_of(row: TaskResult) -> str:
     return f"{formats.percent(share, 0)} {row.metadata.get('message', '')}"
 
 
-class TaskKindFilter(KindFilter):
-    """By queue and priority: always one queue, whose index gives the order."""
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(each, _queue_label(each)) for each in task_kinds(model_admin.using)]
-
-    def choices(self, changelist: Any) -> Iterator[Any]:
-        _, *kinds = super().choices(changelist)
-        yield from kinds
+def _payload(row: Any) -> str:
+    # A row that is not stored has no payload of its own.
+    return bytes(row.payload or row.message.payload).decode(errors="replace")
 
 
-class Cancel(MessageOperation):
-    name, label, past = "cancel", _("Cancel"), _("Cancelled")
-    help = _("Remove a waiting task; ask a running task to stop.")
-    permission = "delayed_queue_tasks.cancel_task"
-
-    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
-        rows = Message.objects.using(call.using).filter(pk__in=ids)
-        return [each.pk for each in rows if _cancel_message(each)]
+def _duration(row: Any) -> str:
+    began, ended = row.last_attempted_at, row.finished_at
+    return "" if began is None or ended is None else formats.seconds((ended - began) / _SECOND)
 
 
-@admin.register(TaskUnderWay)
-class TaskUnderWayAdmin(MessageAdmin):
-    """The messages of one queue of tasks, in the order of delivery, with the names of tasks."""
-
-    operations = (Cancel(), *MESSAGE_OPERATIONS)
-    list_per_page = _PAGE
-    list_filter = (TaskKindFilter, StateFilter, LeaseFilter, WorkerFilter)
-    list_display: Any = ("path", *MessageAdmin.list_display)
-    list_display_links: Any = ("path", "key_column")
-    readonly_fields: ClassVar[Any] = ("path", "result", *MessageAdmin.readonly_fields)
-
-    @property
-    def using(self) -> str:
-        return str(self.model._default_manager.db)
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return self.may(request, "delayed_queue_tasks.view_taskresult")
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the list of a queue, a key or a lease; no index gives any other list."""
-        kinds = task_kinds(self.using)
-        if kinds and not {KIND, SEARCH_VAR, LEASE, WORKER} & request.GET.keys():
-            return HttpResponseRedirect(self.list_url(**{**request.GET.dict(), KIND: kinds[0]}))
-        return super().changelist_view(request, extra_context)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        found = super().get_queryset(request).filter(kind__in=task_kinds(self.using))
-        # The path is at the end of the payload, behind arguments of any length.
-        annotated: QuerySet[Any] = found.annotate(payload_tail=_tail_of("payload"))
-        return annotated
-
-    @admin.display(description=_("task"))
-    def path(self, row: Any) -> SafeString:
-        found = _PATH.search(bytes(row.payload_tail).decode(errors="replace"))
-        return formats.dotted(found[1]) if found else formats.quiet(_("in its payload"))
-
-    @admin.display(description=_("so far"))
-    def result(self, row: Any) -> SafeString:
-        """Link to its recorded attempts, errors and progress."""
-        found = TaskResult.objects.filter(pk=row.key).first() if is_id(row.key) else None
-        if found is None:
-            return formats.quiet(_("nothing is recorded until its first attempt ends"))
-        url = self.url("delayed_queue_tasks_taskresult_change", found.pk)
-        return formats.link(url, progress_of(found) or "—")
-
-
-# As the codec writes it, and other writers that put it last.
-_PATH: Final = re.compile(r'"task" ?: ?"([^"\\\\]+)" ?}$')
-_TAIL: Final = 600
-
-
-def _tail_of(column: str) -> Func:
-    length = Func(F(column), function="octet_length", output_field=IntegerField())
-    start = Greatest(Value(1), length - Value(_TAIL - 1))
-    return Func(F(column), start, function="substring", output_field=BinaryField())
-
-
-def task_kinds(using: str) -> list[str]:
-    """Return the kinds of all declared queues, of every priority that was used."""
-    from delayed_queue.tasks.serving import servings
-
-    used = priorities_by_queue(using=using)
-    return [
-        kind_of_priority(queue, each)
-        for queue in sorted(servings)
-        for each in sorted({0, *used.get(queue, ())}, reverse=True)
-    ]
+_SECOND: Final = timedelta(seconds=1)
 
 
 def _queue_label(kind: str) -> str:
@@ -366,20 +300,56 @@ def _queue_label(kind: str) -> str:
     return str(_("%(queue)s, priority %(priority)s") % facts) if priority else name
 
 
-def _cancel_message(message: Message) -> bool:
-    from delayed_queue.tasks.backend import backend_of
-    from delayed_queue.tasks.payloads import TaskGone, id_in, unpack
-
-    scheduled_at = to_milliseconds(message.scheduled_at_initially)
-    try:
-        payload = json.loads(bytes(message.payload))
-        backend = backend_of(unpack(payload)[1])
-    except (ValueError, TaskGone):
-        return False
-    return bool(backend.cancel(id_in(payload, message.kind, message.key, scheduled_at)))
+# Charts of a task, made of its results
 
 
-def _span(span: timedelta) -> str:
-    if span < timedelta(seconds=10):
-        return f"{formats.number(round(span / timedelta(milliseconds=1)))} ms"
-    return formats.human(span)
+class TaskStep(NamedTuple):
+    """The tasks that finished in a step of time; percentiles of their last run in seconds."""
+
+    done: float | None = None
+    failed: float | None = None
+    p50: float | None = None
+    p99: float | None = None
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.done is not None
+
+
+class TaskHistory(NamedTuple):
+    window: Window
+    steps: Sequence[TaskStep]
+
+
+_FIGURES: Final = (
+    Figure(_("Finished, a minute"), (
+        (_("done"), "dq-of-due", lambda step: step.done),
+        (_("failed"), "dq-of-alarm", lambda step: step.failed),
+    )),
+    Figure(_("Run time"), (
+        (_("p99"), "dq-of-expired", lambda step: step.p99),
+        (_("p50"), "dq-of-leased", lambda step: step.p50),
+    ), formats.seconds),
+)  # fmt: skip
+
+
+def charts_of(task: str, using: str) -> list[dict[str, Any]]:
+    """Return charts of the past day, of at most 20,000 results; older steps are unknown."""
+    window = window_of(_SPAN, _STEP, using=using)
+    rows = task_steps(task, id_at(window.since * 60_000), window.step * 60_000, using=using)
+    found = {row[0] * window.step: row[1:] for row in rows}
+    is_cut = sum(row[1] for row in rows) >= 2 * SCANNED
+    earliest = min(found, default=0) if is_cut else 0
+    steps = [
+        _step(found.get(minute), window.step) if minute >= earliest else TaskStep()
+        for minute in range(window.since, window.until, window.step)
+    ]
+    return [figure_of(each, TaskHistory(window, steps), SafeString("")) for each in _FIGURES]
+
+
+def _step(found: Any, minutes: int) -> TaskStep:
+    if found is None:
+        return TaskStep(0, 0)
+    finished, failed, times = found[:3]
+    p50, p99 = (None if each is None else float(each) / 1000 for each in times or (None, None))
+    return TaskStep((finished - failed) / minutes, failed / minutes, p50, p99)

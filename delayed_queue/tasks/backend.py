@@ -296,15 +296,20 @@ class DelayedQueueBackend(BaseTaskBackend):
         result, message = self._found(result_id)
         if message is None:
             return False
+        path = result.task.module_path
+        return self.cancel_message(result.id, path, message["id"], message["createdAt"])
+
+    def cancel_message(self, task_id: str, path: str, message: int, created_at: int) -> bool:
+        """Cancel the task of a message, whatever its key; return False if it has ended."""
         text = "The task was cancelled before it ran.\n"
         cancel = partial(
-            store.cancel, using=self.settings.database, id=result.id, backend=self.alias,
-            task=result.task.module_path, message=message["id"], created_at=message["createdAt"],
+            store.cancel, using=self.settings.database, id=task_id, backend=self.alias,
+            task=path, message=message, created_at=created_at,
             errors=json.dumps([{"exception_class_path": _CANCELLED, "traceback": text}]),
         )  # fmt: skip
 
         def truth(lost: Lost) -> bool:
-            if cancel() is None and not self._is_cancelled(result_id):
+            if cancel() is None and not self._is_cancelled(task_id):
                 raise lost.unknown()
             return True
 

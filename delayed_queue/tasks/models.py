@@ -7,7 +7,6 @@ from django.db.models import Q, Value
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.fields import EpochMillisecondField
-from delayed_queue.models import Message
 
 
 class TaskResult(models.Model):
@@ -61,16 +60,6 @@ class TaskResult(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task} {self.id}"
-
-
-class TaskUnderWay(Message):
-    """A message of a queue of tasks, which the admin lists with the name of its task."""
-
-    class Meta:
-        verbose_name = _("task under way")
-        verbose_name_plural = _("tasks under way")
-        proxy = True
-        default_permissions = []
 
 
 class TaskPriority(models.Model):

@@ -239,7 +239,8 @@ class Run(Attempt):
             self.ended = time.monotonic() if verdict.is_dead else None
 
     def _record(self, error: BaseException) -> None:
-        cls = type(error)
+        # Django's name for a return value that is not JSON.
+        cls = TypeError if isinstance(error, UnstorableResult) else type(error)
         path = storable(f"{cls.__module__}.{cls.__qualname__}")
         described = {"exception_class_path": path, "traceback": error_text(error)}
         self.error, self.value, self.errors = error, None, json.dumps([described])

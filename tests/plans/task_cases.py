@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 from uuid import UUID
 
-from tests.plans.case import DEAD_KEYS, KEYS, LEASES, PRIMARY, Each, cases, lease_ids
+from tests.plans.case import DEAD_KEYS, DUE, KEYS, LEASES, PRIMARY, Each, cases, lease_ids
 from tests.plans.rows import NOW
 
 RESULTS: Final = "delayed_queue_task_result_rest_pkey"
@@ -48,6 +48,18 @@ TASK_CASES: Final = [
     *cases("HASTEN", PRIMARY, message=7),
     *cases("USE_PRIORITY", "task_priority_queue", queue="queue-7", priority=7),
     *cases("PRIORITIES", n=2000, scans={"delayed_queue_task_priority"}),
+    # The first of each queue, and among all 20,000 leases those of tasks.
+    *cases("UNDER_WAY", LEASES, DUE, kinds=["due|json", "bulk|json"], states=Each(""), texts=None,
+           first=None, last=None, scanned=50, n=21_000, max_rows=1, max_buffers=2,
+           or_reads=DUE),
+    # A search, also by the beginning of a key.
+    *cases("UNDER_WAY", DUE, KEYS, kinds=["due|json", "bulk|json"], states=Each("waiting"),
+           texts=[b"y"], first="key-5", last="key-6", scanned=1000, n=2000, max_rows=10),
+    *cases("SEARCH_RESULTS", RESULTS, "delayed_queue_task_result_rest_task_id_idx",
+           first=_id(7), last=_id(20), tasks=["shop.tasks.task_1", "shop.tasks.task_2"],
+           text=b"none", scanned=1000, n=2000, max_rows=3),
+    *cases("TASK_STEPS", "delayed_queue_task_result_rest_task_id_idx", task="shop.tasks.task_1",
+           first=_id(1), step=900_000, limit=500, n=1000),
     *cases("TASK_NAMES", "delayed_queue_task_result_rest_task_id_idx", limit=Each(10)),
     *cases("TAKE_KEEPING", table=TABLE, max_rows=0),
     # The catalogue has a row for each partition and index.

@@ -227,7 +227,7 @@ def test_the_pages_are_in_the_language_of_the_project(admin_client: Client, sett
         "../delayed_queue_notifications/": ("Auf einen Blick", "beginnen Sie hier"),
         "../delayed_queue_notifications/notification/dashboard/": ("Wartet am längsten", "E-Mail"),
         "../delayed_queue_spark/pipelinereport/": ("Noch gibt es keinen Bericht",),
-        "../delayed_queue_tasks/taskresult/": ("Der ganze Pfad eines Tasks",),
+        "../delayed_queue_tasks/taskresult/": ("Der Anfang einer Id",),
     }
     for url, words in shown.items():
         html = admin_client.get(urljoin("/admin/delayed_queue/", url)).content.decode()

@@ -27,7 +27,7 @@ from delayed_queue.observe.store import last_sampled
 from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.spark.models import PipelineReport
 from delayed_queue.tasks.ids import id_at
-from delayed_queue.tasks.models import TaskResult, TaskUnderWay
+from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.priorities import kind_of_priority
 from delayed_queue.tasks.serving import servings
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
@@ -318,6 +318,8 @@ def pages() -> dict[str, str]:
     for span, queue in (("1h", QUEUES[3]), ("24h", QUEUES[0])):
         query = urlencode({"kind": f"{queue}|json", "range": span})
         found[f"history-{span}"] = f"{reverse('admin:delayed_queue_history')}?{query}"
+    query = urlencode({"task": "shop.tasks.send_the_monthly_statement"})
+    found["tasks-charts"] = f"{list_of(TaskResult)}?{query}"
     query = urlencode({"kind": f"{GROUPED}|json"})
     found["history-groups"] = f"{reverse('admin:delayed_queue_history')}?{query}"
     for app in {model._meta.app_label for model, _ in _shown()}:
@@ -328,10 +330,8 @@ def pages() -> dict[str, str]:
 
 
 def list_of(model: Any) -> str:
-    """Return the path of a model's list; for tasks under way the list of one queue."""
-    path = reverse(f"admin:{_name_of(model)}_changelist")
-    query = urlencode({"kind": kind_of_priority(next(iter(servings)), 0)})
-    return f"{path}?{query}" if model is TaskUnderWay else path
+    """Return the path of a model's list."""
+    return reverse(f"admin:{_name_of(model)}_changelist")
 
 
 def operations() -> list[tuple[str, Any]]:

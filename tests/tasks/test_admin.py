@@ -1,10 +1,11 @@
-"""The page of tasks in the admin (T13)."""
+"""The page of tasks in the admin (T13, O20)."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -161,63 +162,108 @@ def test_a_list_looks_at_a_page(
 
 
 class TestUnderWay:
-    """Waiting and running tasks by name, before their results have a row."""
+    """Waiting and running tasks, in front of those that have a result."""
 
-    LIST = "admin:delayed_queue_tasks_taskunderway_changelist"
-    DETAIL = "admin:delayed_queue_tasks_taskunderway_change"
-
-    def url(self, kind: str) -> str:
-        return reverse(self.LIST, query={"kind": kind})
-
-    def test_tasks_are_listed_before_they_have_run(self, root: Client, work: Any) -> None:
+    def test_one_list_shows_all_states_in_order(self, root: Client, work: Any) -> None:
+        work.fail.enqueue()
+        work.aadd.enqueue(5)
+        drain()
         work.add.enqueue(1, other=987654)
-        work.tell.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("x" * 5000)
         work.fail.using(priority=7).enqueue()
-        work.aadd.enqueue(1)
+        work.tell.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("x" * 5000)
         assert TaskQueue("default", 0, "default").try_poll() is not None
-        page = root.get(reverse(self.LIST), follow=True)
-        assert page.redirect_chain == [(self.url("default!7|json"), 302)]
-        assert "work.fail" in text_of(page)
-        page = root.get(self.url("default|json"))
+        page = root.get(reverse(LIST))
+        rows = [each.task.rpartition(".")[2] for each in page.context["cl"].result_list]
+        assert (rows[:3], sorted(rows[3:])) == (["add", "fail", "tell"], ["aadd", "fail"])
         shown = text_of(page)
-        assert all(each in shown for each in ("work.add", "work.tell", "work.aadd", "Leased"))
+        assert all(each in shown for each in ("running", "waiting", "scheduled", "failed", "done"))
         assert "987654" not in shown
-        assert page.context["cl"].result_count == 3
+
+    @pytest.mark.parametrize(
+        ("query", "found"),
+        [
+            ("status=running", ["add"]), ("status=waiting", ["tell", "tell"]),
+            ("status=waiting&task=tests.tasks.work.add", []),
+            ("task=tests.tasks.work.tell", ["tell", "tell"]),
+        ],
+    )  # fmt: skip
+    def test_filters(self, root: Client, work: Any, query: str, found: list[str]) -> None:
+        work.add.enqueue(1)
+        assert TaskQueue("default", 0, "default").try_poll() is not None
+        work.tell.enqueue(1)
+        work.tell.enqueue(2)
+        assert found == listed(root, f"?{query}")
+        assert root.get(reverse(LIST), {"status": "x"}).status_code == 302
 
     def test_one_is_shown_and_cancelled(self, root: Client, work: Any) -> None:
         result = work.add.enqueue(1, other=41)
-        message = Message.objects.get()
-        page = root.get(reverse(self.DETAIL, args=[message.pk]))
-        assert "41" in text_of(page)
-        assert "nothing is recorded" in text_of(page)
-        token = page.context["token"]
-        root.post(self.url("default|json"), {"action": "cancel", "_selected_action": token})
+        assert "41" in text_of(root.get(reverse(DETAIL, args=[result.id])))
+        root.post(reverse(LIST), {"action": "cancel_tasks", "_selected_action": result.id})
         assert not Message.objects.exists()
         assert work.add.get_result(result.id).status == TaskResultStatus.FAILED
         assert "Cancelled" in LogEntry.objects.get().change_message
 
-    def test_it_is_for_those_who_may(self, client: Client, work: Any) -> None:
-        work.add.enqueue(1, other=987654)
-        message = Message.objects.get()
-        user = User.objects.create_user("clerk", is_staff=True)
-        client.force_login(user)
-        assert client.get(self.url("default|json")).status_code == 403
-        user.user_permissions.add(Permission.objects.get(codename="view_taskresult"))
-        page = client.get(reverse(self.DETAIL, args=[message.pk]))
-        assert "work.add" in text_of(page)
-        assert "987654" not in text_of(page)
-        token = f"{message.pk}"
-        answer = client.post(
-            self.url("default|json"), {"action": "cancel", "_selected_action": token}
-        )
-        assert answer.status_code == 403
+    def test_one_with_another_key_is_shown_and_cancelled(self, root: Client, work: Any) -> None:
+        payload = {"task": "tests.tasks.work.add", "args": [4711]}
+        TaskQueue("default", 0, "default").offer_or_update("tick", payload)
+        row = Message.objects.get()
+        assert "4711" in text_of(root.get(reverse(DETAIL, args=[row.pk])))
+        assert "Cancelled 1 task" in act(root, "cancel_tasks", row)
+        assert not Message.objects.exists()
 
-    def test_messages_of_other_queues_are_none(self, root: Client, work: Any) -> None:
+    def test_messages_of_other_queues_are_no_tasks(self, root: Client, work: Any) -> None:
         DelayedQueue("elsewhere").offer_or_update("key", 1)
         message = Message.objects.get()
-        assert root.get(reverse(self.DETAIL, args=[message.pk])).status_code == 302
+        assert root.get(reverse(DETAIL, args=[message.pk])).status_code == 302
+        assert listed(root) == []
         TaskQueue("default", 0, "default").offer_or_update("no task", [1])
-        assert "in its payload" in text_of(root.get(self.url("default|json")))
+        assert listed(root) == [""]
+
+
+class TestSearch:
+    """By the beginning of an id, a part of a path, or a value of the arguments."""
+
+    @pytest.fixture
+    def tasks(self, work: Any) -> Any:
+        done = work.echo.enqueue({"order": "straße-4711"})
+        work.add.enqueue(1)
+        drain()
+        return done, work.echo.enqueue({"order": "straße-4712"})
+
+    def test_each_finds_waiting_and_finished_ones(self, root: Client, tasks: Any) -> None:
+        done, waiting = tasks
+        for term, found in (
+            (done.id, ["echo"]), (waiting.id[:-1], ["echo"]), ("work.echo", ["echo", "echo"]),
+            ("straße-471", ["echo", "echo"]), ("4711", ["echo"]), ("nothing", []),
+            ("0" * 8, []), ('"', []), ("%", []),
+        ):  # fmt: skip
+            assert listed(root, f"?{urlencode({'q': term})}") == found, term
+
+    def test_arguments_need_the_permission(self, client: Client, tasks: Any) -> None:
+        user = User.objects.create_user("clerk", is_staff=True)
+        user.user_permissions.add(Permission.objects.get(codename="view_taskresult"))
+        client.force_login(user)
+        assert listed(client, "?q=4711") == listed(client, "?q=4712") == []
+        assert listed(client, "?q=echo") == ["echo", "echo"]
+
+
+class TestCharts:
+    def test_a_task_has_charts_of_its_results(self, root: Client, work: Any) -> None:
+        for each in range(3):
+            work.fail.enqueue(str(each))
+        drain()
+        page = root.get(reverse(LIST), {"task": "tests.tasks.work.fail"})
+        finished, times = page.context["figures"]
+        assert [name for name, *_ in finished["legend"]] == ["done", "failed"]
+        assert finished["legend"][1][2] == "0.2"
+        assert times["legend"][0][2].endswith(("ms", "s"))
+        assert root.get(reverse(LIST)).context["figures"] == []
+
+
+def listed(client: Client, query: str = "") -> list[str]:
+    """Return the names of the tasks that the list shows."""
+    rows = client.get(reverse(LIST) + query).context["cl"].result_list
+    return [each.task.rpartition(".")[2] for each in rows]
 
 
 def text_of(page: Any) -> str:

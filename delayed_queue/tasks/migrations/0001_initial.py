@@ -79,19 +79,6 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        migrations.CreateModel(
-            name="TaskUnderWay",
-            fields=[],
-            options={
-                "verbose_name": "task under way",
-                "verbose_name_plural": "tasks under way",
-                "proxy": True,
-                "default_permissions": [],
-                "indexes": [],
-                "constraints": [],
-            },
-            bases=("delayed_queue.message",),
-        ),
         CreateModelOnce(
             name="TaskPriority",
             fields=[
