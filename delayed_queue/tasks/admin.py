@@ -24,6 +24,7 @@ from delayed_queue.admin.history import Figure, figure_of
 from delayed_queue.admin.lists import AFTER, Keyset, KeysetChangeList
 from delayed_queue.admin.operating import OperatingAdmin
 from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
+from delayed_queue.models import Message
 from delayed_queue.observe.history import window_of
 from delayed_queue.observe.overview import MAX_KINDS
 from delayed_queue.observe.store import Window
@@ -48,6 +49,8 @@ _UNDER_WAY: Final = {
 }  # fmt: skip
 # At most N waiting and running tasks in front of the recorded ones, and in lists of their own.
 _HEAD: Final = 20
+# At most N paths that contain a searched term.
+_MAX_NAMES: Final = 10
 _PAGE: Final = 50
 _SPAN: Final = timedelta(hours=24)
 _STEP: Final = timedelta(minutes=15)
@@ -98,7 +101,7 @@ class Search(NamedTuple):
         return cls(
             term + _FIRST[len(term) :] if is_prefix else None,
             term + _LAST[len(term) :] if is_prefix else None,
-            [each for each in names if term in each] or [term],
+            [each for each in names if term in each][:_MAX_NAMES] or [term],
             json.dumps(term, ensure_ascii=False)[1:-1].encode() if has_arguments else None,
         )
 
@@ -237,10 +240,10 @@ class TaskResultAdmin(OperatingAdmin):
     def message(self, row: Any) -> SafeString:
         if getattr(row, "message", None) is None:
             return formats.NOTHING
-        url = self.url("delayed_queue_message_change", row.message.pk)
-        return format_html(
-            "{} {}", formats.link(url, row.message.key), formats.waiting(row.message)
-        )
+        key = formats.key_label(row.message.key)
+        if self.admin_site.is_registered(Message):
+            key = formats.link(self.url("delayed_queue_message_change", row.message.pk), key)
+        return format_html("{} {}", key, formats.waiting(row.message))
 
     @admin.display(description=_("timeline"))
     def times(self, row: Any) -> SafeString:
@@ -306,6 +309,7 @@ def _queue_label(kind: str) -> str:
 class TaskStep(NamedTuple):
     """The tasks that finished in a step of time; percentiles of their last run in seconds."""
 
+    minute: int
     done: float | None = None
     failed: float | None = None
     p50: float | None = None
@@ -341,15 +345,15 @@ def charts_of(task: str, using: str) -> list[dict[str, Any]]:
     is_cut = sum(row[1] for row in rows) >= 2 * SCANNED
     earliest = min(found, default=0) if is_cut else 0
     steps = [
-        _step(found.get(minute), window.step) if minute >= earliest else TaskStep()
+        _step(minute, found.get(minute), window.step) if minute >= earliest else TaskStep(minute)
         for minute in range(window.since, window.until, window.step)
     ]
     return [figure_of(each, TaskHistory(window, steps), SafeString("")) for each in _FIGURES]
 
 
-def _step(found: Any, minutes: int) -> TaskStep:
+def _step(minute: int, found: Any, width: int) -> TaskStep:
     if found is None:
-        return TaskStep(0, 0)
+        return TaskStep(minute, 0, 0)
     finished, failed, times = found[:3]
     p50, p99 = (None if each is None else float(each) / 1000 for each in times or (None, None))
-    return TaskStep((finished - failed) / minutes, failed / minutes, p50, p99)
+    return TaskStep(minute, (finished - failed) / width, failed / width, p50, p99)

@@ -29,7 +29,7 @@ from delayed_queue.messages import (
     from_milliseconds,
     to_milliseconds,
 )
-from delayed_queue.tasks import store
+from delayed_queue.tasks import payloads, policies, store
 from delayed_queue.tasks._api import (
     BaseTaskBackend,
     InvalidTask,
@@ -40,28 +40,10 @@ from delayed_queue.tasks._api import (
 )
 from delayed_queue.tasks.ids import ids_at, is_id
 from delayed_queue.tasks.options import Options
-from delayed_queue.tasks.payloads import (
-    TaskGone,
-    check_call,
-    id_in,
-    not_json,
-    payload_of,
-    plain,
-    unpack,
-)
-from delayed_queue.tasks.policies import (
-    Cancelled,
-    QueueTask,
-    check_policy,
-    group_of,
-    policy_of,
-    refused,
-    unique_key,
-)
 from delayed_queue.tasks.priorities import TaskQueue, priorities, split_kind
-from delayed_queue.tasks.results import QueueTaskResult, change, result_of
+from delayed_queue.tasks.results import QueueTaskResult, Results, change, result_of
 
-_CANCELLED: Final = f"{Cancelled.__module__}.{Cancelled.__qualname__}"
+_CANCELLED: Final = f"{policies.Cancelled.__module__}.{policies.Cancelled.__qualname__}"
 _MAX_KEY: Final = 200
 # Our own instances, by alias. Django makes one per thread, and new ones when settings change, but
 # only after our receiver of that signal.
@@ -71,7 +53,7 @@ _backends: Final[dict[str, Any]] = {}
 class DelayedQueueBackend(BaseTaskBackend):
     """Tasks as messages of the declared queues, which ``runqueueworker`` runs."""
 
-    task_class = QueueTask
+    task_class = policies.QueueTask
     supports_defer = True
     supports_async_task = True
     supports_priority = True
@@ -101,8 +83,8 @@ class DelayedQueueBackend(BaseTaskBackend):
             super().validate_task(task)
         # It compares values without checking their types.
         except (InvalidTask, TypeError, AttributeError) as error:
-            raise refused(task, error, self.queues) from error
-        check_policy(task)
+            raise policies.refused(task, error, self.queues) from error
+        policies.check_policy(task)
 
     # Enqueuing
 
@@ -119,16 +101,16 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     def _enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         (result,) = self._results(task, [(args, kwargs)])
-        policy, run_after = policy_of(task), _aware(task.run_after)
-        key = unique_key(task, policy, result.args, result.kwargs)
-        group = group_of(task, policy, result.args, result.kwargs)
+        policy, run_after = policies.policy_of(task), _aware(task.run_after)
+        key = policies.unique_key(task, policy, result.args, result.kwargs)
+        group = policies.group_of(task, policy, result.args, result.kwargs)
         try:
             if key is not None:
                 return self._enqueue_unique(_checked(key), result, policy.replace, group)
-            payload = payload_of(result)
+            payload = payloads.payload_of(result)
             self._queue(task).offer_if_not_exists(result.id, payload, run_after, group=group)
         except PayloadNotEncodable as error:
-            raise not_json(task, error, (args, kwargs)) from error
+            raise payloads.not_json(task, error, (args, kwargs)) from error
         return result
 
     def enqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
@@ -139,20 +121,22 @@ class DelayedQueueBackend(BaseTaskBackend):
         thousands may have been enqueued.
         """
         results = self._results(task, [_split(each) for each in arguments])
-        policy, run_after = policy_of(task), _aware(task.run_after)
+        policy, run_after = policies.policy_of(task), _aware(task.run_after)
         if policy.unique is not None:
             raise InvalidTask(f"{task.module_path} is unique: enqueue its calls one by one.")
+        common = payloads.payload_of(results.bare)
         messages = [
             ScheduledMessage(
-                each.id, payload_of(each), run_after,
-                group=group_of(task, policy, each.args, each.kwargs),
+                task_id, {**common, **payloads.arguments_of(args, kwargs)}, run_after,
+                group=policies.group_of(task, policy, args, kwargs),
             )
-            for each in results
+            for task_id, args, kwargs in results.calls
         ]  # fmt: skip
         try:
             self._queue(task).offer_batch(messages)
         except PayloadNotEncodable as error:
-            raise not_json(task, error, *((each.args, each.kwargs) for each in results)) from error
+            calls = [(args, kwargs) for _, args, kwargs in results.calls]
+            raise payloads.not_json(task, error, *calls) from error
         if len(signals.task_enqueued.receivers) > 1 or signals.logger.isEnabledFor(logging.DEBUG):
             for each in results:
                 signals.task_enqueued.send(type(self), task_result=each)
@@ -161,20 +145,18 @@ class DelayedQueueBackend(BaseTaskBackend):
     async def aenqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
         return await sync_to_async(self.enqueue_many, thread_sensitive=True)(task, arguments)
 
-    def _results(self, task: Any, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def _results(self, task: Any, calls: Sequence[tuple[Any, Any]]) -> Results:
         """Return the results of calls that are to be enqueued; refuse those that cannot be."""
         self.validate_task(task)
         self._check_transaction(task)
         called = [_call(task, *each) for each in calls]
         moment, enqueued_at = _times(task, self.settings.database)
+        bare = QueueTaskResult(
+            task=task, id="", status=TaskResultStatus.READY, enqueued_at=enqueued_at, args=[],
+            kwargs={}, backend=self.alias,
+        )  # fmt: skip
         ids = islice(ids_at(moment), len(called))
-        return [
-            QueueTaskResult(
-                task=task, id=task_id, status=TaskResultStatus.READY, enqueued_at=enqueued_at,
-                args=args, kwargs=kwargs, backend=self.alias,
-            )
-            for (args, kwargs), task_id in zip(called, ids, strict=True)
-        ]  # fmt: skip
+        return Results(bare, [(each, *call) for each, call in zip(ids, called, strict=True)])
 
     def _check_transaction(self, task: Any) -> None:
         """Refuse a task that would run even if the open transaction is rolled back."""
@@ -226,7 +208,10 @@ class DelayedQueueBackend(BaseTaskBackend):
                 change(result, id=active.id)
                 if active.kind != queue.kind:
                     TaskQueue(*split_kind(active.kind), using).drop_message(key)
-            payload, run_after = payload_of(result) | {"id": result.id}, _aware(task.run_after)
+            payload, run_after = (
+                payloads.payload_of(result) | {"id": result.id},
+                _aware(task.run_after),
+            )
             queue.offer_or_update(key, payload, run_after, group=group)
             if self.supports_get_result:
                 store.record_enqueued(
@@ -241,9 +226,9 @@ class DelayedQueueBackend(BaseTaskBackend):
         for kind, data in store.lock_key(key, using=self.settings.database):
             try:
                 payload = json.loads(data)
-                unpack(payload)
-                return _Active(kind, id_in(payload, kind, key, 0), payload)
-            except (ValueError, TaskGone):
+                payloads.unpack(payload)
+                return _Active(kind, payloads.id_in(payload, kind, key, 0), payload)
+            except (ValueError, payloads.TaskGone):
                 continue
         return None
 
@@ -255,7 +240,7 @@ class DelayedQueueBackend(BaseTaskBackend):
         Raises OutcomeUnknown if it may have been enqueued and run.
         """
         if active is not None and active.id == result.id:
-            is_ours: bool = active.payload == payload_of(result) | {"id": result.id}
+            is_ours: bool = active.payload == payloads.payload_of(result) | {"id": result.id}
             if is_ours or lost.is_over:
                 return is_ours
         elif lost.is_over and active is not None and not replaces:
@@ -354,7 +339,7 @@ def backend_of(alias: str) -> Any:
     """Return the backend of an alias; raise TaskGone."""
     backend = dict(declared()).get(alias)
     if backend is None:
-        raise TaskGone(f"TASKS has no backend {alias!r} of delayed_queue: declare it.")
+        raise payloads.TaskGone(f"TASKS has no backend {alias!r} of delayed_queue: declare it.")
     return backend
 
 
@@ -375,13 +360,13 @@ def _times(task: Any, using: str) -> tuple[int, datetime]:
 def _call(task: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return arguments as JSON has them; refuse those that are not JSON, or do not fit."""
     try:
-        check_call(task, args, kwargs)
-    except TaskGone as error:
+        payloads.check_call(task, args, kwargs)
+    except payloads.TaskGone as error:
         raise InvalidTask(str(error)) from None
     try:
-        return plain(args), normalize_json(kwargs) if kwargs else {}
+        return payloads.plain(args), normalize_json(kwargs) if kwargs else {}
     except (TypeError, ValueError, RecursionError) as error:
-        raise not_json(task, error, (args, kwargs)) from error
+        raise payloads.not_json(task, error, (args, kwargs)) from error
 
 
 def _split(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -23,52 +23,35 @@ from delayed_queue.tasks.store import RESULTS_BY_DAY, record_progress
 PROGRESS_SECONDS: Final = 1.0
 # Longest wait for the thread when its worker stops.
 _STOP_SECONDS: Final = 5.0
-_keepers: Final[dict[int, Keeper]] = {}
+_keepers: Final[dict[int, tuple[threading.Event, threading.Thread]]] = {}
 
 
-class Keeper:
-    """A thread with its own connection, beside each worker that serves tasks."""
+def _keep_until(stopped: threading.Event, using: str) -> None:
+    """Keep what the worker's tasks need, on a connection of this thread."""
+    days_at = -DAYS_SECONDS
+    try:
+        while not stopped.wait(PROGRESS_SECONDS):
+            try:
+                priorities.read(using)
+                _store_progress(using)
+                if time.monotonic() - days_at >= DAYS_SECONDS:
+                    days_at = time.monotonic()
+                    keep_days(using)
+            except (Error, ResourceUnavailable) as error:
+                # Nothing is lost: the next iteration repeats it.
+                log(logging.WARNING, "task_keeper_failed", error=described(error))
+                connections[using].close()
+    finally:
+        connections.close_all()
 
-    def __init__(self, using: str) -> None:
-        self._using = using
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="task-keeper", daemon=True)
-        self._days_at = -DAYS_SECONDS
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(timeout=_STOP_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.wait(PROGRESS_SECONDS):
-                try:
-                    self._keep()
-                except (Error, ResourceUnavailable) as error:
-                    # Nothing is lost: the next iteration repeats it.
-                    log(logging.WARNING, "task_keeper_failed", error=described(error))
-                    connections[self._using].close()
-        finally:
-            connections.close_all()
-
-    def _keep(self) -> None:
-        priorities.read(self._using)
-        self._store_progress()
-        now = time.monotonic()
-        if now - self._days_at >= DAYS_SECONDS:
-            self._days_at = now
-            keep_days(self._using)
-
-    def _store_progress(self) -> None:
-        unreported = list(worker.unreported.values())
-        runs = [run for run in unreported if run.runnable.options.database == self._using]
-        for run in runs:
-            worker.unreported.pop(run.id, None)
-        if runs:
-            record_progress([run.so_far() for run in runs], using=self._using)
+def _store_progress(using: str) -> None:
+    unreported = list(worker.unreported.values())
+    runs = [run for run in unreported if run.runnable.options.database == using]
+    for run in runs:
+        worker.unreported.pop(run.id, None)
+    if runs:
+        record_progress([run.so_far() for run in runs], using=using)
 
 
 def keep_days(using: str, now: datetime | None = None) -> bool:
@@ -99,10 +82,15 @@ def _start(sender: Any, **kwargs: object) -> None:
         return
     worker.rename(str(sender))
     priorities.read(sender.options.using)
-    keeper = _keepers[id(sender)] = Keeper(sender.options.using)
-    keeper.start()
+    stopped = threading.Event()
+    args = (stopped, sender.options.using)
+    thread = threading.Thread(target=_keep_until, args=args, name="task-keeper", daemon=True)
+    _keepers[id(sender)] = stopped, thread
+    thread.start()
 
 
 def _stop(sender: Any, **kwargs: object) -> None:
-    if (keeper := _keepers.pop(id(sender), None)) is not None:
-        keeper.stop()
+    stopped, thread = _keepers.pop(id(sender), (None, None))
+    if stopped is not None and thread is not None:
+        stopped.set()
+        thread.join(timeout=_STOP_SECONDS)

@@ -55,12 +55,16 @@ def payload_of(result: Any) -> dict[str, Any]:
         payload["backend"] = result.backend
     if task.priority:
         payload["priority"] = int(task.priority)
-    if result.args:
-        payload["args"] = result.args
-    if result.kwargs:
-        payload["kwargs"] = result.kwargs
     if task.run_after is not None:
         payload["enqueued"] = to_milliseconds(result.enqueued_at)
+    return payload | arguments_of(result.args, result.kwargs)
+
+
+def arguments_of(args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a payload with the arguments, without empty ones."""
+    payload: dict[str, Any] = {"args": args} if args else {}
+    if kwargs:
+        payload["kwargs"] = kwargs
     return payload
 
 
@@ -120,7 +124,7 @@ def as_stored(task: Any, value: Any) -> str:
         text.encode()
     # Mappings and sequences may be the project's own classes, whose code runs here.
     except Exception as error:
-        raise _unstorable(task, *_fault_in(value, error)) from None
+        raise _unstorable(task, *_fault_in(value, error)) from error
     if len(text) > _MAX_VALUE:
         fault = f"it has {len(text)} characters of JSON: store it elsewhere and return its key"
         raise _unstorable(task, "return value", fault)

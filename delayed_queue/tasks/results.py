@@ -6,7 +6,7 @@ import json
 import types
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -49,6 +49,30 @@ class QueueTaskResult(AnyResult):
 
     async def arefresh(self) -> None:
         await sync_to_async(self.refresh)()
+
+
+class Results(Sequence[Any]):
+    """Results of tasks that were enqueued together, each made at its first access.
+
+    ``bare`` has what they share, ``calls`` the id, args and kwargs of each.
+    """
+
+    def __init__(self, bare: Any, calls: Sequence[tuple[str, Any, Any]]) -> None:
+        self.bare, self.calls = bare, calls
+        self._made: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[each] for each in range(len(self))[at]]
+        at = range(len(self))[at]
+        if at not in self._made:
+            task_id, args, kwargs = self.calls[at]
+            own: dict[str, Any] = {"errors": [], "worker_ids": [], "metadata": {}}
+            self._made[at] = replace(self.bare, id=task_id, args=args, kwargs=kwargs, **own)
+        return self._made[at]
 
 
 # Tasks of results

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final
 
 from django.db import transaction
@@ -31,6 +32,7 @@ from delayed_queue.handlers import (
 from delayed_queue.messages import Envelope, check_text, encode_headers, from_milliseconds
 from delayed_queue.queue.store.settle import acknowledge_members_step
 from delayed_queue.retries import RetryPolicy
+from delayed_queue.tasks import payloads
 from delayed_queue.tasks._api import (
     TaskContext,
     TaskError,
@@ -41,23 +43,12 @@ from delayed_queue.tasks._api import (
 from delayed_queue.tasks.backend import backend_of
 from delayed_queue.tasks.ids import time_of
 from delayed_queue.tasks.options import Options
-from delayed_queue.tasks.payloads import (
-    TaskGone,
-    UnstorableResult,
-    as_stored,
-    check_call,
-    task_at,
-    unpack,
-)
 from delayed_queue.tasks.policies import Cancelled, Policy, policy_of
 from delayed_queue.tasks.results import QueueTaskResult, as_enqueued, change
 from delayed_queue.tasks.store import Attempt, acknowledging
 
 # Longest path of a task, and alias of a backend, in characters.
 _MAX_NAME: Final = 500
-# At most N runnables are kept in memory.
-_MAX_KEPT: Final = 10_000
-_runnables: Final[dict[tuple[Any, ...], Runnable]] = {}
 
 
 class LeaseLost(Exception):
@@ -80,7 +71,7 @@ class Runnable:
     policy: Policy = Policy()  # noqa: RUF009 - it is frozen
     retry: RetryPolicy = RetryPolicy.never()  # noqa: RUF009 - it is frozen
     manner: Manner = Manner(is_async=False)  # noqa: RUF009 - it is frozen
-    problem: TaskGone | None = None
+    problem: payloads.TaskGone | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -91,33 +82,19 @@ class Runnable:
 def runnable_of(payload: Any, queue: str) -> Runnable:
     """Return what a payload in the queue names."""
     try:
-        return _runnables[
-            payload["task"], queue, payload.get("priority", 0), payload.get("backend", "default")
-        ]
-    except (AttributeError, KeyError, TypeError):
-        return _find(payload, queue)
-
-
-def forget_runnables() -> None:
-    _runnables.clear()
-
-
-def _find(payload: Any, queue: str) -> Runnable:
-    try:
-        path, alias = unpack(payload)
+        path, alias = payloads.unpack(payload)
         priority = payload.get("priority", 0)
-        found = _runnable(path, alias, queue, priority if isinstance(priority, int) else 0)
-    except TaskGone as error:
+        return _runnable(path, alias, queue, priority if isinstance(priority, int) else 0)
+    except payloads.TaskGone as error:
         said = payload if isinstance(payload, dict) else {}
         names = _names(str(said.get("task", "")), str(said.get("backend", "default")))
         return Runnable(names=names, problem=error)
-    if len(_runnables) < _MAX_KEPT:
-        _runnables[path, queue, found.task.priority, alias] = found
-    return found
 
 
+# At most N are kept in memory; a task that cannot be run is imported again.
+@lru_cache(maxsize=10_000)
 def _runnable(path: str, alias: str, queue: str, priority: int) -> Runnable:
-    task, backend = task_at(path), backend_of(alias)
+    task, backend = payloads.task_at(path), backend_of(alias)
     policy, options = policy_of(task), backend.settings
     return Runnable(
         names=_names(path, alias),
@@ -128,6 +105,9 @@ def _runnable(path: str, alias: str, queue: str, priority: int) -> Runnable:
         retry=policy.retry_or(options.retry),
         manner=Manner(inspect.iscoroutinefunction(task.func), policy.seconds_or(options.timeout)),
     )
+
+
+forget_runnables: Final = _runnable.cache_clear
 
 
 def _names(path: str, alias: str) -> tuple[str, str]:
@@ -167,14 +147,12 @@ class Run(Attempt):
         self.scheduled_at_ms = envelope.scheduled_at_ms
 
     @property
-    def args(self) -> list[Any]:
-        found: list[Any] = self.payload.get("args", [])
-        return found
+    def args(self) -> Any:
+        return self.payload.get("args", [])
 
     @property
-    def kwargs(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.payload.get("kwargs", {})
-        return found
+    def kwargs(self) -> Any:
+        return self.payload.get("kwargs", {})
 
     @property
     def is_running(self) -> bool:
@@ -195,7 +173,8 @@ class Run(Attempt):
         if runnable.task.takes_context:
             context = QueueTaskContext(task_result=self.result, run=self, envelope=envelope)
             return [context, *self.args]
-        return self.args
+        args: Sequence[Any] = self.args
+        return args
 
     # How it ended. ``ended`` is set if no attempt follows: it succeeded, was cancelled, or becomes
     # a dead letter.
@@ -203,7 +182,7 @@ class Run(Attempt):
     def returned(self, value: Any) -> None:
         """Record the return value; raise UnstorableResult."""
         if value is not None:
-            self.value = as_stored(self.runnable.task, value)
+            self.value = payloads.as_stored(self.runnable.task, value)
         self.ended = time.monotonic()
 
     def raised(self, error: BaseException, envelope: Envelope) -> BaseException | None:
@@ -240,26 +219,26 @@ class Run(Attempt):
 
     def _record(self, error: BaseException) -> None:
         # Django's name for a return value that is not JSON.
-        cls = TypeError if isinstance(error, UnstorableResult) else type(error)
+        cls = TypeError if isinstance(error, payloads.UnstorableResult) else type(error)
         path = storable(f"{cls.__module__}.{cls.__qualname__}")
         described = {"exception_class_path": path, "traceback": error_text(error)}
         self.error, self.value, self.errors = error, None, json.dumps([described])
         if self.runnable.problem is None:
             self.result.errors.append(TaskError(**described))
 
-    def _misfit(self, error: BaseException) -> TaskGone | None:
+    def _misfit(self, error: BaseException) -> payloads.TaskGone | None:
         """Return an error if the arguments do not fit: a retry would not help."""
         if self.runnable.problem is not None or not isinstance(error, TypeError):
             return None
         try:
-            check_call(self.runnable.task, self.args, self.kwargs)
-        except TaskGone as gone:
+            payloads.check_call(self.runnable.task, self.args, self.kwargs)
+        except payloads.TaskGone as gone:
             gone.__cause__ = error
             return gone
         return None
 
     def _judge(self, error: BaseException) -> Verdict:
-        if isinstance(error, TaskGone | UnstorableResult):
+        if isinstance(error, payloads.TaskGone | payloads.UnstorableResult):
             return Verdict(None, storable(str(error)), error_text(error))
         verdict = judge(error, self.attempt, self.runnable.retry)
         backoff = self.runnable.policy.backoff

@@ -11,7 +11,7 @@ from delayed_queue.db.sql import CLOCK, column_of
 from delayed_queue.db.statements import fetch
 from delayed_queue.queue.store.fragments import ALL_TIMES, first_rows
 
-# At most N payloads of results, and of messages of each kind, are read for a search.
+# At most N payloads of results, and of waiting messages, are read for a search.
 SCANNED: Final = 10_000
 
 _FIRST_WAITING: Final = first_rows(
@@ -133,7 +133,8 @@ def under_way(
     """Return ids of messages; ``states`` is "waiting", "running", or empty for both."""
     params = {
         "kinds": list(kinds), "states": states, "limit": limit, "texts": texts, "first": first,
-        "last": last, "scanned": SCANNED if texts else limit, "now": None,
+        "last": last, "now": None,
+        "scanned": max(limit, SCANNED // (len(kinds) or 1)) if texts else limit,
     }  # fmt: skip
     return list(dict.fromkeys(column_of(fetch(using, UNDER_WAY, params))))
 
