@@ -222,7 +222,7 @@ class TestConfigure:
         [
             {"shards": 0}, {"shards": 65}, {"shards": True}, {"ladder": "soon"},
             {"ladder": [True]}, {"ladder": ["5s 6s"]}, {"ladder": ["5s"] * 101}, {"ladder": 5},
-            {"jitter": 2}, {"jitter": "a"}, {"ttr": timedelta(0)}, {"ttr": 5},
+            {"jitter": 2}, {"jitter": "a"}, {"ttr": timedelta(0)}, {"ttr": 0.5},
             {"ladder": ["nan"]}, {"ladder": [float("nan")]},
         ],
     )  # fmt: skip
