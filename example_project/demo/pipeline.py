@@ -91,11 +91,11 @@ class PipelineAct(Act):
         spring, coupons, again = spark.run(IMPORTS, lake, lambda: not any(_waiting()))
         expired = list(ExpiredVoucher.objects.values_list("number", flat=True))
         counts, expected = notifications(), to_archive()
+        refused = DeadLetter.objects.filter(kind=campaign.kind).count()
         *archives, measured = spark.run(ARCHIVES, lake)
         stage.stop([worker])
         spark.close()
         plots = [str(each) for each in (lake / "report").glob("*.png")]
-        refused = DeadLetter.objects.filter(kind=campaign.kind).count()
         facts = Facts(
             spring, coupons, again, counts, refused, expected[0] - refused, expired, measured, plots
         )
