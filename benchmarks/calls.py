@@ -74,7 +74,7 @@ def _function_offers(connection: Connection) -> list[Comparison]:
     kind, payload = f"{QUEUE}|json", '{"total": 40, "customer": "A-17", "items": [1, 2, 3]}'
     fixed: dict[str, Any] = {
         "kind": kind, "payload": JsonCodec().encode(json.loads(payload)), "schedule_at": None,
-        "headers": None, "group": None, "now": None,
+        "headers": None, "group": None, "expires_at": None, "expires_in": None, "now": None,
     }  # fmt: skip
 
     def offers(offer: Callable[[str], Any]) -> Workload:
