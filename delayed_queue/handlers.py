@@ -16,7 +16,7 @@ from delayed_queue.messages import Envelope, check_claim
 from delayed_queue.retries import Groups, RetryPolicy
 
 MAX_ERROR_LENGTH: Final = 10_000
-# What a worker does with a message that has expired.
+# Fates of a message that has expired.
 ON_EXPIRED: Final = ("delete", "dead")
 HandlerFunction = Callable[[Envelope], Any]
 F = TypeVar("F", bound=HandlerFunction)

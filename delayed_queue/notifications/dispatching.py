@@ -284,7 +284,7 @@ async def _leave(route: Route, outcome: Outcome | None) -> None:
 
 
 def _relieve(route: Route, outcome: Outcome) -> None:
-    """Pause a provider that asks for it, or refuses even a single call."""
+    """Pause a provider that requests it, or refuses even a single call."""
     if outcome.retry_after or not route.room.used:
         seconds = outcome.retry_after and outcome.retry_after.total_seconds()
         route.circuit.set(State.OPEN, seconds or None)

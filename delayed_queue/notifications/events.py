@@ -85,7 +85,7 @@ _OURS: Final = re.compile(r"<?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})@")
 
 
 class Kind(StrEnum):
-    """What happened to a mail; DEFERRED is a soft bounce, after which the provider tries again."""
+    """The fate of a mail; DEFERRED is a soft bounce, after which the provider tries again."""
 
     DELIVERED = "delivered"
     BOUNCED = "bounced"

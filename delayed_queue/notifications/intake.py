@@ -120,7 +120,7 @@ class Accepted:
     id: uuid.UUID
     status: Status
     is_duplicate: bool = False
-    # Of an SMS that is no duplicate.
+    # Set for an SMS that is no duplicate.
     segments: int = 0
 
 

@@ -66,7 +66,7 @@ class Status(models.TextChoices):
 
 
 class Reception(models.TextChoices):
-    """What the provider reported after it had accepted a notification."""
+    """The provider's last report about an accepted notification."""
 
     UNKNOWN = "unknown", _("unknown")
     DELIVERED = "delivered", _("delivered")
@@ -109,7 +109,7 @@ class Notification(models.Model):
     recipient_hash = models.BinaryField(max_length=16)
     template = models.CharField(max_length=MAX_NAME_LENGTH, blank=True, default="")
     template_version = models.IntegerField(null=True, blank=True)
-    # Opt-outs of its category do not apply: it is urgent, or its template says so.
+    # Opt-outs of its category do not apply: it is urgent, or its template is transactional.
     is_transactional = models.BooleanField(default=False, db_default=False)
     # As rendered at intake: a later change of the template has no effect.
     subject = models.TextField(blank=True, default="")

@@ -79,7 +79,7 @@ FROM (
 
 
 class Received(NamedTuple):
-    """What recipients and their servers did with the mail of one provider."""
+    """Counts of the events of one provider's mail."""
 
     delivered: int
     bounced: int

@@ -107,7 +107,7 @@ class Search(NamedTuple):
 
     @property
     def texts(self) -> list[bytes]:
-        """What payloads of matching messages contain."""
+        """The text that payloads of matching messages contain."""
         return [*_texts_of(*self.tasks), *([self.text] if self.text else [])]
 
     def matches(self, row: Any) -> bool:

@@ -146,7 +146,7 @@ class DelayedQueueBackend(BaseTaskBackend):
         return await sync_to_async(self.enqueue_many, thread_sensitive=True)(task, arguments)
 
     def _results(self, task: Any, calls: Sequence[tuple[Any, Any]]) -> Results:
-        """Return the results of calls that are to be enqueued; refuse those that cannot be."""
+        """Return the results of the calls of a batch, or refuse them."""
         self.validate_task(task)
         self._check_transaction(task)
         called = [_call(task, *each) for each in calls]
@@ -285,7 +285,7 @@ class DelayedQueueBackend(BaseTaskBackend):
         return self.cancel_message(result.id, path, message["id"], message["createdAt"])
 
     def cancel_message(self, task_id: str, path: str, message: int, created_at: int) -> bool:
-        """Cancel the task of a message, whatever its key; return False if it has ended."""
+        """Cancel the task of a message; return False if it has ended."""
         text = "The task was cancelled before it ran.\n"
         cancel = partial(
             store.cancel, using=self.settings.database, id=task_id, backend=self.alias,

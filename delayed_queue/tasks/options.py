@@ -40,7 +40,7 @@ class Options:
         return cls(**{key.lower(): _checked(key, value) for key, value in configured.items()})
 
 
-# What to write instead of a wrong value.
+# The advice that replaces a wrong value.
 _HINTS: Final = {
     "RESULTS": f"write a duration of 1 to {LONGEST.days} days, as in '7d', or None for no results",
     "RETRY": "it must be a RetryPolicy",

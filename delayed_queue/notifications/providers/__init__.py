@@ -25,7 +25,7 @@ class Verdict(StrEnum):
     ACCEPTED: the provider has it. TRANSIENT: it does not, but a retry or another provider may
     succeed. PERMANENT: no retry can succeed. AMBIGUOUS: it may have it. LATE: not sent, because it
     has expired. POSTPONED: not sent, because there is no capacity now; not an attempt. BUSY: the
-    same, and the provider said so: it gets fewer calls at a time.
+    same, and the provider reported it: it gets fewer calls at a time.
     """
 
     ACCEPTED = "accepted"
