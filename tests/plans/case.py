@@ -36,6 +36,7 @@ COMMON: Final[dict[str, Any]] = {
     "now": NOW, "kind": "bulk|json", "key": "key-5", "group": None, "limit": 100,
     "lease": LEASE, "lease_id": "lease-1700", "retaken_id": "again", "payload": b"y",
     "schedule_at": None, "headers": None, "error": "Traceback", "by": "", "reason": None,
+    "failure": "",
     "expires_at": None, "expires_in": None,
 }  # fmt: skip
 

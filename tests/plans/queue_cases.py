@@ -245,7 +245,7 @@ SCHEDULES_OF_CRON: Final = [
     *cases("DESCRIBE_SCHEDULE", "schedule_kind_prefix", **_PREFIX, **_QUEUE, type="cron",
            expression="* * * * *", timezone="", gap="shift", fold="", missed="latest",
            missed_cap=100, declared_in="app.handlers"),
-    *cases("RECORD_RUNS", "schedule_kind_prefix", kind="scheduled|json", worker="w",
+    *cases("RECORD_RUNS", PRIMARY, kind="scheduled|json", worker="w",
            keys=["tick-400/a/1700000000000"], prefixes=["tick-400"], planned=[1_700_000_000_000],
            began=[1], ended=[0], outcomes=["done"], attempts=[1], ids=1, leases=["-"],
            scans={"delayed_queue_schedule_run"}, max_rows=20),
