@@ -23,7 +23,7 @@ def run(*arguments: str) -> None:
 def walk(directory: str, handler: str) -> None:
     source, lake, archive = f"{directory}/in.csv.gz", f"{directory}/lake", f"{directory}/archive"
     fields = ("--map", "id=key", "--map", "amount=payload", "--queue", "orders")
-    run("import", source, *fields, "--quarantine", f"{directory}/q")
+    run("import", source, *fields, "--max-bad-ratio", "0.5", "--quarantine", f"{directory}/q")
     run("snapshot", "--to", f"{directory}/snapshots")
     run("drain", "--queue", "orders", "--to", lake)
     run("replay", lake)
