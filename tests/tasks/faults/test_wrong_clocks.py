@@ -30,7 +30,7 @@ RESULTS, SAMPLES = "delayed_queue_task_result", "delayed_queue_sample"
 
 # Each use of a host's clock in the package. None of them decides on due times or retention.
 CLOCKS: Final = re.compile(
-    r"(datetime|timezone)\.now\(|time\.time(_ns)?\(|utcnow\(|\.today\(|(local|gm)time\("
+    r"(datetime|timezone)\.now\(|time\.time(_ns)?\(|utcnow\(|\.today\(|time\.(local|gm)time\("
 )
 HOST: Final = {
     "http/jobs/adding.py": "the hint to wake a poller",
