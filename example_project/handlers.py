@@ -9,7 +9,6 @@ from django.db.models import Count, Sum
 from django.db.models.functions import Now
 
 from delayed_queue import Envelope, Reject, RetryPolicy, handler
-from delayed_queue.notifications.intake import Refused, accept
 from example_project.gateway import GatewayRefusal, GatewayTimeout, void_payment
 from example_project.models import Closing, Delivery, ExpiredVoucher, Order, SalesReport
 from example_project.shop import (
@@ -92,6 +91,9 @@ def expire_voucher(envelope: Envelope) -> None:
 @handler(CAMPAIGN_QUEUE_NAME, transactional=True)
 def store_notification(envelope: Envelope) -> None:
     """Store the record as a notification; the key makes a second delivery no second one."""
+    # Imported late: web processes load these handlers, too.
+    from delayed_queue.notifications.intake import Refused, accept
+
     request = {"dedupeKey": envelope.key, **envelope.payload}
     [answer] = accept([request], tenant=envelope.queue)
     if isinstance(answer, Refused):

@@ -20,7 +20,6 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.callbacks.calls import PREFIX, sign
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.notifications.conf import KEY, get_settings
-from delayed_queue.notifications.events import sources
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel
 from delayed_queue.notifications.providers import Provider
 from delayed_queue.notifications.services import USING
@@ -72,6 +71,9 @@ def check_dispatch() -> None:
     for channel in get_settings().PROVIDERS:
         for route in _made_routes(channel):
             route.provider.close()
+    # Imported late, because it needs the extra.
+    from delayed_queue.notifications.events import sources
+
     sources()
     try:
         for channel in get_settings().THROTTLE:

@@ -8,17 +8,11 @@ from functools import partial
 from typing import Final, LiteralString
 
 from django.db import transaction
-from django.db.models import QuerySet
 
 from delayed_queue.db.resilience import never, repeat
 from delayed_queue.db.sql import Page, column_of, page_of
-from delayed_queue.notifications.models import Channel, Notification, Status, Suppression
-from delayed_queue.notifications.recipients import (
-    hash_by_idna_2003,
-    hash_of,
-    normal,
-    recipient_hash,
-)
+from delayed_queue.notifications.models import Notification, Status, Suppression
+from delayed_queue.notifications.recipients import recipient_hash
 from delayed_queue.notifications.services import USING, fetch, queue_of
 from delayed_queue.notifications.settling import CALLBACKS
 from delayed_queue.queue.base import nothing
@@ -164,30 +158,6 @@ def lift(channel: str, recipient: str, category: str = "") -> bool:
         channel=channel, recipient_hash=recipient_hash(channel, recipient), category=category
     )
     return bool(repeat(USING, lambda: found.delete()[0], doubt=nothing))
-
-
-def rehash_suppressions() -> int:
-    """Copy suppressions to the IDNA 2008 form of known addresses; return how many.
-
-    Earlier hashes are by IDNA 2003. They stay, because they may belong to the other domain.
-    """
-    added = 0
-    rows = Notification.objects.filter(channel=Channel.EMAIL, recipient__regex="@.*[^ -~]")
-    for recipient in rows.values_list("recipient", flat=True).distinct().iterator():
-        address = normal(Channel.EMAIL, recipient)
-        old, new = hash_by_idna_2003(recipient), hash_of(Channel.EMAIL, address)
-        with transaction.atomic(using=USING):
-            rows.filter(recipient=recipient).update(recipient=address, recipient_hash=new)
-            found = Suppression.objects.filter(channel=Channel.EMAIL, recipient_hash=old)
-            added += _copy(found, new) if old != new else 0
-    return added
-
-
-def _copy(found: QuerySet[Suppression], recipient_hash: bytes) -> int:
-    rows = [(each.category, {"reason": each.reason}) for each in found]
-    key = {"channel": Channel.EMAIL, "recipient_hash": recipient_hash}
-    keep = Suppression.objects.get_or_create
-    return sum(keep(**key, category=each, defaults=more)[1] for each, more in rows)
 
 
 def as_id(text: str) -> uuid.UUID | None:

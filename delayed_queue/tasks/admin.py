@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -54,7 +53,6 @@ _MAX_NAMES: Final = 10
 _PAGE: Final = 50
 _SPAN: Final = timedelta(hours=24)
 _STEP: Final = timedelta(minutes=15)
-_ID_PREFIX: Final = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
 
 
 class StatusFilter(admin.SimpleListFilter):
@@ -96,7 +94,7 @@ class Search(NamedTuple):
 
     @classmethod
     def of(cls, term: str, using: str, *, has_arguments: bool) -> Search:
-        is_prefix = len(term) <= len(_LAST) and _ID_PREFIX.fullmatch(term)
+        is_prefix = _is_start_of_id(term)
         names = task_names(MAX_KINDS, using=using)
         return cls(
             term + _FIRST[len(term) :] if is_prefix else None,
@@ -118,6 +116,13 @@ class Search(NamedTuple):
 
 _FIRST: Final = "00000000-0000-0000-0000-000000000000"
 _LAST: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+
+def _is_start_of_id(term: str) -> bool:
+    """Return whether the term is the start of an id, of 8 characters or more."""
+    places = zip(term, _FIRST, strict=False)
+    is_like_one = all((each == "-") == (first == "-") for each, first in places)
+    return is_like_one and 8 <= len(term) <= len(_FIRST) and set(term) <= set("0123456789abcdef-")
 
 
 def _texts_of(*tasks: str) -> list[bytes]:

@@ -54,7 +54,7 @@ def test_all_is_every_extra_and_nothing_else(metadata: dict[str, Any]):
     extras = dict(metadata["extras_require"])
     everything = extras.pop("all")
     assert extras.keys() == {
-        "http", "metrics", "notifications", "spark", "spark-jre", "tasks",
+        "anymail", "http", "metrics", "notifications", "spark", "spark-jre", "tasks",
     }  # fmt: skip
     assert set(everything) == {each for extra in extras.values() for each in extra}
 

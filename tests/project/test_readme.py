@@ -64,7 +64,7 @@ def test_curl_blocks_are_answered_as_shown(live_server: Any, settings: Any) -> N
     assert statuses == ["202", "204", "202", "400"], done.stdout
     bodies = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     (sms,) = Notification.objects.all()
-    assert bodies[1] == {"id": str(sms.pk), "status": "ENQUEUED", "duplicate": False}
+    assert bodies[1] == {"id": str(sms.pk), "status": "ENQUEUED", "duplicate": False, "segments": 1}
     shown = documents.blocks(README, "text")[1].text
     (error,) = bodies[2]["errors"]
     assert f'"path": "{error["path"]}", "message": "{error["message"]}"' in shown

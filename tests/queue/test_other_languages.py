@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -41,18 +42,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(scope="session")
 def node_path() -> str:
     """Node's library pg, as npm installs it."""
-    if not (LIBRARIES / "node_modules/pg").is_dir():
-        LIBRARIES.mkdir(parents=True, exist_ok=True)
-        command = [
-            str(NPM),
-            "install",
-            "--no-audit",
-            "--no-fund",
-            "--prefix",
-            str(LIBRARIES),
-            "pg@8",
-        ]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    LIBRARIES.mkdir(parents=True, exist_ok=True)
+    options = ["--no-audit", "--no-fund", "--prefix", str(LIBRARIES)]
+    with (LIBRARIES / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes share the folder
+        if not (LIBRARIES / "installed").exists():
+            command = [str(NPM), "install", *options, "pg@8"]
+            subprocess.run(command, check=True, capture_output=True, timeout=300)
+            (LIBRARIES / "installed").touch()
     return str(LIBRARIES / "node_modules")
 
 

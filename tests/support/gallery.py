@@ -315,6 +315,8 @@ def pages() -> dict[str, str]:
     found = {"index": reverse("admin:index"), "queues": reverse("admin:delayed_queue_queues"),
              "failures-queues": reverse("admin:delayed_queue_failures"),
              "at-a-glance": reverse("admin:delayed_queue_notifications_dashboard")}  # fmt: skip
+    provider = "delayed_queue_notifications_provider"
+    found["provider"] = reverse(f"admin:{provider}", args=["sms-provider-of-last-resort"])
     for span, queue in (("1h", QUEUES[3]), ("24h", QUEUES[0])):
         query = urlencode({"kind": f"{queue}|json", "range": span})
         found[f"history-{span}"] = f"{reverse('admin:delayed_queue_history')}?{query}"

@@ -36,7 +36,8 @@ def queue() -> DelayedQueue:
 def offer_uncommitted(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
     params = {
         "kind": queue.kind, "key": "early", "payload": b"1", "delay": 0, "headers": None,
-        "schedule_at": to_milliseconds(datetime.now(UTC) - AGE), "group": None, "now": None,
+        "schedule_at": to_milliseconds(datetime.now(UTC) - AGE),
+        "expires_at": None, "expires_in": None, "group": None, "now": None,
     }  # fmt: skip
     connection.execute(OFFER_IF_NOT_EXISTS, params)
 

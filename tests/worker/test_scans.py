@@ -60,7 +60,8 @@ def late_transaction(queue: DelayedQueue, key: str) -> Iterator[Any]:
     wrapper.connect()
     try:
         params = {
-            "kind": queue.kind, "key": key, "payload": b"1", "schedule_at": None, "delay": 0,
+            "kind": queue.kind, "key": key, "payload": b"1", "schedule_at": None,
+            "expires_at": None, "expires_in": None, "delay": 0,
             "headers": None, "group": None, "now": None,
         }  # fmt: skip
         wrapper.connection.execute("BEGIN")

@@ -183,13 +183,13 @@ def test_o18_the_overview_names_it_in_title_and_text(admin_client: Client, hung:
     html = page(admin_client, "/admin/delayed_queue/queueoverview/")
     assert "<h1>1 handler slow, 1 worker silent</h1>" in html
     assert "A handler of mail has run for 27 min" in html
-    assert "/admin/delayed_queue/message/?q=k-1" in html
+    assert "/admin/delayed_queue/message/?q=key:k-1" in html
     assert f"/admin/delayed_queue/worker/{hung.pk}/change/" in html
 
 
 @pytest.mark.parametrize("where", ["?state=slow", "{pk}/change/"])
 def test_o18_the_pages_of_workers_show_it(admin_client: Client, hung: Worker, where: str) -> None:
     html = page(admin_client, f"/admin/delayed_queue/worker/{where.format(pk=hung.pk)}")
-    for words in ("27 min", "handler-3", "/admin/delayed_queue/message/?q=k-1", "1 / 8"):
+    for words in ("27 min", "handler-3", "/admin/delayed_queue/message/?q=key:k-1", "1 / 8"):
         assert words in html
     assert "for 1 min" not in html

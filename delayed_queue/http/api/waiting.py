@@ -149,7 +149,7 @@ class WaitingPops:
                 raise unavailable("too_many_waiters", "Too many pops are waiting in this process.")
             line = self._lines.setdefault((pop.topic, pop.shard), Line())
             line.waiters.append(waiter)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, args=[pop.using], name="delayed-queue-pops", daemon=True
                 )

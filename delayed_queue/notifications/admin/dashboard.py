@@ -44,9 +44,9 @@ def provider_view(model_admin: ShownOnly, request: HttpRequest, name: str) -> Ht
             (_("Bounced"), number(received.bounced)),
             (_("Complaints"), number(received.complained)),
         ],
-        "rate": f"{received.complaint_rate:.2%}",
+        "rate": percent(received.complaint_rate, 2),
         "is_alarming": received.complaint_rate > monitor.MOST_COMPLAINTS,
-        "limit": f"{monitor.MOST_COMPLAINTS:.1%}",
+        "limit": percent(monitor.MOST_COMPLAINTS),
         "cap": number(monitor.EVENTS) if received.is_capped else "",
     }
     return model_admin.page(request, f"{APP}/notification/provider", context)

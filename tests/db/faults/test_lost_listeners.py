@@ -47,7 +47,7 @@ def offer(other: psycopg.Connection[Any], queue: DelayedQueue) -> None:
     """Put a message and announce it, past the proxy."""
     offered = {
         "kind": queue.kind, "key": "key", "payload": b'"payload"', "schedule_at": None, "delay": 0,
-        "headers": None, "group": None, "now": None,
+        "headers": None, "group": None, "now": None, "expires_at": None, "expires_in": None,
     }  # fmt: skip
     with other.transaction():
         other.execute(OFFER_IF_NOT_EXISTS, offered)

@@ -175,7 +175,7 @@ class TestLimitsOfTopics:
     def test_nor_do_operators_limit_one_of_several(self, admin_client: Client) -> None:
         configure_topic("orders", shards=2)
         add("a", group="g")
-        for arguments in (["set", "--concurrency", "1"], ["pause", "g"]):
+        for arguments in (["set", "--concurrency", "1"], ["pause", "g", "--force"]):
             with pytest.raises(CommandError, match="several shards"):
                 call_command("queuegroups", arguments[0], "orders", *arguments[1:])
         url = "/admin/delayed_queue/queueoverview/history/?kind=orders%7Cjson"

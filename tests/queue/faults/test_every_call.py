@@ -53,7 +53,7 @@ INTERNAL: Final = {
     },
     # Envelopes call the others in it.
     "DelayedQueue": {"in_thread"},
-    "DelayedQueueBackend": {"check", "task_class", "validate_task"},
+    "DelayedQueueBackend": {"cancel_message", "check", "task_class", "validate_task"},
     "bulk": {"step"},
     "adding": {"add_batch", "find_row", "write_jobs"},
     "catalogue": {

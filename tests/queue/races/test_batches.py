@@ -40,7 +40,8 @@ def insert(connection: psycopg.Connection[Any], kind: str, key: str) -> None:
     connection.execute(
         OFFER_IF_NOT_EXISTS,
         {
-            "kind": kind, "key": key, "payload": b'"held"', "schedule_at": 0, "delay": 0,
+            "kind": kind, "key": key, "payload": b'"held"', "schedule_at": 0,
+            "expires_at": None, "expires_in": None, "delay": 0,
             "headers": None, "group": None, "now": None,
         },
     )  # fmt: skip
@@ -116,7 +117,7 @@ def test_two_batches_with_the_same_keys_in_opposite_orders_take_turns(
             connection.execute("SET deadlock_timeout = '20ms'")
             params = {
                 "kind": queue.kind, "keys": keys, "payloads": [b"1"] * 3, "schedules": [None] * 3,
-                "headers": [None] * 3, "groups": [None] * 3, "now": None,
+                "headers": [None] * 3, "groups": [None] * 3, "expiries": [None] * 3, "now": None,
             }  # fmt: skip
             calls.append(stack.enter_context(running(connection, OFFER_BATCH_OR_UPDATE, params)))
             wait_until_blocked(admin, calls[-1])

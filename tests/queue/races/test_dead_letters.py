@@ -119,6 +119,7 @@ def test_a_redrive_waits_for_an_offer_of_its_key(
         OFFER_OR_UPDATE,
         {
             "key": "key", "kind": queue.kind, "payload": b'"new"', "schedule_at": None,
+            "expires_at": None, "expires_in": None,
             "delay": 0, "headers": None, "group": None, "now": None,
         },
     )  # fmt: skip

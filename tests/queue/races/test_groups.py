@@ -158,7 +158,8 @@ def test_a_slot_is_free_when_what_ends_its_lease_has_committed(
 
 def replace(other: psycopg.Connection[Any], queue: DelayedQueue, key: str) -> None:
     params = {
-        "kind": queue.kind, "key": key, "payload": b'"anew"', "schedule_at": 0, "delay": 0,
+        "kind": queue.kind, "key": key, "payload": b'"anew"', "schedule_at": 0,
+        "expires_at": None, "expires_in": None, "delay": 0,
         "headers": None, "group": key[0], "now": None,
     }  # fmt: skip
     assert other.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]

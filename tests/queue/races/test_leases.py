@@ -78,7 +78,8 @@ def lease_again(connection: psycopg.Connection[Any], timed: DelayedQueue, clock:
 def update(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
     """Replace the payload, and leave the transaction to the caller."""
     params = {
-        "key": "key", "kind": timed.kind, "payload": b'"new"', "schedule_at": None, "delay": 0,
+        "key": "key", "kind": timed.kind, "payload": b'"new"', "schedule_at": None,
+        "expires_at": None, "expires_in": None, "delay": 0,
         "headers": None, "group": None, "now": clock.milliseconds,
     }  # fmt: skip
     assert connection.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]

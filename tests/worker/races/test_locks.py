@@ -23,6 +23,7 @@ def hold(other: psycopg.Connection[Any], queue: DelayedQueue, key: str) -> None:
     """Update the message in a transaction that stays open."""
     params = {
         "key": key, "kind": queue.kind, "payload": b'"new"', "schedule_at": None,
+        "expires_at": None, "expires_in": None,
         "delay": HOUR // timedelta(milliseconds=1), "headers": None, "group": None, "now": None,
     }  # fmt: skip
     other.execute("BEGIN")

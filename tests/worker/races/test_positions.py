@@ -73,7 +73,8 @@ def _offer(
     connection: psycopg.Connection[Any], queue: DelayedQueue, due_at: int, statement: str
 ) -> None:
     params = {
-        "kind": queue.kind, "key": EARLY, "payload": b"1", "schedule_at": due_at, "delay": 0,
+        "kind": queue.kind, "key": EARLY, "payload": b"1", "schedule_at": due_at,
+        "expires_at": None, "expires_in": None, "delay": 0,
         "headers": None, "group": None, "now": None,
     }  # fmt: skip
     connection.execute(statement, params)

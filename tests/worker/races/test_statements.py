@@ -90,6 +90,7 @@ def lease_again(connection: psycopg.Connection[Any], queue: DelayedQueue) -> Non
 def update(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
     params = {
         "key": "key", "kind": queue.kind, "payload": b'"new"', "schedule_at": None,
+        "expires_at": None, "expires_in": None,
         "delay": HOUR_MS, "headers": None, "group": None, "now": None,
     }  # fmt: skip
     assert connection.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]

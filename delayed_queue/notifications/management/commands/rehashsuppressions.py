@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.db import transaction
+from django.db.models import QuerySet
 from django.utils.translation import gettext_noop
 
 from delayed_queue.management.arguments import add_format
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.management.tables import tell
-from delayed_queue.notifications.managing import rehash_suppressions
+from delayed_queue.notifications.models import Channel, Notification, Suppression
+from delayed_queue.notifications.recipients import hash_by_idna_2003, hash_of, normal
+from delayed_queue.notifications.services import USING
 
 
 class Command(QueueCommand):
@@ -25,3 +29,27 @@ class Command(QueueCommand):
     def handle(self, **options: Any) -> None:
         added = rehash_suppressions()
         tell(self.stdout, f"suppressions added: {added}", options["format"], added=added)
+
+
+def rehash_suppressions() -> int:
+    """Copy suppressions to the IDNA 2008 form of known addresses; return how many.
+
+    Earlier hashes are by IDNA 2003. They stay, because they may belong to the other domain.
+    """
+    added = 0
+    rows = Notification.objects.filter(channel=Channel.EMAIL, recipient__regex="@.*[^ -~]")
+    for recipient in rows.values_list("recipient", flat=True).distinct().iterator():
+        address = normal(Channel.EMAIL, recipient)
+        old, new = hash_by_idna_2003(recipient), hash_of(Channel.EMAIL, address)
+        with transaction.atomic(using=USING):
+            rows.filter(recipient=recipient).update(recipient=address, recipient_hash=new)
+            found = Suppression.objects.filter(channel=Channel.EMAIL, recipient_hash=old)
+            added += _copy(found, new) if old != new else 0
+    return added
+
+
+def _copy(found: QuerySet[Suppression], recipient_hash: bytes) -> int:
+    rows = [(each.category, {"reason": each.reason}) for each in found]
+    key = {"channel": Channel.EMAIL, "recipient_hash": recipient_hash}
+    keep = Suppression.objects.get_or_create
+    return sum(keep(**key, category=each, defaults=more)[1] for each, more in rows)
