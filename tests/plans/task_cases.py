@@ -50,7 +50,7 @@ TASK_CASES: Final = [
     *cases("PRIORITIES", n=2000, scans={"delayed_queue_task_priority"}),
     # The first of each queue, and among all 20,000 leases those of tasks.
     *cases("UNDER_WAY", LEASES, DUE, kinds=["due|json", "bulk|json"], states=Each(""), texts=None,
-           first=None, last=None, scanned=50, n=21_000, max_rows=1, max_buffers=2,
+           first=None, last=None, scanned=50, n=21_000, max_rows=1, max_buffers=3,
            or_reads=DUE),
     # A search, also by the beginning of a key.
     *cases("UNDER_WAY", DUE, KEYS, kinds=["due|json", "bulk|json"], states=Each("waiting"),

@@ -131,7 +131,7 @@ class TestLeases:
         [timedelta(0), -SECOND, timedelta(microseconds=999), MAX_LEASE + SECOND, "soon", True],
     )
     def test_q20_a_lease_must_last(self, queue_type: type[DelayedQueue], duration: Any):
-        with pytest.raises(InvalidConfiguration, match="lease.duration"):
+        with pytest.raises(InvalidConfiguration, match=r"lease.duration"):
             queue_type("orders", lease_duration=duration)
 
     @pytest.mark.parametrize("queue_type", [DelayedQueue, InMemoryQueue])
