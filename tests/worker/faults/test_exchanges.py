@@ -68,13 +68,14 @@ def test_what_is_lost_besides_an_outage_is_counted_as_lost(
     worker = worker_of(calls)
     with running(worker):
         wait_until(lambda: calls.attempts)
-        accepted = proxy.accepted
         proxy.cut()
-        wait_until(lambda: proxy.accepted > accepted)
+        queue.offer_or_update("later", None, PAST)
+        # Then the claim loop has a new connection.
+        wait_until(lambda: len(calls.attempts) == 2)
         queue.drop_message("key")
         calls.go_on.set()
-        wait_until(lambda: worker.counts.total)
-    assert worker.counts == Counts(lost=1)
+        wait_until(lambda: worker.counts.total == 2)
+    assert worker.counts == Counts(done=1, lost=1)
 
 
 def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
