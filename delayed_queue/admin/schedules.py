@@ -143,7 +143,7 @@ class ScheduleAdmin(MadeByForm):
     search_help_text = _("The whole key prefix. All queues are searched.")
     list_display = (
         "key_column", "queue_column", "rule_column", "zone_column", "enabled_column",
-        "last_column", "next_column", "installed_column", "declared_column",
+        "last_column", "next_column", "declared_column",
     )  # fmt: skip
 
     key_column = column(_("key prefix"), lambda row: formats.key_label(row.key_prefix))

@@ -54,7 +54,7 @@ TASK_CASES: Final = [
            or_reads=DUE),
     # A search, also by the beginning of a key.
     *cases("UNDER_WAY", DUE, KEYS, kinds=["due|json", "bulk|json"], states=Each("waiting"),
-           texts=[b"y"], first="key-5", last="key-6", scanned=1000, n=2000, max_rows=10),
+           texts=[b"y"], first="key-5", last="key-6", scanned=1000, n=12_000, max_rows=2),
     *cases("SEARCH_RESULTS", RESULTS, "delayed_queue_task_result_rest_task_id_idx",
            first=_id(7), last=_id(20), tasks=["shop.tasks.task_1", "shop.tasks.task_2"],
            text=b"none", scanned=1000, n=2000, max_rows=3),
