@@ -201,9 +201,11 @@ class Offering(QueueBase):
         is_announced = get_settings().NOTIFY and self._is_soon(schedule, wait)
         check_key(key)
         check_group(group)
-        at, life = check_expiry(
-            expires_at, expires_in, schedule=schedule, delay=wait, now=self._local_now()
-        )
+        at = life = None
+        if expires_at is not None or expires_in is not None:  # most messages have none
+            at, life = check_expiry(
+                expires_at, expires_in, schedule=schedule, delay=wait, now=self._local_now()
+            )
         own = begin_replacing(self.name, (key,)) if can_update else None
         data, sealed = encode(self.codec, payload), headers_of(self.name, headers)
         now, channel = self._now(), self._channel if is_announced else None
