@@ -53,7 +53,7 @@ def is_gone(request: HttpRequest) -> bool:
 async def while_connected(request: HttpRequest, work: Callable[[], Awaitable[T]]) -> T | None:
     """Return the result of the work; cancel it, and return None, when the client is gone.
 
-    Nothing is begun for a client that left before. A plain ASGI handler cancels the view itself.
+    Nothing starts for a client that left before. A plain ASGI handler cancels the view itself.
     """
     if is_gone(request):
         return None
