@@ -223,7 +223,7 @@ def test_two_runs_at_a_time_are_refused(tmp_path):
     [
         (["--input", "absent.jsonl"], "cannot be read: No such file"),
         (["--orders", "0"], "not a whole number from 1"),
-        (["--seconds", "nan"], "not a number above 0"),
+        (["--seconds", "nan"], "not a duration"),
     ],
 )
 def test_a_wrong_option_is_refused_in_a_sentence(arguments, reason):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -20,7 +19,9 @@ from django.core.management.base import BaseCommand, CommandError
 from django.core.management.color import no_style
 from django.db import Error, connection
 
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.durations import check_duration
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
+from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
 from example_project.demo import orders
 from example_project.demo.jobs import JobsAct
@@ -56,16 +57,16 @@ class Command(BaseCommand):
         add("--serve", action="store_true", help="keep a worker and the admin up until Ctrl-C")
         add("--format", choices=["text", "json"], default="text")
         add("--no-spark", action="store_true", help="skip the act pipeline, which needs Java")
-        gives_up = "fail an act after S seconds without progress (default: 60)"
-        add("--timeout", type=_positive, default=TIMEOUT_SECONDS, metavar="S", help=gives_up)
+        gives_up = "fail an act after this time without progress (default: 60s)"
+        add("--timeout", type=_seconds, default=TIMEOUT_SECONDS, metavar="TIME", help=gives_up)
         add("--notifications", type=_count, metavar="N", help="only the first N notifications")
         add = parser.add_argument_group("the act orders").add_argument
         fields = "orders as JSON lines; docs/guides/demo.md lists the fields"
         add("--input", type=Path, default=orders.FILE, metavar="FILE", help=fields)
         add("--orders", type=_count, metavar="N", help="only the first N orders")
         add("--workers", type=_count, default=3, metavar="N")
-        length = "from the first order to the last deadline (default: 28, more for many orders)"
-        add("--seconds", type=_positive, metavar="S", help=length)
+        length = "from the first order to the last deadline (default: 28s, more for many orders)"
+        add("--seconds", type=_seconds, metavar="TIME", help=length)
 
     def handle(self, *args: str, **options: Any) -> None:
         acts, as_json = _acts(options), options["format"] == "json"
@@ -222,11 +223,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> float:
+def _seconds(text: str) -> float:
     try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number <= 1e9:
-        raise ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
+        return check_duration("It", text, MILLISECOND).total_seconds()
+    except InvalidConfiguration as error:
+        raise ArgumentTypeError(str(error)) from None

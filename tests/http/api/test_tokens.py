@@ -168,7 +168,9 @@ def test_a_deployment_must_be_closed(
 
 class TestCommand:
     def test_a_token_is_printed_once_and_works(self, client: Client):
-        token = call("create", "shop", "--verb", "read", "--topic", "orders.*", "--days", "30")
+        token = call(
+            "create", "shop", "--verb", "read", "--topic", "orders.*", "--valid-for", "30d"
+        )
         headers = {"Authorization": f"Bearer {token.strip()}"}
         assert client.get(STATS.format("orders.eu"), headers=headers).status_code == 200
         assert client.get(STATS.format("mail"), headers=headers).status_code == 403
@@ -184,7 +186,7 @@ class TestCommand:
             call("revoke", "shop")
 
     def test_an_expired_token_is_listed_as_such(self):
-        call("create", "shop", "--verb", "read", "--topic", "*", "--days", "1")
+        call("create", "shop", "--verb", "read", "--topic", "*", "--valid-for", "1d")
         ApiToken.objects.update(expires_at=datetime(2020, 1, 1, tzinfo=UTC))
         assert "expired" in call("list")
 
@@ -201,7 +203,9 @@ class TestCommand:
     @pytest.mark.parametrize("days", [-40, 40])
     def test_the_clock_of_the_database_ends_it(self, days: int):
         with time_machine.travel(datetime.now(UTC) + timedelta(days=days)):
-            token = call("create", "shop", "--verb", "read", "--topic", "*", "--days", "1").strip()
+            token = call(
+                "create", "shop", "--verb", "read", "--topic", "*", "--valid-for", "1d"
+            ).strip()
             assert "in force" in call("list")
         assert find_grant(token) is not None
         row = ApiToken.objects.get()

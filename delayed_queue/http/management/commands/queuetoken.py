@@ -11,9 +11,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.db.clock import read_clock
+from delayed_queue.durations import LONGEST
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
-from delayed_queue.management.arguments import add_database, add_format, count
+from delayed_queue.management.arguments import add_all, add_database, add_format, count, duration
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.management.tables import show
 
@@ -33,8 +34,8 @@ class Command(QueueCommand):
         getattr(self, f"_{options['action']}")(options, options["database"])
 
     def _create(self, options: dict[str, Any], using: str) -> None:
-        days = options["days"]
-        expires_at = read_clock(using) + timedelta(days=days) if days else None
+        valid_for = options["valid_for"]
+        expires_at = read_clock(using) + valid_for if valid_for else None
         token = create_token(
             options["name"], verbs=options["verb"], topics=options["topic"],
             expires_at=expires_at, rate=options["rate"], burst=options["burst"], using=using,
@@ -64,7 +65,8 @@ def _add_create(parser: ArgumentParser) -> None:
             "a topic, or a prefix with a star; repeat for several ('*': all topics in "
             "the setting TOPICS)"),
     )  # fmt: skip
-    parser.add_argument("--days", type=count(1, 3650), help=_("days until it expires"))
+    until = _("time until it expires, for example 90d (default: valid until revoked)")
+    add_all(parser, duration("--valid-for", until, timedelta(seconds=1), LONGEST))
     parser.add_argument("--rate", type=float, help=_("requests per second"))
     parser.add_argument("--burst", type=count(1, 1_000_000), help=_("requests at once"))
 
