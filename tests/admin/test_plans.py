@@ -1,13 +1,12 @@
-"""Plans of every statement of the admin's pages, at 200,000 rows.
+"""Plans of every statement of the admin's pages, at 200,000 messages and as many dead letters.
 
-``ADMIN_ROWS=10000000 pytest -s tests/admin/test_plans.py`` does it at ten million messages, prints
-the time of each page, and limits that to 200 ms.
+``ADMIN_ROWS=10000000 pytest -s tests/admin/test_plans.py`` does it at ten million of each, prints
+the time of each page in the database and in Python, and limits the sum to 200 ms.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from io import StringIO
@@ -51,8 +50,8 @@ TABLES: Final = (
 )
 
 ROWS: Final = int(os.environ.get("ADMIN_ROWS", "200000"))
-# Seconds for a page. Without the variable, busy machines must pass too.
-LIMIT: Final = 0.2 if "ADMIN_ROWS" in os.environ else 10.0
+# Milliseconds for a page. Without the variable, busy machines must pass too.
+LIMIT: Final = 200 if "ADMIN_ROWS" in os.environ else 10_000
 
 # Half of them due in one millisecond, a quarter each scheduled and of four small queues; the last
 # 10,000 leased, 2,000 of these expired. The order is scrambled, as in a table of some age.
@@ -71,16 +70,19 @@ SELECT
 FROM (SELECT i * 7919::bigint % {ROWS} AS n FROM generate_series(1, {ROWS}) AS i) AS scrambled,
     (SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now) AS clock
 """  # noqa: S608 - numbers of our own
-FILL_LETTERS: Final = """
+# As many dead letters, in 5,000 failures of five queues.
+FILL_LETTERS: Final = f"""
 INSERT INTO delayed_queue_dead_letter (
-    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt"
+    "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt",
+    fingerprint
 )
 SELECT
-    CASE WHEN n < 100000 THEN 'bulk|json' ELSE 'small-' || n % 4 || '|json' END,
-    'key-' || n, convert_to(repeat('x', 100), 'UTF8'), 3, 'rejected', 0, 0, now - n * 10
-FROM (SELECT i * 7919::bigint % 200000 AS n FROM generate_series(1, 200000) AS i) AS scrambled,
+    CASE WHEN n < {ROWS // 2} THEN 'bulk|json' ELSE 'small-' || n % 4 || '|json' END,
+    'key-' || n, convert_to(repeat('x', 100), 'UTF8'), 3, 'rejected', 0, 0, now - n * 10,
+    CASE WHEN n < {ROWS // 2} THEN md5((n % 1000)::text) ELSE md5((n % 4000)::text) END::char(16)
+FROM (SELECT i * 7919::bigint % {ROWS} AS n FROM generate_series(1, {ROWS}) AS i) AS scrambled,
     (SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now) AS clock
-"""
+"""  # noqa: S608
 # A hundred live workers with twenty leases each; nine hundred silent; a hundred paused queues.
 FILL_WORKERS: Final = f"""
 INSERT INTO delayed_queue_worker (
@@ -128,10 +130,18 @@ SELECT
 FROM unnest(ARRAY['', 'bulk|json', 'later|json']) AS kind, generate_series(1, 10080) AS minute
 """
 
+INDEXES: Final = """
+SELECT relid.relname, pg_get_indexdef(indexrelid)
+FROM pg_index JOIN pg_class AS relid ON relid.oid = indexrelid
+WHERE indrelid IN ('delayed_queue'::regclass, 'delayed_queue_dead_letter'::regclass)
+    AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = indexrelid)
+"""
+
 
 MESSAGES: Final = "/admin/delayed_queue/message/"
 LETTERS: Final = "/admin/delayed_queue/deadletter/"
 QUEUES: Final = "/admin/delayed_queue/queueoverview/"
+FAILURES: Final = f"{LETTERS}failures/"
 WORKERS: Final = "/admin/delayed_queue/worker/"
 
 # Each list, the index that serves it, and its maximum of rows read.
@@ -171,11 +181,23 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
         with connection.cursor() as cursor:
             cursor.execute(f"TRUNCATE {TABLES}")
             cursor.execute("SET LOCAL jit = off")
+            indexes = dropped_indexes(cursor)
             for fill in (FILL, FILL_LETTERS, FILL_WORKERS, FILL_PAUSES, FILL_SAMPLES, FILL_GROUP):
                 cursor.execute(fill)
+            for definition in indexes:
+                cursor.execute(definition)
             cursor.execute(f"ANALYZE {TABLES}")
         yield
         transaction.set_rollback(True)
+
+
+def dropped_indexes(cursor: Any) -> list[str]:
+    """Drop what can be made again of the large tables' indexes; return the definitions."""
+    cursor.execute(INDEXES)
+    found = cursor.fetchall()
+    for name, _ in found:
+        cursor.execute(f'DROP INDEX "{name}"')
+    return [definition for _, definition in found]
 
 
 @pytest.fixture
@@ -347,8 +369,14 @@ PAGES: Final = [
     *(url for url, _, _ in LISTS),
     QUEUES,
     *HISTORIES,
+    FAILURES,
+    f"{FAILURES}?kind=bulk|json",
     WORKERS,
     f"{WORKERS}?state=alive",
+    f"{QUEUES}history/?kind=grouped|json",
+    "/admin/delayed_queue/schedule/",
+    "/admin/delayed_queue/bulkrun/",
+    "/admin/delayed_queue_tasks/taskresult/",
 ]
 
 
@@ -366,12 +394,15 @@ def test_a_page_runs_as_many_statements_full_as_empty(operator: Client, url: str
 
 @pytest.mark.parametrize("url", [*PAGES, *(url for url, _, _ in SEARCHES)])
 def test_a_page_is_there_at_once(operator: Client, url: str):  # W14
-    taken = statistics.median(seconds_for(operator, url) for _ in range(3))
-    print(f"{taken * 1000:6.1f} ms  {url}")  # noqa: T201 - what ADMIN_ROWS is set for
-    assert taken < LIMIT
+    server, python = min((milliseconds_for(operator, url) for _ in range(5)), key=sum)
+    print(f"{server:6.1f} ms and {python:6.1f} ms  {url}")  # noqa: T201 - the aim of ADMIN_ROWS
+    assert server + python < LIMIT
 
 
-def seconds_for(client: Client, url: str) -> float:
-    started = time.perf_counter()
-    assert client.get(url).status_code == 200
-    return time.perf_counter() - started
+def milliseconds_for(client: Client, url: str) -> tuple[float, float]:
+    """Return the time in the database, and the processor time of Python."""
+    started = time.process_time()
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(url).status_code == 200
+    spent = time.process_time() - started
+    return 1000 * sum(float(each["time"]) for each in queries), 1000 * spent
