@@ -222,10 +222,7 @@ def retry(request: ApiRequest, id: uuid.UUID) -> AcceptedReply:  # noqa: A002
 
 
 @calls.post(
-    "suppressions",
-    "manage",
-    accepts={JSON: SuppressionRequest},
-    limit=lambda _: BODY_BYTES,
+    "suppressions", "manage", accepts={JSON: SuppressionRequest}, limit=lambda _: BODY_BYTES
 )
 def suppress(request: ApiRequest) -> None:
     """Send nothing more to a recipient, of any sender: in one category, or at all."""
@@ -233,10 +230,7 @@ def suppress(request: ApiRequest) -> None:
 
 
 @calls.post(
-    "suppressions/lift",
-    "manage",
-    accepts={JSON: SuppressionRequest},
-    limit=lambda _: BODY_BYTES,
+    "suppressions/lift", "manage", accepts={JSON: SuppressionRequest}, limit=lambda _: BODY_BYTES
 )
 def lift_suppression(request: ApiRequest) -> None:
     """Send to a recipient again; also 204 where there was no suppression."""

@@ -133,7 +133,7 @@ class Consumer:
         tally = take([each for _, each in taken], tenant=self.tenant, origin=self.queue)
         self._waits = _waits()
         self._acknowledge([message for message, _ in taken])
-        self.tally += tally
+        self.tally = self.tally.plus(tally)
         counts = {
             "accepted": tally.accepted, "duplicates": tally.duplicates, "parked": tally.parked
         }  # fmt: skip

@@ -7,19 +7,16 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from delayed_queue.conf import SETTING
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.callbacks.calls import PREFIX, sign
 from delayed_queue.http.rates import SharedRate
-from delayed_queue.notifications.conf import KEY, get_settings
+from delayed_queue.notifications.conf import KEY, cached, get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel
 from delayed_queue.notifications.providers import Provider
 from delayed_queue.notifications.services import USING
@@ -49,7 +46,7 @@ class Route:
         return self.provider.name
 
 
-@cache
+@cached
 def routes_of(channel: str) -> tuple[Route, ...]:
     """Return the channel's routes in order of preference, made once for this process."""
     return _made_routes(channel)
@@ -135,11 +132,3 @@ def close_routes() -> None:
             for route in routes_of(channel):
                 route.provider.close()
     routes_of.cache_clear()
-
-
-def _forget(*, setting: str, **_: Any) -> None:
-    if setting == SETTING:
-        routes_of.cache_clear()
-
-
-setting_changed.connect(_forget)

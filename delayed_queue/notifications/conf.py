@@ -6,9 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from functools import _lru_cache_wrapper, cache
+from typing import Any, Final, TypeVar
+
+from django.core.signals import setting_changed
 
 from delayed_queue.conf import (
+    SETTING,
     Rule,
     RuledSection,
     counts,
@@ -21,6 +25,7 @@ from delayed_queue.durations import LONGEST, ZERO
 from delayed_queue.messages import CLAIMS
 from delayed_queue.retries import RetryPolicy
 
+T = TypeVar("T")
 KEY: Final = "NOTIFICATIONS"
 CHANNELS: Final = ("email", "sms", "webhook")
 CONSOLES: Final = {channel: [{"kind": "console", "name": "console"}] for channel in CHANNELS}
@@ -167,6 +172,18 @@ class _Section(RuledSection):
 
 
 register_section(KEY, _Section(NotificationSettings, RULES))
+
+
+def cached(build: Callable[..., T]) -> _lru_cache_wrapper[T]:
+    """Cache the results of a function until the settings change."""
+    found = cache(build)
+
+    def forget(*, setting: str, **_: Any) -> None:
+        if setting == SETTING:
+            found.cache_clear()
+
+    setting_changed.connect(forget, weak=False)
+    return found
 
 
 def get_settings() -> NotificationSettings:

@@ -9,27 +9,24 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from functools import cache
 from typing import Any, Final, LiteralString, NamedTuple, Protocol
 
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.core.signals import setting_changed
-from django.db import Error, transaction
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.utils.module_loading import import_string
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
-from delayed_queue.conf import SETTING
 from delayed_queue.db.clock import database_now
-from delayed_queue.db.resilience import is_unavailable, never, repeat
-from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.db.resilience import never, repeat
 from delayed_queue.logs import log
-from delayed_queue.notifications.conf import get_settings
+from delayed_queue.notifications.conf import cached, get_settings
+from delayed_queue.notifications.managing import suppress_once
 from delayed_queue.notifications.models import Suppression
 from delayed_queue.notifications.recipients import problem_with, recipient_hash
-from delayed_queue.notifications.services import USING, fetch
+from delayed_queue.notifications.services import USING, fetch, or_unavailable
 
 # Keep the latest event by the provider's time. "is_new" is false for late and repeated events, and
 # null for one that changes no notification. Reads: the primary key, notification_provider_id.
@@ -152,7 +149,7 @@ def _of_anymail(event: Any) -> Event:
     )
 
 
-@cache
+@cached
 def sources() -> Mapping[str, Source]:
     """Return the sources by the name of the provider; raise ImproperlyConfigured."""
     return {name: _source(name, entry) for name, entry in get_settings().EVENTS.items()}
@@ -186,12 +183,11 @@ def receive(request: HttpRequest, provider: str) -> HttpResponse:
     # From the provider's code: a body that it cannot read.
     except (ValueError, LookupError, TypeError, AttributeError, ImproperlyConfigured):
         return HttpResponse(status=400)
-    try:
-        found = repeat(USING, lambda: apply(events), doubt=never)
-    except (Error, ResourceUnavailable) as error:
-        if not is_unavailable(error):
-            raise
-        return HttpResponse(status=503, headers={"Retry-After": "10"})
+    return or_unavailable(lambda: _reply(provider, events))
+
+
+def _reply(provider: str, events: list[Event]) -> HttpResponse:
+    found = repeat(USING, lambda: apply(events), doubt=never)
     counts = {name: found[name] for name in ("applied", "unchanged", "unknown")}
     log(logging.INFO, "provider_events", provider=provider, **counts)
     return JsonResponse(counts)
@@ -217,9 +213,9 @@ def _applied(event: Event) -> str:
     if event.kind is Kind.DEFERRED:
         is_new = _count_soft_bounce(channel, hashed, at)
     elif is_new and event.kind is Kind.COMPLAINED:
-        _suppress(channel, hashed, Suppression.Reason.COMPLAINT)
+        suppress_once(channel, hashed, "", Suppression.Reason.COMPLAINT)
     elif is_new and event.kind is Kind.BOUNCED and event.is_hard:
-        _suppress(channel, hashed, Suppression.Reason.BOUNCE)
+        suppress_once(channel, hashed, "", Suppression.Reason.BOUNCE)
     return "applied" if is_new else "unchanged"
 
 
@@ -227,18 +223,5 @@ def _count_soft_bounce(channel: str, hashed: bytes, at: datetime) -> bool:
     most, period = get_settings().SOFT_BOUNCES
     rows = fetch(SOFTEN, {"hash": hashed, "at": at, "period": period})
     if rows and rows[0][0] >= most:
-        _suppress(channel, hashed, Suppression.Reason.BOUNCE)
+        suppress_once(channel, hashed, "", Suppression.Reason.BOUNCE)
     return bool(rows)
-
-
-def _suppress(channel: str, hashed: bytes, reason: str) -> None:
-    key = {"channel": channel, "recipient_hash": hashed, "category": ""}
-    Suppression.objects.get_or_create(**key, defaults={"reason": reason})
-
-
-def _forget(*, setting: str, **_: Any) -> None:
-    if setting == SETTING:
-        sources.cache_clear()
-
-
-setting_changed.connect(_forget)

@@ -282,9 +282,7 @@ class _Batch:
             queue_of(*place).offer_batch(batches[place])
 
     def _answers(
-        self,
-        statuses: dict[uuid.UUID, Status],
-        holders: dict[str, tuple[uuid.UUID, Status]],
+        self, statuses: dict[uuid.UUID, Status], holders: dict[str, tuple[uuid.UUID, Status]]
     ) -> list[Accepted]:
         found = []
         for each in self._candidates:

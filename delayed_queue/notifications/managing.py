@@ -135,10 +135,7 @@ def _retry(id_: uuid.UUID, even_in_doubt: bool) -> bool:
 
 
 def suppress(
-    channel: str,
-    recipient: str,
-    category: str = "",
-    reason: str = Suppression.Reason.OPT_OUT,
+    channel: str, recipient: str, category: str = "", reason: str = Suppression.Reason.OPT_OUT
 ) -> Suppression:
     """Send nothing more to the recipient: in a category, or with an empty one at all."""
     keep = partial(
@@ -150,6 +147,15 @@ def suppress(
     )
     kept, _ = repeat(USING, keep, doubt=never)
     return kept
+
+
+def suppress_once(
+    channel: str, hashed: bytes, category: str = "", reason: str = Suppression.Reason.OPT_OUT
+) -> None:
+    """Suppress a recipient, by its hash; an existing suppression keeps its reason."""
+    row = Suppression(channel=channel, recipient_hash=hashed, category=category, reason=reason)
+    keep = partial(Suppression.objects.bulk_create, [row], ignore_conflicts=True)
+    repeat(USING, keep, doubt=never)
 
 
 def lift(channel: str, recipient: str, category: str = "") -> bool:

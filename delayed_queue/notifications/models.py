@@ -82,6 +82,10 @@ def _only(name: str, **condition: Any) -> models.CheckConstraint:
     return models.CheckConstraint(name=name, condition=Q(**condition))
 
 
+def _unique(name: str, *columns: str) -> models.UniqueConstraint:
+    return models.UniqueConstraint(fields=columns, name=name)
+
+
 def _only_while(name: str, state: Q, **condition: bool) -> models.CheckConstraint:
     """Allow the condition in that state, and its opposite in every other."""
     opposite = {column: not each for column, each in condition.items()}
@@ -236,7 +240,7 @@ class Delivery(models.Model):
             _only(
                 "delivery_outcome",
                 outcome__in=["sent", "refused", "failed", "ambiguous", "unfinished"],
-            ),
+            )
         ]
         indexes = [models.Index(fields=["at", "id"], name="notification_delivery_at")]
         default_permissions = ["view"]
@@ -275,11 +279,7 @@ class Template(models.Model):
         verbose_name = _("template")
         verbose_name_plural = _("templates")
         db_table = "delayed_queue_notification_template"
-        constraints = [
-            models.UniqueConstraint(
-                fields=["name", "channel", "version"], name="notification_template_version"
-            ),
-        ]
+        constraints = [_unique("notification_template_version", "name", "channel", "version")]
         default_permissions = ["view", "add"]
 
     def __str__(self) -> str:
@@ -306,11 +306,7 @@ class Suppression(models.Model):
         verbose_name = _("suppression")
         verbose_name_plural = _("suppressions")
         db_table = "delayed_queue_notification_suppression"
-        constraints = [
-            models.UniqueConstraint(
-                fields=["channel", "recipient_hash", "category"], name="notification_suppression"
-            ),
-        ]
+        constraints = [_unique("notification_suppression", "channel", "recipient_hash", "category")]
         default_permissions = ["view", "add", "delete"]
 
     def __str__(self) -> str:
@@ -325,11 +321,7 @@ class SoftBounce(models.Model):
 
     class Meta:
         db_table = "delayed_queue_notification_soft_bounce"
-        constraints = [
-            models.UniqueConstraint(
-                fields=["recipient_hash", "at"], name="notification_soft_bounce"
-            ),
-        ]
+        constraints = [_unique("notification_soft_bounce", "recipient_hash", "at")]
         default_permissions = []
 
     def __str__(self) -> str:
@@ -346,9 +338,7 @@ class DedupeClaim(models.Model):
 
     class Meta:
         db_table = "delayed_queue_notification_dedupe"
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "key"], name="notification_dedupe"),
-        ]
+        constraints = [_unique("notification_dedupe", "tenant", "key")]
         indexes = [models.Index(fields=["until"], name="notification_dedupe_until")]
         default_permissions = []
 
@@ -379,9 +369,7 @@ class ParkedRequest(models.Model):
         verbose_name = _("parked request")
         verbose_name_plural = _("parked requests")
         db_table = "delayed_queue_notification_parked"
-        constraints = [
-            models.UniqueConstraint(fields=["digest"], name="notification_parked_digest"),
-        ]
+        constraints = [_unique("notification_parked_digest", "digest")]
         indexes = [models.Index(fields=["parked_at", "id"], name="notification_parked_at")]
         permissions = [
             ("view_parked_body", "Can view the bodies of parked requests"),

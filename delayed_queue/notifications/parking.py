@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from hashlib import sha256
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, NamedTuple
 
 from django.db import DataError, IntegrityError, transaction
 from msgspec import json
@@ -59,20 +60,15 @@ class Incoming:
         return sha256("\n".join(parts).encode("utf-8", "replace") + b"\n" + self.body).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """The result of a batch."""
 
     accepted: int = 0
     duplicates: int = 0
     parked: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.accepted + other.accepted,
-            self.duplicates + other.duplicates,
-            self.parked + other.parked,
-        )
+    def plus(self, other: Tally) -> Tally:
+        return Tally(*map(sum, zip(self, other, strict=True)))
 
 
 def take(messages: Sequence[Incoming], *, tenant: str, origin: str) -> Tally:
@@ -88,7 +84,8 @@ def take(messages: Sequence[Incoming], *, tenant: str, origin: str) -> Tally:
         if is_unavailable(error):
             raise
         if len(messages) > 1:
-            return sum((take([each], tenant=tenant, origin=origin) for each in messages), Tally())
+            alone = (take([each], tenant=tenant, origin=origin) for each in messages)
+            return reduce(Tally.plus, alone)
         return _park_alone(messages[0], origin, tenant, type(error).__name__)
 
 

@@ -9,25 +9,10 @@ from datetime import date as Day
 from datetime import datetime
 from typing import Any, Final
 
-from django.template import Engine, Library, TemplateSyntaxError
+from django.template import Engine, Library, TemplateSyntaxError, defaultfilters
 from django.template.base import FilterExpression, Node, NodeList, Parser, Token
 from django.template.base import Template as CompiledText
 from django.template.context import Context
-from django.template.defaultfilters import (
-    capfirst,
-    cut,
-    floatformat,
-    join,
-    length,
-    linebreaksbr,
-    lower,
-    pluralize,
-    title,
-    truncatechars,
-    upper,
-    urlencode,
-    yesno,
-)
 from django.template.defaulttags import ForNode, comment, do_for, do_if
 from django.utils.dateformat import format as written
 
@@ -38,10 +23,10 @@ register: Final = Library()
 register.tag("if", do_if)
 register.tag("comment", comment)
 for _filter in (
-    capfirst, cut, floatformat, join, length, linebreaksbr, lower, pluralize, title,
-    truncatechars, upper, urlencode, yesno,
+    "capfirst", "cut", "floatformat", "join", "length", "linebreaksbr", "lower", "pluralize",
+    "title", "truncatechars", "upper", "urlencode", "yesno",
 ):  # fmt: skip
-    register.filter(_filter.__name__, _filter)
+    register.filter(_filter, getattr(defaultfilters, _filter))
 
 
 @register.filter

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, Final, LiteralString
 
-from django.db import router
+from django.db import Error, router
+from django.http import HttpResponse
 
 from delayed_queue import DelayedQueue, Envelope, db
 from delayed_queue.db.clock import database_now
-from delayed_queue.notifications.models import (
-    Channel,
-    Notification,
-    Priority,
-    Status,
-    queue_name,
-)
+from delayed_queue.db.resilience import is_unavailable
+from delayed_queue.exceptions import ResourceUnavailable
+from delayed_queue.notifications.models import Channel, Notification, Priority, Status, queue_name
 
 # The database of notifications and their messages: where the router writes them.
 USING: Final = router.db_for_write(Notification)
@@ -212,6 +209,16 @@ def record_provider(outgoing: Outgoing, provider: str) -> bool:
     """Record that this provider is called next; False if the lease was lost, so call none."""
     params = {"id": outgoing.id, "lease_id": outgoing.lease_id, "provider": provider}
     return bool(fetch(RECORD_PROVIDER, params))
+
+
+def or_unavailable(act: Callable[[], HttpResponse]) -> HttpResponse:
+    """Return the response; 503 if the database is unavailable."""
+    try:
+        return act()
+    except (Error, ResourceUnavailable) as error:
+        if not is_unavailable(error):
+            raise
+        return HttpResponse(status=503, headers={"Retry-After": "10"})
 
 
 def statuses_of(rows: Iterable[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
 import msgspec
 from cryptography.fernet import InvalidToken
 from django.contrib.auth.decorators import login_not_required
-from django.db import Error
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils import translation
 from django.utils.cache import patch_vary_headers
@@ -18,13 +16,12 @@ from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
-from delayed_queue.db.resilience import is_unavailable, never, repeat
-from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.callbacks.secrets import box_of, secret_keys
 from delayed_queue.notifications.conf import get_settings
-from delayed_queue.notifications.models import Channel, Suppression
+from delayed_queue.notifications.managing import suppress_once
+from delayed_queue.notifications.models import Channel
 from delayed_queue.notifications.recipients import recipient_hash
-from delayed_queue.notifications.services import USING, Outgoing
+from delayed_queue.notifications.services import Outgoing, or_unavailable
 
 # Part of each key: with another text, no link in a sent mail works.
 _PURPOSE: Final = b"delayed_queue.notifications.unsubscribing"
@@ -80,14 +77,14 @@ def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
     The body of the POST is not read. Neither a session nor a cookie is used.
     """
     recipient, category = _opened(token)
-    if request.method == "POST":
-        try:
-            _suppress(recipient, category)
-        except (Error, ResourceUnavailable) as error:
-            if not is_unavailable(error):
-                raise
-            return HttpResponse(status=503, headers={"Retry-After": "10"})
-    return _page(request, is_done=request.method == "POST")
+    is_done = request.method == "POST"
+
+    def act() -> HttpResponse:
+        if is_done:
+            suppress_once(Channel.EMAIL, recipient_hash(Channel.EMAIL, recipient), category)
+        return _page(request, is_done=is_done)
+
+    return or_unavailable(act)
 
 
 def _opened(token: str) -> tuple[str, str]:
@@ -98,17 +95,6 @@ def _opened(token: str) -> tuple[str, str]:
         raise Http404 from None
     recipient, category = msgspec.json.decode(text)
     return recipient, category
-
-
-def _suppress(recipient: str, category: str) -> None:
-    """Opt out; an existing suppression keeps its reason."""
-    row = Suppression(
-        channel=Channel.EMAIL,
-        recipient_hash=recipient_hash(Channel.EMAIL, recipient),
-        category=category,
-    )
-    keep = partial(Suppression.objects.bulk_create, [row], ignore_conflicts=True)
-    repeat(USING, keep, doubt=never)
 
 
 def _page(request: HttpRequest, *, is_done: bool) -> HttpResponse:

@@ -23,18 +23,8 @@ from delayed_queue.http.reading import MAX_GUESSES, Errors, read
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.hours import Quiet, next_local
 from delayed_queue.notifications.models import Channel, Priority
-from delayed_queue.notifications.recipients import (
-    hash_of,
-    normal,
-    problem_with,
-    problem_with_url,
-)
-from delayed_queue.notifications.rendering import (
-    Compiled,
-    MissingVariable,
-    NotRenderable,
-    Rendered,
-)
+from delayed_queue.notifications.recipients import hash_of, normal, problem_with, problem_with_url
+from delayed_queue.notifications.rendering import Compiled, MissingVariable, NotRenderable, Rendered
 from delayed_queue.notifications.requests import MAX_SUBJECT, NotificationRequest
 from delayed_queue.notifications.segments import segments_of
 from delayed_queue.notifications.services import USING

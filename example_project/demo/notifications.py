@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -247,7 +247,7 @@ class Traffic:
     @property
     def is_taken(self) -> bool:
         """True when the consumer has stored or parked all published requests."""
-        return bool(sum(astuple(self.consumer.tally)) == self.published)
+        return bool(sum(tuple(self.consumer.tally)) == self.published)
 
     def due_at(self, sample: Sample) -> float:
         return self.began_at + sample.after / self.samples[-1].after * self.seconds

@@ -170,8 +170,7 @@ class NotificationAdmin(ShownOnly):
 
     # An id begins with its time; its end differs within a minute.
     id_column = column(
-        _("id"),
-        lambda row: format_html('<code title="{}">…{}</code>', row.id, str(row.id)[-12:]),
+        _("id"), lambda row: format_html('<code title="{}">…{}</code>', row.id, str(row.id)[-12:])
     )
     state = column(_("state"), lambda row: badge(row.status))
     attempts_column = column(_("attempts"), lambda row: formats.number(row.attempts))

@@ -44,16 +44,6 @@ ALTER TABLE delayed_queue_notification SET (
     autovacuum_analyze_threshold = 1000
 );
 """
-NO_STORAGE = """
-ALTER TABLE IF EXISTS delayed_queue_notification RESET (
-    fillfactor,
-    autovacuum_vacuum_scale_factor,
-    autovacuum_vacuum_threshold,
-    autovacuum_vacuum_cost_delay,
-    autovacuum_analyze_scale_factor,
-    autovacuum_analyze_threshold
-);
-"""
 
 
 def _fields(**fields: models.Field[Any, Any]) -> list[tuple[str, models.Field[Any, Any]]]:
@@ -79,6 +69,10 @@ def _one_of(
 def _only(name: str, column: str, choices: Iterable[tuple[str, str]]) -> models.CheckConstraint:
     values = [value for value, _ in choices]
     return models.CheckConstraint(condition=models.Q((f"{column}__in", values)), name=name)
+
+
+def _unique(name: str, *columns: str) -> models.UniqueConstraint:
+    return models.UniqueConstraint(fields=columns, name=name)
 
 
 def _only_while(name: str, state: models.Q, **condition: bool) -> models.CheckConstraint:
@@ -108,9 +102,7 @@ class Migration(migrations.Migration):
                 "db_table": "delayed_queue_notification_dedupe",
                 "default_permissions": [],
                 "indexes": [models.Index(fields=["until"], name="notification_dedupe_until")],
-                "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "key"), name="notification_dedupe")
-                ],
+                "constraints": [_unique("notification_dedupe", "tenant", "key")],
             },
         ),
         migrations.CreateModel(
@@ -217,9 +209,7 @@ class Migration(migrations.Migration):
                 "indexes": [
                     models.Index(fields=["parked_at", "id"], name="notification_parked_at")
                 ],
-                "constraints": [
-                    models.UniqueConstraint(fields=("digest",), name="notification_parked_digest")
-                ],
+                "constraints": [_unique("notification_parked_digest", "digest")],
             },
         ),
         migrations.CreateModel(
@@ -237,10 +227,7 @@ class Migration(migrations.Migration):
                 "db_table": "delayed_queue_notification_suppression",
                 "default_permissions": ["view", "add", "delete"],
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=("channel", "recipient_hash", "category"),
-                        name="notification_suppression",
-                    )
+                    _unique("notification_suppression", "channel", "recipient_hash", "category")
                 ],
             },
         ),
@@ -272,9 +259,7 @@ class Migration(migrations.Migration):
                 "db_table": "delayed_queue_notification_template",
                 "default_permissions": ["view", "add"],
                 "constraints": [
-                    models.UniqueConstraint(
-                        fields=("name", "channel", "version"), name="notification_template_version"
-                    )
+                    _unique("notification_template_version", "name", "channel", "version")
                 ],
             },
         ),
@@ -312,12 +297,9 @@ class Migration(migrations.Migration):
             options={
                 "db_table": "delayed_queue_notification_soft_bounce",
                 "default_permissions": [],
-                "constraints": [
-                    models.UniqueConstraint(
-                        fields=("recipient_hash", "at"), name="notification_soft_bounce"
-                    )
-                ],
+                "constraints": [_unique("notification_soft_bounce", "recipient_hash", "at")],
             },
         ),
-        migrations.RunSQL(STORAGE, reverse_sql=NO_STORAGE),
+        # The reverse drops the table.
+        migrations.RunSQL(STORAGE, reverse_sql=migrations.RunSQL.noop),
     ]

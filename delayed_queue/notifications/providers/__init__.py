@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -90,6 +92,29 @@ def shown_code(text: str) -> str:
 def cleaned(text: str) -> str:
     """Return the start of an answer, without addresses and numbers."""
     return _LONG_NUMBER.sub("(number)", _ADDRESS.sub("(address)", text))[:MAX_DETAIL]
+
+
+class ThreadedProvider:
+    """A provider whose ``send_now`` blocks, in a pool of threads."""
+
+    is_idempotent = False
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.name = name
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"provider-{name}")
+
+    async def send(self, outgoing: Outgoing) -> Outcome:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._send, outgoing)
+
+    def _send(self, outgoing: Outgoing) -> Outcome:
+        # Checked here, because it may have waited for a thread.
+        return Outcome(Verdict.LATE) if is_late(outgoing) else self.send_now(outgoing)
+
+    def send_now(self, outgoing: Outgoing) -> Outcome:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class ConsoleProvider:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import smtplib
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from email import policy
 from email.errors import ObsoleteHeaderDefect
@@ -18,7 +16,13 @@ from django.core.mail import EmailMultiAlternatives
 from django.core.mail.backends.smtp import EmailBackend
 from django.utils.module_loading import import_string
 
-from delayed_queue.notifications.providers import Outcome, Verdict, cleaned, failed, is_late
+from delayed_queue.notifications.providers import (
+    Outcome,
+    ThreadedProvider,
+    Verdict,
+    cleaned,
+    failed,
+)
 from delayed_queue.notifications.recipients import normal_address
 from delayed_queue.notifications.services import Outgoing
 from delayed_queue.notifications.unsubscribing import headers_of
@@ -98,7 +102,7 @@ class _Kept:
     used_at: float
 
 
-class EmailProvider:
+class EmailProvider(ThreadedProvider):
     """Sends by SMTP, or by any other backend of Django's; its options go to the backend.
 
     The Message-ID is the same at every attempt, so that a second copy can be recognised. SMTP has
@@ -106,19 +110,11 @@ class EmailProvider:
     ``timeout`` limits each wait for data from the server, in seconds.
     """
 
-    is_idempotent = False
-
     def __init__(
-        self,
-        name: str,
-        *,
-        sender: str,
-        backend: str = TRACKED,
-        threads: int = 50,
-        timeout: float = 10.0,
-        **options: Any,
-    ) -> None:
-        self.name = name
+        self, name: str, *, sender: str, backend: str = TRACKED, threads: int = 50,
+        timeout: float = 10.0, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(name, threads)
         shown, address = parseaddr(_check_sender(sender))
         address = normal_address(address)
         self._sender = sender if address in sender else formataddr((shown, address))
@@ -127,27 +123,20 @@ class EmailProvider:
         self._options = options
         if backend == TRACKED:
             self._options = {**_NAMED, **options, "timeout": timeout}
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"provider-{name}")
         # The latest used last, so that N calls at a time need N connections.
         self._idle: list[_Kept] = []
         self._all: list[_Kept] = []
-
-    async def send(self, outgoing: Outgoing) -> Outcome:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.send_now, outgoing)
 
     def message_id(self, outgoing: Outgoing) -> str:
         return f"<{outgoing.id}@{self._domain}>"
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
         for kept in self._all:
             _abandon(kept.backend)
 
     def send_now(self, outgoing: Outgoing) -> Outcome:
         """Send on a connection that no other thread uses; blocks."""
-        # Checked here, because it may have waited for a thread.
-        if is_late(outgoing):
-            return Outcome(Verdict.LATE)
         kept = self._connected()
         try:
             return self._send_on(kept, outgoing)

@@ -36,13 +36,7 @@ from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import place_of
 from delayed_queue.http.callbacks.guard import as_given
 from delayed_queue.http.conf import callback_settings
-from delayed_queue.notifications.providers import (
-    Outcome,
-    Verdict,
-    cleaned,
-    failed,
-    shown_code,
-)
+from delayed_queue.notifications.providers import Outcome, Verdict, cleaned, failed, shown_code
 from delayed_queue.notifications.services import USING, Outgoing
 from delayed_queue.rates import State
 
@@ -76,6 +70,7 @@ class _Wire:
         return self.status != 0 and not 200 <= self.status <= 299
 
 
+@dataclass(eq=False)
 class HttpSmsProvider:
     """POSTs ``fields``, with ``{recipient}``, ``{body}`` and ``{id}`` replaced.
 
@@ -85,40 +80,29 @@ class HttpSmsProvider:
     are in seconds.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        url: str,
-        fields: Mapping[str, str] = FIELDS,
-        encoding: str = "json",
-        headers: Mapping[str, str] | None = None,
-        idempotency_header: str = "",
-        id_field: str = "id",
-        code_field: str = "code",
-        codes: Mapping[str, str] | None = None,
-        connect_timeout: float = 3.0,
-        timeout: float = 10.0,
-    ) -> None:
-        self.name = name
-        self.is_idempotent = bool(idempotency_header)
-        self._url = as_given(url)
-        self._fields = dict(fields)
-        self._is_json = encoding == "json"
-        self._headers = dict(headers or {})
-        self._idempotency_header = idempotency_header
-        self._id_field, self._code_field = id_field, code_field
-        self._codes = {code: Verdict(verdict) for code, verdict in (codes or {}).items()}
-        self._connect_timeout, self._timeout = connect_timeout, timeout
-        self._sessions: LoopLocal[None, ClientSession] = LoopLocal(
-            self._new_session, ClientSession.close
-        )
+    name: str
+    url: str
+    fields: Mapping[str, str] = field(default_factory=lambda: FIELDS)
+    encoding: str = "json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    idempotency_header: str = ""
+    id_field: str = "id"
+    code_field: str = "code"
+    codes: Mapping[str, str] = field(default_factory=dict)
+    connect_timeout: float = 3.0
+    timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        self.is_idempotent = bool(self.idempotency_header)
+        self._target = as_given(self.url)
+        self._verdicts = {code: Verdict(verdict) for code, verdict in self.codes.items()}
+        self._sessions = LoopLocal(self._new_session, ClientSession.close)
 
     async def send(self, outgoing: Outgoing) -> Outcome:
         session = self._sessions.of(None)
         wire = _Wire()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 await self._post(session, outgoing, wire)
         except (ClientError, OSError, TimeoutError) as error:
             if not wire.is_refused:
@@ -127,9 +111,9 @@ class HttpSmsProvider:
 
     async def _post(self, session: ClientSession, outgoing: Outgoing, wire: _Wire) -> None:
         filled = self._filled(outgoing)
-        content: dict[str, Any] = {"json": filled} if self._is_json else {"data": filled}
+        content: dict[str, Any] = {"json" if self.encoding == "json" else "data": filled}
         async with session.post(
-            self._url, headers=self._headers_for(outgoing), allow_redirects=False,
+            self._target, headers=self._headers_for(outgoing), allow_redirects=False,
             trace_request_ctx=wire, **content,
         ) as response:  # fmt: skip
             wire.status, wire.headers = response.status, response.headers
@@ -147,20 +131,20 @@ class HttpSmsProvider:
             "{body}": outgoing.body,
             "{id}": str(outgoing.id),
         }
-        return {name: values.get(field, field) for name, field in self._fields.items()}
+        return {name: values.get(field, field) for name, field in self.fields.items()}
 
-    def _headers_for(self, outgoing: Outgoing) -> dict[str, str]:
-        if not self._idempotency_header:
-            return self._headers
-        return {**self._headers, self._idempotency_header: str(outgoing.id)}
+    def _headers_for(self, outgoing: Outgoing) -> Mapping[str, str]:
+        if not self.idempotency_header:
+            return self.headers
+        return {**self.headers, self.idempotency_header: str(outgoing.id)}
 
     def _read(self, wire: _Wire) -> Outcome:
         status, text = wire.status, wire.body.decode("utf-8", "replace")
         answer = _object_of(text)
-        code = str(answer.get(self._code_field, ""))
+        code = str(answer.get(self.code_field, ""))
         verdict, shown = self._verdict(status, code), shown_code(code) or str(status)
         if verdict is Verdict.ACCEPTED:
-            return Outcome(verdict, shown, str(answer.get(self._id_field, ""))[:200])
+            return Outcome(verdict, shown, str(answer.get(self.id_field, ""))[:200])
         return Outcome(
             verdict, shown,
             retry_after=retry_after_of(wire.headers, callback_settings().RETRY_AFTER_LIMIT),
@@ -169,8 +153,8 @@ class HttpSmsProvider:
 
     def _verdict(self, status: int, code: str) -> Verdict:
         for known in (code, str(status)):
-            if known in self._codes:
-                return self._codes[known]
+            if known in self._verdicts:
+                return self._verdicts[known]
         return STATUSES.get(status, Verdict.PERMANENT)
 
     # Connections
@@ -181,7 +165,7 @@ class HttpSmsProvider:
         return ClientSession(
             connector=TCPConnector(limit=0),
             cookie_jar=DummyCookieJar(),
-            timeout=ClientTimeout(total=None, connect=self._connect_timeout, ceil_threshold=1e9),
+            timeout=ClientTimeout(total=None, connect=self.connect_timeout, ceil_threshold=1e9),
             # 64 KiB may expand to 64 MiB.
             auto_decompress=False,
             headers={"Accept-Encoding": "identity"},
