@@ -26,8 +26,8 @@ LEASE_BYTES: Final = 36
 
 # The layout, in words of eight bytes: the time of the last iteration, the counters, the number of
 # leases, the number of leases of suspects, the milliseconds for which a suspect runs alone, the
-# holder's id, the number of strays, whether it is drained; two words for each slot; the leases as
-# text, those of suspects first.
+# holder's id, the number of strays, whether it is drained, whether it is used up; two words for
+# each slot; the leases as text, those of suspects first.
 _TURNED_AT: Final = 0
 _FIRST_COUNTER: Final = 1
 _LEASES: Final = _FIRST_COUNTER + len(COUNTERS)
@@ -36,7 +36,8 @@ _ALONE: Final = _SUSPECT_LEASES + 1
 _HOLDER: Final = _ALONE + 1
 _STRAYS: Final = _HOLDER + 1
 _DRAINED: Final = _STRAYS + 1
-_FIRST_SLOT: Final = _DRAINED + 1
+_USED_UP: Final = _DRAINED + 1
+_FIRST_SLOT: Final = _USED_UP + 1
 _WORD: Final = 8
 
 _SUSPECT: Final = 1
@@ -116,6 +117,10 @@ class Board:
     def is_drained(self) -> bool:
         return bool(self._words[_DRAINED])
 
+    def use_up(self) -> None:
+        """Ask the supervisor for another process in place of this one."""
+        self._words[_USED_UP] = True
+
     @property
     def alone_seconds(self) -> float:
         """Seconds for which a suspect waits to be alone, and is alone; 0 means not at all."""
@@ -132,6 +137,10 @@ class Board:
     def turned_at(self) -> float:
         """The last iteration of the loop, in monotonic seconds; 0 before the first."""
         return self._words[_TURNED_AT] / 1e9
+
+    @property
+    def is_used_up(self) -> bool:
+        return bool(self._words[_USED_UP])
 
     def counters(self) -> dict[str, int]:
         return {name: self._words[_FIRST_COUNTER + n] for n, name in enumerate(COUNTERS)}
@@ -168,7 +177,7 @@ class Board:
 
     def wipe(self) -> None:
         """Forget what a dead process held, but not its counters and the isolation."""
-        for word in (_TURNED_AT, _LEASES, _SUSPECT_LEASES, _HOLDER, _STRAYS):
+        for word in (_TURNED_AT, _LEASES, _SUSPECT_LEASES, _HOLDER, _STRAYS, _USED_UP):
             self._words[word] = 0
         for place in range(_FIRST_SLOT, _FIRST_SLOT + 2 * self.slots):
             self._words[place] = 0

@@ -21,7 +21,12 @@ MAX_COUNTS: Final = {
     "processes": 1000,
     "claims": 2,
     "max_messages": 10**18,
+    "max_messages_per_process": 10**18,
+    "max_memory_per_process": 10**9,
 }
+_OPTIONAL_COUNTS: Final = (
+    "claims", "max_messages", "max_messages_per_process", "max_memory_per_process",
+)  # fmt: skip
 
 
 def _default_id() -> str:
@@ -44,6 +49,7 @@ class WorkerOptions:
     ``processes``: processes of the supervisor. ``sourced``: the queues to serve of those that
     sources name; None means all, unless ``queues`` are named. ``only_sourced``: no other queues.
     ``claims``: claims at a time, 1 or 2; None means 2, but 1 with one thread.
+    ``max_messages_per_process``, ``max_memory_per_process`` in MiB: replace a process after that.
     """
 
     queues: tuple[str, ...] = ()
@@ -62,16 +68,17 @@ class WorkerOptions:
     sourced: tuple[str, ...] | None = None
     only_sourced: bool = False
     claims: int | None = None
+    max_messages_per_process: int | None = None
+    max_memory_per_process: int | None = None
 
     def __post_init__(self) -> None:
         _check_count("concurrency", self.concurrency)
         _check_count("async_concurrency", self.async_concurrency)
         _check_count("batch_size", self.batch_size)
         _check_count("processes", self.processes, 0)
-        if self.claims is not None:
-            _check_count("claims", self.claims)
-        if self.max_messages is not None:
-            _check_count("max_messages", self.max_messages)
+        for name in _OPTIONAL_COUNTS:
+            if (value := getattr(self, name)) is not None:
+                _check_count(name, value)
         if self.lease is not None:
             object.__setattr__(self, "lease", check_lease(self.lease))
         object.__setattr__(self, "poll_interval", check_interval(self.poll_interval))

@@ -87,6 +87,10 @@ _ARGUMENTS: Final = (
              MILLISECOND, MAX_INTERVAL),
     flag("--burst", _("stop as soon as nothing is due")),
     _number("max_messages", _("stop after this many deliveries per process")),
+    _number("max_messages_per_process", _(
+        "replace a process after about this many deliveries; another starts first")),
+    _number("max_memory_per_process", _(
+        "replace a process whose resident memory reaches this, in MiB; another starts first")),
     duration("--shutdown-timeout", _("maximum wait for running handlers when stopped")),
     arg("--no-cron", _("leave the schedules to other workers or installcron"),
         action="store_false", dest="cron"),

@@ -125,6 +125,8 @@ class Heartbeat:
         self._started_at: datetime | None = None
         self._before: _Measure | None = None
         self._beats = 0
+        # The resident set at the last beat, in bytes.
+        self.memory = 0
         self._chores = Chores(using)
         self._sampler = Sampler(using, ALIVE)
         self._watch = SnapshotWatch(using)
@@ -224,8 +226,8 @@ class Heartbeat:
         measure = _Measure(time.monotonic(), dict(snapshot.done_by_queue))
         rates = {} if self._before is None else measure.rates_since(self._before)
         now = DatabaseNow()
-        memory = resident_memory()
-        columns = {**snapshot.columns(), "rates": rates, "memory": memory, "heartbeat_at": now}
+        self.memory = resident_memory()
+        columns = {**snapshot.columns(), "rates": rates, "memory": self.memory, "heartbeat_at": now}
         rows = Worker.objects.using(self._using)
         if self._id is None or not rows.filter(pk=self._id).update(**columns):
             host, version = socket.gethostname(), delayed_queue.__version__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import select
 import time
@@ -83,7 +84,7 @@ class Worker:
 
     @property
     def is_used_up(self) -> bool:
-        """True if another process must replace this one."""
+        """True if another process must be started when this one has ended."""
         return self._restarts or self._stuck >= self.options.concurrency
 
     @property
@@ -125,10 +126,7 @@ class Worker:
     def obey(self, command: str) -> None:
         """Follow the command of an operator in the worker's row; called at each heartbeat."""
         if command == RESTART:
-            if not self._restarts:
-                log(logging.INFO, "worker_restarts", worker=self)
-            self._restarts = True
-            self.stop()
+            self._restart("operator")
         elif self.board.is_drained is not (command == DRAIN):
             self.board.drain(is_drained=command == DRAIN)
             if command:
@@ -136,6 +134,12 @@ class Worker:
             else:
                 log(logging.INFO, "worker_resumed", worker=self)
             self._loop.wake_channel.wake()
+
+    def _restart(self, reason: str) -> None:
+        if not self._restarts:
+            log(logging.INFO, "worker_restarts", worker=self, reason=reason)
+        self._restarts = True
+        self.stop()
 
     def run(self) -> Counts:
         """Work until stopped, drained (burst), or done with max_messages."""
@@ -179,6 +183,7 @@ class Worker:
     def _iterate(self, listener: Listener) -> None:
         self._count()
         self._give_up_late_ones()
+        self._replace_when_used_up()
         self._update_dynamic(listener)
         goes_on = self._loop.tick()
         now = time.monotonic()
@@ -207,6 +212,26 @@ class Worker:
         if not self._loop.stop.is_set() and self._stuck >= self.options.concurrency:
             log(logging.ERROR, "threads_stuck", worker=self, threads=self._stuck)
             self.stop()
+
+    def _replace_when_used_up(self) -> None:
+        """Let another process take over from one that handled enough, or grew too large.
+
+        The supervisor starts it and then stops this one. Without a supervisor this one exits.
+        """
+        reason = self._used_up_by()
+        if reason and not self._process:
+            self._restart(reason)
+        elif reason and not self.board.is_used_up:
+            log(logging.INFO, "worker_restarts", worker=self, reason=reason)
+            self.board.use_up()
+
+    def _used_up_by(self) -> str:
+        # Only messages that have ended count: each process must end at least one.
+        options, ended = self.options, sum(self.counts.numbers)
+        if ended >= (options.max_messages_per_process or math.inf):
+            return "messages"
+        is_large = self._heartbeat.memory >= (options.max_memory_per_process or math.inf) * 2**20
+        return "memory" if ended and is_large else ""
 
     def _is_over(self) -> bool:
         if self._loop.stop.is_set():

@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -51,13 +53,17 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 class Child(Place):
-    """A worker process and its replacements, watched through its board."""
+    """A worker process and those started after its end, watched through its board.
+
+    ``successor``: the one that takes over from it while it still runs, and stays.
+    """
 
     def __init__(self, index: int, slots: int) -> None:
         super().__init__(index, Board.new(slots))
         self.watchdog = Watchdog(self.board)
         self.start_at = 0.0
         self.early_deaths = 0
+        self.successor: Child | None = None
         self._pause = FIRST_PAUSE
         self._past = dict.fromkeys(COUNTERS, 0)
 
@@ -218,6 +224,8 @@ class Supervisor:
         # Only the supervisor holds the write end, so it closes when the supervisor ends.
         self._lifeline, self._held = os.pipe()
         self._stop = StopSignal()
+        # The counters of children that have a successor.
+        self._past: Counter[str] = Counter()
         self._second_looks: list[tuple[float, CrashReport]] = []
         self._alone_seconds = self._isolated_at = 0.0
         self._kill_at: float | None = None
@@ -228,7 +236,7 @@ class Supervisor:
 
     @property
     def counts(self) -> Counts:
-        sums = [child.counters() for child in self.children]
+        sums = [self._past, *(child.counters() for child in self.children)]
         return Counts(**{name: sum(each[name] for each in sums) for name in COUNTERS[:-1]})
 
     def run(self) -> int:
@@ -302,6 +310,7 @@ class Supervisor:
             pid, code = child.pid, child.reap()
             if code is None:
                 self.watch_over(child)
+                self._replace_when_used_up(child)
             else:
                 forget_metrics(pid, child.index)
                 self._note_end(child, pid, code)
@@ -326,6 +335,20 @@ class Supervisor:
             log(logging.ERROR, "loop_stands", worker=self, **fields)
             child.signal(signal.SIGKILL)
 
+    def _replace_when_used_up(self, child: Child) -> None:
+        """Start another process beside one that is used up; stop that once the other claims."""
+        if not child.board.is_used_up or self._stop.is_set():
+            return
+        if child.successor is None:
+            taken = {each.index for each in self.children}
+            index = next(each for each in count(1) if each not in taken)
+            child.successor = successor = Child(index, self.options.slots)
+            successor.board.isolate(child.board.alone_seconds)
+            successor.board.drain(is_drained=child.board.is_drained)
+            self.children = [*self.children, successor]
+        elif child.successor.board.turned_at:
+            child.signal(signal.SIGTERM)
+
     def _note_end(self, child: Child, pid: int, code: int) -> None:
         cause = cause_of_death(code, str(self), child.index, pid)
         report = CrashReport.of(child.board, cause)
@@ -342,6 +365,9 @@ class Supervisor:
             self._note_crash(child, pid, code, report)
         elif code == 0 and self.options.is_finite:
             child.is_finished = True
+        if child.successor is not None:
+            self._past.update(child.counters())
+            self.children = [each for each in self.children if each is not child]
 
     def _note_crash(self, child: Child, pid: int, code: int, report: CrashReport) -> None:
         # In a thread: the database may not reply, and the other processes need watching.
