@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from delayed_queue.batch import Batch as Batch
     from delayed_queue.cron.registry import CronEntry as CronEntry
     from delayed_queue.cron.rules import CronMessage as CronMessage
     from delayed_queue.cron.schedules import CronSchedule as CronSchedule
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from delayed_queue.handlers import Retry as Retry
     from delayed_queue.handlers import Snooze as Snooze
     from delayed_queue.handlers import handler as handler
-    from delayed_queue.messages import Batch as Batch
     from delayed_queue.messages import DeliveryType as DeliveryType
     from delayed_queue.messages import Envelope as Envelope
     from delayed_queue.messages import OfferOutcome as OfferOutcome
@@ -30,7 +30,7 @@ __version__ = "0.1.0"
 # Imported on first use (PEP 562): the package must be importable before Django's apps are
 # ready, and the parts without Django on a Spark executor that does not have it.
 _HOMES = {
-    "Batch": "messages",
+    "Batch": "batch",
     "CronEntry": "cron.registry",
     "CronMessage": "cron.rules",
     "CronSchedule": "cron.schedules",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,18 @@ from delayed_queue.retries import Groups, RetryPolicy
 MAX_ERROR_LENGTH: Final = 10_000
 # Fates of a message that has expired.
 ON_EXPIRED: Final = ("delete", "dead")
-HandlerFunction = Callable[[Envelope], Any]
+# At most N messages in one call of a handler with many=True.
+MOST_IN_BATCH: Final = 10_000
+HandlerFunction = Callable[[Any], Any]
 F = TypeVar("F", bound=HandlerFunction)
+# Annotations of one message, and of many; quoted ones and aliases of the module are resolved here
+# by name only.
+QUOTES: Final = "'\""
+_ONE: Final = re.compile(r"""['"]?(?:\w+\.)*Envelope['"]?""")
+_MANY: Final = re.compile(
+    r"""['"]?(?:(?:\w+\.)*Batch|(?:\w+\.)*(?:Sequence|Iterable|Collection|list|tuple)\[.*\])['"]?""",
+    re.IGNORECASE,
+)
 
 
 class HandlerSignal(Exception):
@@ -185,6 +196,10 @@ class Handler:
     claim: str = "fast"
     groups: Groups | None = None
     on_expired: str = "delete"
+    # It receives a batch, after a wait of ``linger`` for a fuller one; ``split`` it when it fails.
+    many: bool = False
+    linger: timedelta | None = None
+    split: bool = True
     # For a queue whose messages are handled, judged and settled in different ways.
     treatment: Treatment | None = field(default=None, compare=False)
 
@@ -290,6 +305,9 @@ def handler(
     claim: str = "fast",
     groups: Groups | None = None,
     on_expired: str = "delete",
+    many: bool = False,
+    linger: Duration | None = None,
+    split: bool = True,
 ) -> Callable[[F], F]:
     """Register the decorated function as the handler of a queue; return it unchanged.
 
@@ -301,6 +319,10 @@ def handler(
     transaction. With ``claim="strict"`` one worker claims at a time. ``groups`` are the limits of
     messages with a group. A message that has expired is deleted, or with ``on_expired="dead"``
     becomes a dead letter.
+
+    With ``many=True`` the function receives a ``Batch`` of at most ``batch_size`` messages, which
+    is called for after ``linger`` if it is not full before. When the function raises, the batch is
+    split until the failing messages are alone; with ``split=False`` all of them have failed.
     """
     if callable(queue):
         raise InvalidConfiguration(
@@ -316,17 +338,18 @@ def handler(
             f"on_expired must be one of {', '.join(ON_EXPIRED)}, not {on_expired!r}."
         )
     _check_groups(groups, transactional)
+    wait = _check_many(many, linger, split, batch_size, lease_span)
 
     def register(function: F) -> F:
         if not callable(function):
             raise InvalidConfiguration(f"{function!r} is not callable, so it cannot handle.")
-        _check_arguments(function)
+        _check_arguments(function, many=many)
         if transactional:
             _check_transactional(function, lease, timeout, claim, on_expired)
         registry.add(
             Handler(
                 queue, function, chosen, stored_kind, retry, lease_span, time_limit,
-                transactional, batch_size, claim, groups, on_expired,
+                transactional, batch_size, claim, groups, on_expired, many, wait, split,
             )
         )  # fmt: skip
         return function
@@ -334,18 +357,55 @@ def handler(
     return register
 
 
-def _check_arguments(function: Callable[..., Any]) -> None:
+def _check_arguments(function: Callable[..., Any], *, many: bool) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a C function has no signature
         return
+    what = "batch" if many else "envelope"
     try:
         signature.bind(None)
     except TypeError as error:
         raise InvalidConfiguration(
-            f"A handler is called with one argument, the envelope; {_name_of(function)}{signature} "
+            f"A handler is called with one argument, the {what}; {_name_of(function)}{signature} "
             f"cannot be: {error}."
         ) from error
+    text = inspect.formatannotation(next(iter(signature.parameters.values())).annotation)
+    is_one, is_many = _ONE.fullmatch(text), _MANY.fullmatch(text)
+    if (is_one and many) or (is_many and not many):
+        raise InvalidConfiguration(
+            f"{_name_of(function)} is annotated to receive {text.strip(QUOTES)}, but a handler "
+            f"{'with' if many else 'without'} many=True receives "
+            f"{'a Batch' if many else 'one Envelope'}."
+        )
+
+
+def _check_many(
+    many: Any, linger: Any, split: Any, batch_size: Any, lease: timedelta | None
+) -> timedelta | None:
+    """Return the time to wait for a fuller batch; refuse options of batches that do not hold."""
+    for name, value in (("many", many), ("split", split)):
+        if type(value) is not bool:
+            raise InvalidConfiguration(f"{name} must be True or False, not {value!r}.")
+    if not many and (linger is not None or not split):
+        name = "split" if linger is None else "linger"
+        raise InvalidConfiguration(f"{name} is for a handler that receives batches: add many=True.")
+    if many and (batch_size or 0) > MOST_IN_BATCH:
+        raise InvalidConfiguration(
+            f"batch_size must be at most {MOST_IN_BATCH:,} with many=True, not {batch_size!r}."
+        )
+    wait = _positive("linger", linger)
+    if lease is not None:
+        check_linger(wait, lease)
+    return wait
+
+
+def check_linger(linger: timedelta | None, lease: timedelta) -> None:
+    """Refuse a wait for fuller batches that takes more than a tenth of the lease."""
+    if linger is not None and linger * 10 > lease:
+        raise InvalidConfiguration(
+            f"linger must be at most a tenth of the lease of {lease}, not {linger}."
+        )
 
 
 def _name_of(function: Any) -> str:

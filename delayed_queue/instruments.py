@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from delayed_queue.batch import Batch
 from delayed_queue.conf import INSTRUMENT_METHODS, SETTING, get_settings, is_instrument
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import Handler, HandlerFunction, Reject, Snooze
@@ -98,6 +99,8 @@ def wrap(handler: Handler) -> HandlerFunction:
     chosen = get_instruments()
     if not chosen:
         return handler.function
+    if handler.many:
+        return _around_many(handler, chosen)
     if handler.is_async:
         return _around_async(handler.function, chosen)
     return _around(handler, chosen)
@@ -126,6 +129,24 @@ def _around_async(function: HandlerFunction, chosen: tuple[Instrument, ...]) -> 
             return await function(envelope)
 
     return instrumented
+
+
+def _around_many(handler: Handler, chosen: tuple[Instrument, ...]) -> HandlerFunction:
+    """Watch one call as the handling of each of its messages."""
+
+    def instrumented(batch: Batch) -> Any:
+        with ExitStack() as stack:
+            for each in batch:
+                stack.enter_context(_Handling(each, chosen))
+            return handler.function(batch)
+
+    async def ainstrumented(batch: Batch) -> Any:
+        with ExitStack() as stack:
+            for each in batch:
+                stack.enter_context(_Handling(each, chosen))
+            return await handler.function(batch)
+
+    return functools.wraps(handler.function)(ainstrumented if handler.is_async else instrumented)
 
 
 class _Handling:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from delayed_queue.durations import Duration, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
@@ -253,7 +253,7 @@ class Leases(Protocol):
 
     def reject(self, envelope: Envelope, reason: str) -> bool: ...
 
-    def acknowledge_batch(self, batch: Batch) -> int: ...
+    def acknowledge_batch(self, batch: Any) -> int: ...
 
     async def in_thread(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
@@ -364,34 +364,6 @@ class Envelope:
 def has_expired(envelope: Envelope, seconds: float = 0.0) -> bool:
     """True if the message has expired N seconds after its claim."""
     return envelope.expires_in_ms is not None and envelope.expires_in_ms <= seconds * 1000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch(Sequence[Envelope]):
-    """The envelopes of one claim, in schedule order, under one lease id."""
-
-    envelopes: tuple[Envelope, ...]
-    lease_id: str
-    leases: Leases
-
-    def __len__(self) -> int:
-        return len(self.envelopes)
-
-    @overload
-    def __getitem__(self, index: int) -> Envelope: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Envelope, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Envelope | tuple[Envelope, ...]:
-        return self.envelopes[index]
-
-    def acknowledge(self) -> int:
-        """Delete every member still under this lease; return how many were deleted."""
-        return self.leases.acknowledge_batch(self)
-
-    async def aacknowledge(self) -> int:
-        return await self.leases.in_thread(self.acknowledge)
 
 
 @dataclass(frozen=True, slots=True)

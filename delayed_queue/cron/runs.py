@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from delayed_queue.cron.store import RECORD_RUNS
 from delayed_queue.db.sql import Step
@@ -32,8 +32,15 @@ def has_ticks(envelopes: Iterable[Envelope]) -> bool:
     return any(each.key[-14:-13] in _MARKS for each in envelopes)
 
 
-def is_tick(envelope: Envelope) -> bool:
-    return envelope.key[-14:-13] in _MARKS and _TICK.fullmatch(envelope.key) is not None
+class Keyed(Protocol):
+    """A message or its row."""
+
+    @property
+    def key(self) -> str: ...
+
+
+def is_tick(message: Keyed) -> bool:
+    return message.key[-14:-13] in _MARKS and _TICK.fullmatch(message.key) is not None
 
 
 def record_step(kind: str, worker: str, runs: Sequence[Run], *, fenced: bool = True) -> Step:

@@ -16,6 +16,7 @@ from typing import Final
 from asgiref.sync import sync_to_async
 from django.db import Error, OperationalError
 
+from delayed_queue.batch import Batch
 from delayed_queue.codecs import decode
 from delayed_queue.conf import check_lease
 from delayed_queue.db.resilience import is_in_transaction, is_unavailable, never, sqlstate_of
@@ -24,7 +25,7 @@ from delayed_queue.durations import Duration, check_duration
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
 from delayed_queue.logs import log, log_poll
-from delayed_queue.messages import MILLISECOND, Batch, Envelope, check_delay, has_expired
+from delayed_queue.messages import MILLISECOND, Envelope, check_delay, has_expired
 from delayed_queue.queue.base import P, QueueBase, T, nothing
 from delayed_queue.queue.dealing import UNLIMITED
 from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk

@@ -7,20 +7,23 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from unittest.mock import ANY
 
 from asgiref.sync import async_to_sync
-from django.db import connections
+from django.db import connections, transaction
 from psycopg.pq import TransactionStatus
 
+from delayed_queue.batch import CalledBatch
+from delayed_queue.conf import get_settings
 from delayed_queue.db.sql import Step
 from delayed_queue.db.statements import fetch, run
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.facade import DelayedQueue
-from delayed_queue.handlers import Reject, Snooze, Treatment, Verdict, judge, registry
+from delayed_queue.handlers import Handler, Reject, Snooze, Treatment, Verdict, judge, registry
 from delayed_queue.messages import (
     MILLISECOND,
     Envelope,
@@ -37,6 +40,7 @@ from delayed_queue.queue.store.settle import (
     release_step,
 )
 from delayed_queue.retries import RetryPolicy
+from delayed_queue.splits import Split
 from delayed_queue.testing.queues import InMemoryQueue
 from delayed_queue.testing.stores import Letter
 
@@ -62,28 +66,55 @@ class Drained:
 
 
 def drain(
-    queue: DelayedQueue, handler: Callable[[Envelope], Any] | None = None, *, limit: int = 1000
+    queue: DelayedQueue, handler: Callable[[Any], Any] | None = None, *, limit: int = 1000
 ) -> Drained:
     """Deliver due messages to the handler until none is left; return the outcomes.
 
     The default is the handler registered for the queue's name, with its own retry policy. An error
-    of the handler is settled as by a worker, and is in ``errors``. ``limit`` ends the loop for
+    of the handler is settled as by a worker, and is in ``errors``. A handler with ``many=True``
+    receives batches. ``limit`` ends the loop for
     messages that are due again at once.
     """
     if type(limit) is not int or limit < 1:
         raise InvalidConfiguration(f"limit must be ≥ 1, not {limit!r}.")
-    function, policy, treatment = _chosen(queue, handler)
     ends: Counter[str] = Counter()
     errors: list[Exception] = []
-    while ends.total() < limit and (envelope := queue.try_poll()) is not None:
-        if treatment is None:
-            end, error = _deliver(queue, envelope, function, policy)
-        else:
-            end, error = deliver_treated(envelope, function, treatment, policy, queue.using)
-        ends[end] += 1
-        if end == "failed" and isinstance(error, Exception):
-            errors.append(error)
+    deliver = _delivery(queue, handler)
+    while ends.total() < limit and (found := deliver(limit - ends.total())):
+        for end, error in found:
+            ends[end] += 1
+            if end == "failed" and isinstance(error, Exception):
+                errors.append(error)
     return Drained(**ends, errors=tuple(errors))
+
+
+# How a delivery ended, and the error of the handler.
+_End = tuple[str, BaseException | None]
+
+
+def _delivery(
+    queue: DelayedQueue, function: Callable[[Any], Any] | None
+) -> Callable[[int], list[_End]]:
+    """Return what delivers the next messages, at most N: a batch if the handler receives such."""
+    found = registry.by_queue.get(queue.name)
+    if found is not None and found.many and function in (None, found.function):
+        return partial(_deliver_batch, queue, found)
+    return partial(_deliver_next, queue, *_chosen(queue, function))
+
+
+def _deliver_next(
+    queue: DelayedQueue,
+    function: Callable[[Envelope], Any],
+    policy: RetryPolicy,
+    treatment: Treatment | None,
+    limit: int,
+) -> list[_End]:
+    envelope = queue.try_poll()
+    if envelope is None:
+        return []
+    if treatment is not None:
+        return [deliver_treated(envelope, function, treatment, policy, queue.using)]
+    return [_settle(queue, envelope, _error_of(function, envelope, queue.using), policy)]
 
 
 def _chosen(
@@ -95,13 +126,37 @@ def _chosen(
     return registered.function, registered.retry or queue.retry_policy, registered.treatment
 
 
-def _deliver(
-    queue: DelayedQueue,
-    envelope: Envelope,
-    function: Callable[[Envelope], Any],
-    policy: RetryPolicy,
-) -> tuple[str, BaseException | None]:
-    error = _error_of(function, envelope, queue.using)
+def _deliver_batch(queue: DelayedQueue, handler: Handler, limit: int) -> list[_End]:
+    """Deliver a batch, split it while calls fail, and settle its messages; return the outcomes."""
+    size = min(limit, handler.batch_size or get_settings().BATCH_SIZE)
+    envelopes = queue.try_poll_many(size).envelopes
+    alone = [n for n, each in enumerate(envelopes) if handler.split and each.attempt > 1]
+    split = Split(len(envelopes), alone)
+    ends: list[_End] = []
+    while (part := split.next_part()) is not None:
+        members = envelopes[part.start : part.stop]
+        batch = CalledBatch.of(members, replace(members[0]))
+        error = _error_of(_undone(queue, handler), batch, queue.using)
+        is_split = error is not None and handler.split and not isinstance(error, Snooze)
+        if is_split and not split.failed(part):
+            continue
+        policy = handler.retry or queue.retry_policy
+        for each in members:
+            outcome = batch.outcomes.get(each) if error is None else error
+            ends.append(_settle(queue, each, outcome, policy))
+    return ends
+
+
+def _undone(queue: DelayedQueue, handler: Handler) -> Callable[[Any], Any]:
+    """Return the function; a failed call of a transactional one leaves no effects."""
+    if not handler.transactional or isinstance(queue, InMemoryQueue):
+        return handler.function
+    return transaction.atomic(using=queue.using)(handler.function)
+
+
+def _settle(
+    queue: DelayedQueue, envelope: Envelope, error: BaseException | None, policy: RetryPolicy
+) -> _End:
     settled = envelope.acknowledge() if error is None else queue.fail(envelope, error, policy)
     return _end(error) if settled else "lost", error
 
@@ -152,15 +207,15 @@ def _end(error: BaseException | None) -> str:
 
 
 def _error_of(
-    function: Callable[[Envelope], Any], envelope: Envelope, using: str
+    function: Callable[[Any], Any], argument: Envelope | CalledBatch, using: str
 ) -> BaseException | None:
     """Run the handler; return what it raised."""
     try:
         with undone_if_broken(using):
             if inspect.iscoroutinefunction(function):
-                async_to_sync(function)(envelope)
+                async_to_sync(function)(argument)
             else:
-                function(envelope)
+                function(argument)
     except KeyboardInterrupt:  # stops the test
         raise
     # A handler may raise anything, as in a worker.

@@ -54,6 +54,8 @@ class InFlight:
     message_id: int
     is_suspect: bool
     is_transactional: bool
+    # The first message of a batch, all of which are in flight.
+    is_batch: bool = False
 
 
 class Board:
@@ -94,6 +96,7 @@ class Board:
         self._words[_LEASES] = len(held)
 
     def take(self, slot: int, message_id: int) -> None:
+        """Record the message in flight, 0 for none; a negative id is the first one of a batch."""
         self._words[_FIRST_SLOT + 2 * slot] = message_id
 
     def mark(self, slot: int, *, is_suspect: bool, is_transactional: bool = False) -> None:
@@ -170,9 +173,8 @@ class Board:
         for place in range(_FIRST_SLOT, _FIRST_SLOT + 2 * self.slots, 2):
             message_id, flags = self._words[place], self._words[place + 1]
             if message_id:
-                found.append(
-                    InFlight(message_id, bool(flags & _SUSPECT), bool(flags & _TRANSACTIONAL))
-                )
+                is_suspect, in_transaction = bool(flags & _SUSPECT), bool(flags & _TRANSACTIONAL)
+                found.append(InFlight(abs(message_id), is_suspect, in_transaction, message_id < 0))
         return found
 
     def wipe(self) -> None:

@@ -111,7 +111,8 @@ SETTLEMENTS: Final = [
     *cases("GIVE_BACK", LEASES, lease_ids=["lease-1771"], begun=[1, 2], suspects=["lease-1771"],
            refund=1, mark="crashed", now=NOW + LEASE, n=100, max_rows=10, fixed=300),
     *cases("HELD", PRIMARY, ids=Each(1, 100, 1000), max_rows=8),
-    *cases("COUNT_CRASH", PRIMARY, ids=Each(1, 100), lease_id="crashed", count=1, now=NOW + LEASE),
+    *cases("COUNT_CRASH", PRIMARY, ids=Each(1, 100), lease_id="crashed", count=1,
+            stays=False, now=NOW + LEASE),
 ]  # fmt: skip
 
 _GROUPED: Final = "grouped|json"

@@ -27,6 +27,7 @@ from delayed_queue import (
     RetryPolicy,
     exceptions,
 )
+from delayed_queue.batch import Batch
 from delayed_queue.conf import QueueSettings, find_problems
 from delayed_queue.cron.keeper import CronKeeper, CronThread
 from delayed_queue.cron.rules import (
@@ -47,7 +48,7 @@ from delayed_queue.http.models import (
     Topic,
 )
 from delayed_queue.management.commands import installcron, runqueueworker
-from delayed_queue.messages import Batch, QueueStats, StoredMessage
+from delayed_queue.messages import QueueStats, StoredMessage
 from delayed_queue.models import BulkRun, DeadLetter, Limit, Message, Sample, ScheduleRun, Worker
 from delayed_queue.models import Schedule as StoredSchedule
 from delayed_queue.notifications.conf import CONSOLES, NotificationSettings

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from delayed_queue import Envelope
 from delayed_queue.codecs import codec_named, kind_of
 from delayed_queue.handlers import Handler, Registry
 from delayed_queue.worker.engine.worker import Worker
@@ -17,12 +16,12 @@ from delayed_queue.worker.options import WorkerOptions
 SOON = timedelta(milliseconds=100)
 
 
-def handler_of(name: str, function: Callable[[Envelope], Any], **options: Any) -> Handler:
+def handler_of(name: str, function: Callable[[Any], Any], **options: Any) -> Handler:
     codec = codec_named("json")
     return Handler(name, function, codec, kind_of(name, codec), **options)
 
 
-def registry_of(**functions: Callable[[Envelope], Any]) -> Registry:
+def registry_of(**functions: Callable[[Any], Any]) -> Registry:
     return registry_with(*(handler_of(name, each) for name, each in functions.items()))
 
 

@@ -10,6 +10,7 @@ from django.contrib.auth.models import Group
 from django.db import IntegrityError, connection
 
 from delayed_queue import (
+    Batch,
     DelayedQueue,
     Envelope,
     Reject,
@@ -182,3 +183,33 @@ class TestInsideATransaction:
         drained = drain(queue, lambda envelope: Group.objects.create(name="taken"))
         assert [type(error) for error in drained.errors] == [IntegrityError]
         assert queue.read("a") is not None
+
+
+def test_delivers_batches_to_a_handler_of_many(queue: DelayedQueue, manual_clock: ManualClock):
+    """B1 to B3: as a worker does, on PostgreSQL and in memory."""
+    calls: list[list[str]] = []
+
+    def store(batch: Batch) -> None:
+        calls.append([each.key for each in batch])
+        if "poison" in calls[-1]:
+            raise ValueError("poison")
+        if batch[0].key == "a":
+            batch.snooze(batch[0], MINUTE)
+            batch.reject(batch[1], "useless")
+
+    handler(queue.name, many=True, batch_size=4, retry=RetryPolicy.ladder("1m"))(store)
+    try:
+        queue.offer_batch([ScheduledMessage(key, 1) for key in ("a", "b", "poison", "c", "d")])
+        drained = drain(queue)
+        assert calls == [
+            ["a", "b", "poison", "c"], ["a", "b"], ["poison", "c"], ["poison"], ["c"], ["d"],
+        ]  # fmt: skip
+        assert (drained.handled, drained.snoozed, drained.rejected, drained.failed) == (2, 1, 1, 1)
+        assert [str(each) for each in drained.errors] == ["poison"]
+        assert_dead(queue, "b", reason="useless")
+        manual_clock.advance(MINUTE)
+        assert drain(queue, store).delivered == 2
+        assert sorted(calls[6:]) == [["a"], ["poison"]]
+        assert_dead(queue, "poison", reason="attempts exhausted")
+    finally:
+        registry.remove(queue.name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from delayed_queue import DelayedQueue
+from delayed_queue import Batch, DelayedQueue, Envelope, Groups
 from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, InvalidMessage
 from delayed_queue.handlers import (
@@ -206,3 +206,58 @@ def test_a_mode_of_claiming_that_does_not_exist_is_refused():
 def test_a_transactional_handler_cannot_claim_strictly():
     with pytest.raises(InvalidConfiguration, match="only one such transaction could be open"):
         handler("orders", transactional=True, claim="strict")(lambda envelope: None)
+
+
+class TestMany:
+    """B13: options of handlers that receive batches, refused by name."""
+
+    def refuse(self, text: str, function: Any = handle, **options: Any) -> None:
+        with pytest.raises(InvalidConfiguration, match=text):
+            handler("many-refused", **options)(function)
+        assert "many-refused" not in registry
+
+    def test_registers_with_its_options(self):
+        @handler("many", many=True, batch_size=500, linger="200ms", split=False)
+        async def store(batch: Batch) -> None:
+            """Do nothing."""
+
+        found = registry.get("many")
+        registry.remove("many")
+        assert (found.many, found.batch_size, found.split) == (True, 500, False)
+        assert found.linger == timedelta(milliseconds=200)
+
+    def test_refuses_options_of_batches_without_many(self):
+        self.refuse("linger is for .* add many=True", linger="1s")
+        self.refuse("split is for .* add many=True", split=False)
+
+    def test_refuses_bad_values(self):
+        self.refuse("many must be True or False, not 1", many=1)
+        self.refuse("split must be True or False, not None", many=True, split=None)
+        self.refuse("batch_size must be at most 10,000", many=True, batch_size=10_001)
+        self.refuse("linger", many=True, linger=timedelta(0))
+        self.refuse("linger must be at most a tenth", many=True, linger="2s", lease="19s")
+
+    def test_refuses_an_annotation_of_one_message_on_many_and_the_reverse(self):
+        def of_one(envelope: Envelope) -> None:
+            """Do nothing."""
+
+        def of_many(batch: Batch) -> None:
+            """Do nothing."""
+
+        def of_list(envelopes: list[Envelope]) -> None:
+            """Do nothing."""
+
+        self.refuse("of_one is annotated to receive Envelope.* receives a Batch", of_one, many=True)
+        for each in (of_many, of_list):
+            self.refuse("without many=True receives one Envelope", each)
+        of_many.__annotations__["batch"] = Batch
+        self.refuse("without many=True receives one Envelope", of_many)
+        self.refuse("called with one argument, the batch", lambda: None, many=True)
+
+    def test_keeps_the_refusals_of_transactional_handlers(self):
+        self.refuse("is async", handle_async, many=True, transactional=True)
+        for more in ({"lease": "1m"}, {"timeout": "1m"}):
+            self.refuse("no lease and no timeout", many=True, transactional=True, **more)
+        self.refuse(
+            "limits count leases", many=True, transactional=True, groups=Groups(order="fifo")
+        )

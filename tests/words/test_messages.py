@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from delayed_queue.batch import Batch
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import (
     EPOCH,
@@ -18,7 +19,6 @@ from delayed_queue.messages import (
     MAX_MILLISECONDS,
     MILLISECOND,
     MIN_MILLISECONDS,
-    Batch,
     DeliveryType,
     Envelope,
     QueueStats,

@@ -12,10 +12,11 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Final
 
+from asgiref.sync import sync_to_async
 from django.db import connection
 from django.dispatch import receiver
 
-from delayed_queue import Envelope, Groups, Reject, RetryPolicy, Snooze, handler
+from delayed_queue import Batch, Envelope, Groups, Reject, RetryPolicy, Snooze, handler
 from delayed_queue.observe import signals
 from tests.workerapp.models import Effect
 
@@ -180,6 +181,32 @@ async def die_or_be_frail_in_the_loop(envelope: Envelope) -> None:
 
 
 NEVER = RetryPolicy.never()
+
+
+def die_of_one(batch: Batch) -> None:
+    for each in batch:
+        die_as_named(each)
+    Effect.objects.bulk_create(
+        Effect(queue=each.queue, key=each.key, attempt=each.attempt, pid=os.getpid())
+        for each in batch
+    )
+
+
+@handler("crowd", many=True, batch_size=1000, retry=NEVER)
+def die_of_one_in_a_thread(batch: Batch) -> None:
+    die_of_one(batch)
+
+
+@handler("crowd_awaited", many=True, batch_size=1000, retry=NEVER)
+async def die_of_one_in_the_loop(batch: Batch) -> None:
+    await sync_to_async(die_of_one)(batch)
+
+
+@handler("crowd_transacted", many=True, batch_size=1000, retry=NEVER, transactional=True)
+def die_of_one_in_a_transaction(batch: Batch) -> None:
+    die_of_one(batch)
+
+
 # The keys of the bystanders that this process has started; the killer waits for all of them.
 BEGUN: Final[set[str]] = set()
 BYSTANDERS: Final = frozenset(

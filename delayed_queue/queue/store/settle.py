@@ -114,6 +114,7 @@ RETURNING id
 
 # Mark messages that a dead process had begun in a transaction, which was rolled back. The delivery
 # counts as in GIVE_BACK. Messages that are not due are skipped: they were leased or updated since.
+# The first message of a batch keeps its due time (%(stays)s), so that the next batch is the same.
 # Reads: the primary key.
 COUNT_CRASH: Final[LiteralString] = f"""{CLOCK}
 UPDATE delayed_queue
@@ -125,7 +126,9 @@ SET attempts = {ATTEMPTS} + %(count)s::integer,
     "versionAt" = "createdAt",
     "lockUuid" = %(lease_id)s,
     "dueAt" = "scheduledAt",
-    "scheduledAt" = (SELECT now FROM clock)
+    "scheduledAt" = CASE
+        WHEN %(stays)s::boolean THEN "scheduledAt" ELSE (SELECT now FROM clock)
+    END
 WHERE id = ANY (%(ids)b::bigint[])
     AND COALESCE("scheduledAt" <= (SELECT now FROM clock), false)
 RETURNING id
@@ -351,13 +354,14 @@ class SettleStore:
         begun: Sequence[int],
         *,
         counts: bool,
+        stays: bool = False,
         error: str = "",
         using: str = db.DEFAULT_ALIAS,
     ) -> int:
         """Mark messages that a crash rolled back; count the delivery if ``counts``."""
         params = {
             "lease_id": mark, "ids": list(begun), "count": 1 if counts else 0, "error": error,
-            "now": None,
+            "stays": stays, "now": None,
         }  # fmt: skip
         return db.execute(using, COUNT_CRASH, params)
 

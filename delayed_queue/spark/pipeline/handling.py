@@ -17,12 +17,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from delayed_queue.batch import Batch
 from delayed_queue.codecs import Codec, codec_named, decode
 from delayed_queue.db.sql import first_row, rows_of
 from delayed_queue.durations import Duration, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
-from delayed_queue.messages import MILLISECOND, Batch, Envelope
+from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.settle import (

@@ -55,6 +55,8 @@ class Claim:
     call: Callable[[Envelope], Any] = field(init=False)
     is_async: bool = field(init=False)
     timeout: float | None = field(init=False)
+    # The payload of messages that are handled in one call; None if each is handled by itself.
+    payload_bytes: int | None = field(init=False, default=None)
     # The times of its messages, if they are ticks of schedules.
     ticks: TickTimes | None = field(init=False, default=None)
     lease_seconds: float = field(init=False)
@@ -91,9 +93,10 @@ class Claim:
             self.done.append(envelope.message_id)
         return True
 
-    def leave(self, envelope: Envelope) -> None:
-        """Release a message that was not started, if the lease still holds it."""
+    def leave(self, envelope: Envelope) -> int:
+        """Release a message that was not started, if the lease still holds it; return how many."""
         self.failures.append((envelope, NotBegun()))
+        return 1
 
     def fail(self, envelope: Envelope, error: BaseException) -> None:
         """Record an error; a handler that could not connect is retried without counting."""

@@ -91,6 +91,8 @@ class Consumer:
     limit: int
     # Called on the event loop, if messages of the queue differ.
     acall: Callable[[Envelope], Any]
+    # Called with a batch; ``call`` passes it a batch of one message.
+    call_many: Any = None
     is_dynamic: bool = False
     is_async: bool = field(init=False)
     tally: Tally = field(init=False)

@@ -13,6 +13,8 @@ from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.logs import log
 from delayed_queue.messages import Envelope
 from delayed_queue.worker.board import Board
+from delayed_queue.worker.engine.batch_runs import BatchRun
+from delayed_queue.worker.engine.calls import Calls
 from delayed_queue.worker.engine.claims import Claim
 from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.eventloop import EventLoop
@@ -45,6 +47,7 @@ class Dispatcher:
         self._is_started = False
         self.executor = Executor(options.concurrency, wake_channel, board)
         self.pools: list[Pool] = [self.executor]
+        self.calls = Calls(lambda call: self.pool_of(call).submit(call, [call.envelope]))
         self._loop: EventLoop | None = None
         if any(each.is_async or each.handler.treatment for each in turns.fixed):
             self._open_loop()
@@ -153,18 +156,26 @@ class Dispatcher:
     def _load(self) -> Counter[Pool | Consumer]:
         """Return the number of messages in flight, by pool and by dynamic queue."""
         found: Counter[Pool | Consumer] = Counter({self.executor: len(self._runs)})
+        for call in self.calls:
+            found[self.pool_of(call)] += 1
         for claim in self._keeper.claims():
+            if claim.payload_bytes is not None:  # in a call
+                continue
             found[self.pool_of(claim)] += claim.unhandled
             if claim.consumer.is_dynamic:
                 found[claim.consumer] += claim.unhandled
         for plan in self._plans:
-            found[self.pool_of(plan.consumer)] += plan.poll.limit
+            found[self.pool_of(plan.consumer)] += plan.load
             if plan.consumer.is_dynamic:
                 found[plan.consumer] += plan.poll.limit
         return found
 
     def _room(self, consumer: Consumer, load: Counter[Pool | Consumer]) -> int:
         pool = self.pool_of(consumer)
+        if consumer.handler.many:
+            # One more call than the pool can start, if it will soon be able to.
+            is_free = pool.room(2, load[pool], consumer.ahead_share) > 0
+            return min(self.calls.room(consumer), self.room_left) if is_free else 0
         if consumer.is_dynamic:
             room = pool.share(consumer.limit, load[pool], load[consumer])
         else:
@@ -183,7 +194,7 @@ class Dispatcher:
         load = self._load()
         return min(
             (
-                consumer.schedule.next_at
+                max(consumer.schedule.next_at, self.calls.begins_at(consumer))
                 for consumer in self._turns.all
                 if consumer.schedule.next_at != IDLE and self._may_poll(consumer, load)
             ),
@@ -213,6 +224,8 @@ class Dispatcher:
         ready = claim.take_unspent()
         if self._alone_until:
             self._leave((claim, each) for each in ready)
+        elif claim.payload_bytes is not None and ready:
+            self.calls.add(claim, ready)
         else:
             self.pool_of(claim).submit(claim, ready)
 
@@ -230,8 +243,7 @@ class Dispatcher:
             if claim.is_suspect:  # after a release it would not be known as a suspect
                 self.pool_of(claim).submit(claim, [envelope])
             else:
-                claim.leave(envelope)
-                self.claimed -= 1
+                self.claimed -= claim.leave(envelope)
 
     # Suspects: messages that may have killed a process
 
@@ -246,6 +258,7 @@ class Dispatcher:
                 self._start_suspect()
         elif not self._alone_until:
             self._alone_until = time.monotonic() + self._board.alone_seconds
+            self.calls.leave_gathered()
             for pool in self.pools:
                 self._leave(pool.take_back())
 
@@ -280,13 +293,18 @@ class Dispatcher:
     # Transactional consumers
 
     def _start_runs(self, consumer: Consumer) -> None:
+        if self.calls.lingers(consumer):
+            return
         while self._wants_run(consumer) and self.room_left:
-            limit = min(consumer.limit, consumer.transactions.batch_size, self.room_left)
+            limit = min(consumer.limit, self.room_left)
+            if not consumer.handler.many:
+                limit = min(limit, consumer.transactions.batch_size)
             self._start_run(consumer, consumer.schedule.begin(limit))
             self._turns.record(consumer)
 
     def _start_run(self, consumer: Consumer, poll: Poll, *, is_alone: bool = False) -> None:
-        run = TransactionalRun(
+        make = BatchRun if consumer.handler.many else TransactionalRun
+        run = make(
             consumer, poll, self.runs_ended, self._wake_channel, self._board,
             worker=self._options.worker_id, goes_on=self._options.max_messages is None,
             is_alone=is_alone,
@@ -315,15 +333,20 @@ class Dispatcher:
         else:
             consumer.end_poll(run.poll, run.result)
 
+    def end_calls(self) -> None:
+        """Settle the calls of batch handlers that have ended, or start their halves."""
+        self.calls.tend(is_alone=bool(self._alone_until))
+
     def cancel(self, envelopes: list[Envelope]) -> None:
         """Cancel the coroutines that handle these messages."""
         if self._loop is not None and envelopes:
-            self._loop.cancel(envelopes)
+            self._loop.cancel([*envelopes, *self.calls.cancel()])
 
     # Stopping
 
     def take_back(self) -> list[Work]:
         """Remove and return what was not started."""
+        self.calls.stop()
         taken = [*self._suspects]
         self._suspects.clear()
         for pool in self.pools:

@@ -94,6 +94,12 @@ class ClaimLoop:
             self.keeper.claims() or self.dispatcher.has_runs or self._under_way or self._unanswered
         )
 
+    @property
+    def has_results(self) -> bool:
+        """True if something was handled that is not settled."""
+        calls = self.dispatcher.calls
+        return calls.has_ended or any(each.has_unwritten for each in self.keeper.claims())
+
     def tick(self) -> bool:
         """Settle what was handled, claim, and start what was leased: one round trip.
 
@@ -101,6 +107,7 @@ class ClaimLoop:
         """
         self._board.turn()
         self._end_runs()
+        self.dispatcher.end_calls()
         if not self.stop.is_set():
             self._declare_groups()
             self.dispatcher.tend()
@@ -147,7 +154,7 @@ class ClaimLoop:
         claims = self.keeper.claims()
         if self.dispatcher.runs_ended:
             return 0
-        if any(claim.has_unwritten for claim in claims):
+        if self.has_results:
             return GATHER_SECONDS if self.is_gathering() else 0
         if self.dispatcher.executor.rouse_if_stalled():
             return GATHER_SECONDS
@@ -156,6 +163,7 @@ class ClaimLoop:
             *(min(each / 4, 1.0) for each in timeouts if each is not None),
             *(pool.nap() for pool in self.dispatcher.pools),
             self._deferral.nap(),
+            self.dispatcher.calls.nap(),
             self.dispatcher.next_poll_at() - now,
             self.turns.dynamic.next_at - now,
         )
@@ -204,7 +212,9 @@ class ClaimLoop:
         held = [each.lease_id for each in plans]
         suspects = [each.retaken_id for each in plans]
         for claim in self.keeper.claims():
-            (suspects if claim.is_suspect else held).append(claim.lease_id)
+            # A batch that dies with its process is called one by one, like suspects.
+            is_suspect = claim.is_suspect or claim.payload_bytes is not None
+            (suspects if is_suspect else held).append(claim.lease_id)
         # Once each: suspects of one lease are a claim each, and the board's room is limited.
         self._board.hold(list(dict.fromkeys(held)), list(dict.fromkeys(suspects)))
 

@@ -21,6 +21,7 @@ from delayed_queue.queue.store.claim import (
     most_urgent_first,
 )
 from delayed_queue.queue.store.limits import RulesRow
+from delayed_queue.worker.engine.calls import apart
 from delayed_queue.worker.engine.claims import Claim
 from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.scanning import PollResult
@@ -47,6 +48,8 @@ class ClaimPlan:
         self._walk = consumer.walk
         self.poll = consumer.begin_poll(limit)
         self.lease_id, self.retaken_id = new_lease_id(holder), new_lease_id(holder)
+        # The work that its messages will be for a pool: one call, or one for each message.
+        self.load = 1 if consumer.handler.many else self.poll.limit
         self.steps = consumer.claim_steps(self.poll, self.lease_id, self.retaken_id)
 
     def finish(self, replies: Mapping[object, list[Row]]) -> Sequence[LeasedRow]:
@@ -81,7 +84,10 @@ class ClaimPlan:
             for each in suspects
         ]  # fmt: skip
         parts = (part for claim in claims for part in claim.by_manner())
-        return [each for part in parts for each in part.by_tick()]
+        found = [each for part in parts for each in part.by_tick()]
+        if not consumer.handler.many:
+            return found
+        return [each for part in found for each in apart(part, rows)]
 
     def _end_poll(
         self,

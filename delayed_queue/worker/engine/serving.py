@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
+from delayed_queue.batch import one_by_one
 from delayed_queue.conf import get_settings
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.facade import DelayedQueue
-from delayed_queue.handlers import Handler, Registry, Source
+from delayed_queue.handlers import Handler, Registry, Source, check_linger
 from delayed_queue.instruments import awrap, wrap
 from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, to_milliseconds
@@ -59,9 +60,21 @@ def consumer_of(handler: Handler, options: WorkerOptions, *, is_dynamic: bool = 
         retry_policy=handler.retry,
         claim=handler.claim,
     )
+    if handler.many:
+        return _batch_consumer_of(handler, queue, options)
     limit = min(options.batch_size, handler.batch_size or options.batch_size)
     call, acall = wrap(handler), awrap(handler)
-    return Consumer(handler, queue, queue.retry_policy, call, limit, acall, is_dynamic)
+    return Consumer(
+        handler, queue, queue.retry_policy, call, limit, acall, is_dynamic=is_dynamic
+    )  # fmt: skip
+
+
+def _batch_consumer_of(handler: Handler, queue: DelayedQueue, options: WorkerOptions) -> Consumer:
+    check_linger(handler.linger, queue.lease_duration)
+    call_many = wrap(handler)
+    call = one_by_one(call_many, is_async=handler.is_async)
+    limit = handler.batch_size or options.batch_size
+    return Consumer(handler, queue, queue.retry_policy, call, limit, call, call_many)
 
 
 def declare_groups(consumer: Consumer) -> None:

@@ -38,11 +38,11 @@ from delayed_queue.worker.engine.ticks import TickTimes
 GO_ON_SECONDS: Final = 0.05
 
 
-class _BatchFailed(Exception):
+class BatchFailed(Exception):
     """A message failed: undo the batch, and take its messages one by one."""
 
 
-class _SuspectsFound(Exception):
+class SuspectsFound(Exception):
     """Messages may have killed a process: undo the batch, and take its messages alone."""
 
 
@@ -110,6 +110,7 @@ class TransactionalRun(Run):
         self._wake_channel = wake_channel
         self._board = board
         self._worker = worker
+        self._function = consumer.call
         self._ticks = TickTimes(consumer.call, is_async=False)
         self._goes_on = goes_on
         self._slot = 0
@@ -187,37 +188,41 @@ class TransactionalRun(Run):
                 return
 
     def _take(self) -> None:
-        before = len(self.done)
+        before, last = len(self.done), self._scan.last
         try:
             if self.is_alone:
                 self._take_one_by_one(self.poll.limit)
                 self._scan.found = len(self.done) + len(self.failures)
             else:
-                through_conflicts(partial(self._take_batch, before, self._scan.last))
-        except _SuspectsFound:
+                through_conflicts(partial(self._take_batch, before, last, self.poll.limit))
+        except SuspectsFound:
             self.suspects, self._scan.found = self._scan.found, 0
-        except (_BatchFailed, Error) as error:
+        except (BatchFailed, Error) as error:
             if is_unavailable(error) and not (self._scan.found and is_conflict(error)):
                 raise
             del self.done[before:]
             # Without a number, the statement that takes them was refused because of one of them.
-            self._take_one_by_one(self._scan.found or self.poll.limit)
+            self._take_apart(self._scan.found or self.poll.limit, last, error)
         self.total += self._scan.found
+
+    def _take_apart(self, count: int, last: tuple[int, int] | None, error: Exception) -> None:
+        """Take the messages of a batch that failed, which began after ``last``."""
+        self._take_one_by_one(count)
 
     def _take_one_by_one(self, count: int) -> None:
         for _ in range(count):
             if not self._take_one():
                 return
 
-    def _take_batch(self, before: int, last: tuple[int, int] | None) -> None:
+    def _take_batch(self, before: int, last: tuple[int, int] | None, limit: int) -> None:
         # Messages of an earlier try are available again.
         del self.done[before:]
         self._scan.found, self._scan.last = 0, last
-        queue, poll, began_at = self.consumer.queue, self.poll, time.monotonic()
+        queue, began_at = self.consumer.queue, time.monotonic()
         try:
             with transaction.atomic(using=queue.using, durable=True):
                 rows = Message.objects.take(
-                    queue.kind, poll.limit, floor=self._position, using=queue.using
+                    queue.kind, limit, floor=self._position, using=queue.using
                 )
                 self._scan.found = len(rows)
                 if self._scan.seconds is None:
@@ -226,13 +231,13 @@ class TransactionalRun(Run):
                     self._check_suspects(rows)
                     self._scan.last = rows[-1].due_at, rows[-1].id
                     self._handle_all(rows, began_at)
-        except _SuspectsFound:
+        except SuspectsFound:
             raise
         # Also an error of the commit: a deferred constraint, for example.
         except Exception as error:
             if not self._scan.found or is_conflict(error):
                 raise
-            raise _BatchFailed from error
+            raise BatchFailed from error
 
     @property
     def _position(self) -> tuple[int, int]:
@@ -241,7 +246,7 @@ class TransactionalRun(Run):
 
     def _check_suspects(self, rows: list[ConsumedRow]) -> None:
         if self._board.alone_seconds and any(row.is_retaken for row in rows):
-            raise _SuspectsFound
+            raise SuspectsFound
 
     def _handle_all(self, rows: list[ConsumedRow], began_at: float) -> None:
         for row in rows:
@@ -256,9 +261,9 @@ class TransactionalRun(Run):
         try:
             envelope = self.consumer.queue._envelope_of(row, "")
         except PayloadNotDecodable as error:
-            raise _BatchFailed from error
+            raise BatchFailed from error
         if envelope.attempt > self.consumer.policy.max_attempts:
-            raise _BatchFailed
+            raise BatchFailed
         return envelope
 
     def _call(self, envelope: Envelope) -> None:
@@ -269,7 +274,7 @@ class TransactionalRun(Run):
                 self._ticks.call(envelope)
                 self.record_runs([envelope], DONE)
             else:
-                self.consumer.call(envelope)
+                self._function(envelope)
         except Exception:
             raise
         # A SystemExit is a failure, too, and does not end the worker.

@@ -298,6 +298,6 @@ class Worker:
                 if not self._loop.has_work or left <= 0:
                     return
                 with self.dispatcher.sleeping():
-                    if not any(claim.has_unwritten for claim in self._keeper.claims()):
+                    if not self._loop.has_results:
                         listener.wait(min(left, 1.0), self._loop.wake_channel)
                     self._loop.wake_channel.clear()

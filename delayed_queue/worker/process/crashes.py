@@ -57,7 +57,7 @@ class CrashReport:
             tuple(dict.fromkeys(board.held())),
             in_flight,
             tuple(board.held_suspects()),
-            is_known=len(in_flight) == 1 and not board.strays,
+            is_known=len(in_flight) == 1 and not in_flight[0].is_batch and not board.strays,
             holder=board.holder,
             cause=cause,
         )
@@ -123,7 +123,14 @@ def _give_back(report: CrashReport, error: str, using: str) -> None:
             using=using,
         )
     if taken := report.begun(transactional=True):
-        messages.count_crash(mark, taken, counts=report.is_known, error=error, using=using)
+        messages.count_crash(
+            mark,
+            taken,
+            counts=report.is_known,
+            stays=any(each.is_batch for each in report.in_flight),
+            error=error,
+            using=using,
+        )
 
 
 def _names_of(report: CrashReport, using: str) -> dict[int, MessageName]:

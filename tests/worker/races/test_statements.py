@@ -46,7 +46,8 @@ def giving_back_begun(lease_id: str, message_id: int) -> Step:
 
 def counting_crash(lease_id: str, message_id: int) -> Step:
     params = {
-        "lease_id": "crashed", "ids": [message_id], "count": 1, "error": "signal 9", "now": None
+        "lease_id": "crashed", "ids": [message_id], "count": 1, "stays": False, "error": "signal 9",
+        "now": None,
     }  # fmt: skip
     return COUNT_CRASH, params
 

@@ -1,0 +1,31 @@
+"""Batches that kill their process: no innocent message dies with one (B4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.models import DeadLetter
+from tests.support.ledger import effects, is_drained
+from tests.support.processes import wait_until
+from tests.support.programs import working
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+
+
+@pytest.mark.parametrize("queue", ["crowd", "crowd_awaited", "crowd_transacted"])
+def test_a_batch_that_kills_its_process_is_handled_one_by_one(queue: str) -> None:
+    """B4: only the message that died alone is dead, though the policy allows one attempt."""
+    keys = [f"k{number:03}" for number in range(200)]
+    poison = {"k077": "out of memory", "k150": "exit"}
+    DelayedQueue(queue).offer_batch([ScheduledMessage(key, poison.get(key)) for key in keys])
+    with working("--queue", queue, "--lease", "60", "--concurrency", "2") as worker:
+        wait_until(is_drained, 60)
+        assert worker.stop() == 0
+    letters = {letter.key: letter for letter in DeadLetter.objects.all()}
+    assert letters.keys() == poison.keys()
+    assert {each.reason[:7] for each in letters.values()} == {"crashed"}
+    assert "nothing else was in flight" in (letters["k077"].last_error or "")
+    assert set(effects()) == set(keys) - poison.keys()
+    if queue == "crowd_transacted":
+        assert set(effects().values()) == {1}
