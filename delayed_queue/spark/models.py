@@ -59,6 +59,7 @@ class OfferStage(models.Model):
     # Null where the job has one for all its rows.
     kind = models.TextField(null=True, blank=True, db_collation="C")
     grouped = models.TextField(null=True, blank=True, db_collation="C")
+    expires_at = EpochMillisecondField(db_column="expiresAt", null=True, blank=True)  # type: ignore[misc]
     recorded_at = EpochMillisecondField(db_column="recordedAt")
 
     class Meta:

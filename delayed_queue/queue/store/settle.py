@@ -191,7 +191,7 @@ FROM dead_lettered
 # Members of a lease as they are now, as LeasedRow, in the order of their due times. The kind is
 # compared as an expression, so that the planner does not read its index.
 # Reads: the primary key or delayed_queue__LockUuidPlusIdIndex.
-LEASED_MEMBERS: Final[LiteralString] = """
+LEASED_MEMBERS: Final[LiteralString] = f"""{CLOCK}
 SELECT
     id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
     attempts, headers::text, NULL::bigint, false, "group"
@@ -199,6 +199,7 @@ FROM delayed_queue
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = %(lease_id)s
     AND "pKind" || '' = %(kind)s
+    AND ({EXPIRES_AT} > (SELECT now FROM clock)) IS NOT FALSE
 ORDER BY COALESCE("dueAt", "scheduledAt"), id
 """
 

@@ -69,6 +69,10 @@ class Migration(migrations.Migration):
                 ("headers", models.JSONField(blank=True, null=True)),
                 ("kind", models.TextField(blank=True, db_collation="C", null=True)),
                 ("grouped", models.TextField(blank=True, db_collation="C", null=True)),
+                (
+                    "expires_at",
+                    EpochMillisecondField(db_column="expiresAt", null=True, blank=True),  # type: ignore[misc]
+                ),
                 ("recorded_at", EpochMillisecondField(db_column="recordedAt")),
             ],
             options={

@@ -204,7 +204,8 @@ def _sink(frame: DataFrame, options: DrainOptions) -> Any:
         handling = HandledPartition(options.handling, options.kind)
         return frame.mapInArrow(handling, "id bigint").writeStream.format("noop")
     # Files have the kind in the name of their directory.
-    left_out = {"lock_uuid", "state", "id"} | ({"kind"} if options.writes_files else set())
+    left_out = {"lock_uuid", "state", "id", "expires_at"}
+    left_out |= {"kind"} if options.writes_files else set()
     columns = [f"`{each}`" for each in frame.columns if each not in left_out]
     if options.kind.endswith(TEXT_CODECS):
         columns[columns.index("`payload`")] = "CAST(payload AS STRING) AS payload"

@@ -247,7 +247,7 @@ class Settler:
 
     def _handle_batch(self, lease_id: str, ids: list[int]) -> None:
         """Handle those that are still under the lease; done ones are deleted at its end."""
-        params = {"ids": ids, "lease_id": lease_id, "kind": self._kind}
+        params = {"ids": ids, "lease_id": lease_id, "kind": self._kind, "now": None}
         # Read now, not by Spark: a repeated partition must not handle what it settled before.
         rows = rows_of(LeasedRow, fetch(self._connection, LEASED_MEMBERS, params))
         taken = [(row, self._taken(row, lease_id)) for row in rows]

@@ -34,8 +34,8 @@ from delayed_queue.spark.source.rules import (
     BOTH_TIMES,
     NO_PAYLOAD,
     Refusals,
+    instants,
     plain,
-    schedules,
     text_column,
     values_of,
 )
@@ -200,7 +200,7 @@ class Checker:
     def _schedules(self, values: _Values, found: Refusals) -> pa.Array:
         is_instant = isinstance(values, pa.Array) and pa.types.is_timestamp(values.type)
         if is_instant and values.type.tz is not None:
-            return schedules(values, found)
+            return instants(values, "schedule_at", found)
         return _each(found, "schedule_at", self._schedule, values, pa.int64())
 
     def _schedule(self, value: Any) -> int | None:

@@ -89,8 +89,8 @@ def encode_rows(columns: Columns) -> memoryview:
     """Return the rows between HEADER and END: per row the number of fields, then the fields.
 
     A field is the length of its value in four bytes, and the value in network byte order. NULL is
-    the length -1 without a value. Columns are texts, bytes (also for jsonb) and integers, which
-    must not be null. At least one column is not a scalar.
+    the length -1 without a value. Columns are texts, bytes (also for jsonb) and integers. At least
+    one column is not a scalar.
     """
     pieces = [pa.scalar(len(columns).to_bytes(2, "big"))]
     for column in columns.values():
@@ -108,7 +108,10 @@ def _field(column: Any) -> list[Any]:
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_integer(values.type):
         width = values.type.bit_width // 8
-        return [pa.scalar(width.to_bytes(4, "big")), _in_network_order(values, width)]
+        numbers = _in_network_order(values.fill_null(0), width)
+        if not values.null_count:
+            return [pa.scalar(width.to_bytes(4, "big")), numbers]
+        values = pc.if_else(values.is_valid(), numbers, None)
     values = values.cast(pa.binary())
     lengths = pc.fill_null(pc.binary_length(values), -1)
     return [_in_network_order(lengths, 4), pc.fill_null(values, b"")]
@@ -122,7 +125,6 @@ def _bytes(value: pa.Scalar) -> bytes:
 
 
 def _in_network_order(numbers: pa.Array, width: int) -> pa.Array:
-    # Raises for a null, which is not a number in numpy.
     swapped = numbers.to_numpy().astype(f">i{width}")
     fixed = pa.Array.from_buffers(pa.binary(width), len(numbers), [None, pa.py_buffer(swapped)])
     return fixed.cast(pa.binary())

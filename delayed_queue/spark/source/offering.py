@@ -74,6 +74,8 @@ def due_times(offers: pa.Table, now: int) -> pa.Array:
     due = one_array(pc.coalesce(offers["schedule_at"], delayed))
     if pc.any(is_out_of_range(due)).as_py():
         raise InvalidMessage(f"The column delay is refused: {OUT_OF_RANGE}")
+    if pc.any(pc.less_equal(offers["expires_at"], due)).as_py():
+        raise InvalidMessage("The column expires_at is refused: it is not after the due time.")
     return due
 
 
@@ -93,7 +95,8 @@ CREATE TEMPORARY TABLE IF NOT EXISTS delayed_queue_offered (
     due_at bigint,
     headers jsonb,
     kind text,
-    grouped text
+    grouped text,
+    expires_at bigint
 ) ON COMMIT DROP
 """
 
@@ -215,6 +218,8 @@ class PartitionOffers:
             columns["versionAt"] = columns["createdAt"]
         if staged["grouped"].null_count < staged.num_rows:
             columns["group"] = staged["grouped"]
+        if staged["expires_at"].null_count < staged.num_rows:
+            columns |= {"expiresAt": staged["expires_at"], "versionAt": columns["createdAt"]}
         return columns
 
     def _merge(self, connection: Connection, chunk: Chunk) -> None:
@@ -298,6 +303,7 @@ def staged_rows(offers: pa.Table, due: pa.Array) -> pa.Table:
             "headers": jsonb(offers["headers"]),
             "kind": offers["kind"],
             "grouped": offers["group"],
+            "expires_at": offers["expires_at"],
         }
     )
 

@@ -36,6 +36,7 @@ OFFERS: Final = pa.schema(
         ("headers", pa.string()),
         ("kind", pa.string()),  # null where the job has one kind for all rows
         ("group", pa.string()),
+        ("expires_at", pa.int64()),
     ]
 )
 NO_PAYLOAD: Final = "It has no payload."
@@ -107,7 +108,8 @@ def checked_offers(rows: pa.Table, codec: str, found: Refusals) -> pa.Table:
     makers: dict[str, Callable[[pa.Array], pa.Array]] = {
         "key": lambda keys: text_column(found, "key", check_key, keys, MAX_KEY_LENGTH),
         "payload": lambda column: _payloads(column, codec, found),
-        "schedule_at": lambda column: schedules(column, found),
+        "schedule_at": lambda column: instants(column, "schedule_at", found),
+        "expires_at": lambda column: instants(column, "expires_at", found),
         "delay": _delays,
         "headers": lambda column: header_column(found, _headers, column),
         "queue": lambda column: _kinds(found, "queue", column, suffix),
@@ -202,11 +204,11 @@ def _canonical(text: str | None) -> bytes:
         raise InvalidMessage("It is not JSON, which the codec json requires.") from None
 
 
-def schedules(column: pa.Array, found: Refusals) -> pa.Array:
+def instants(column: pa.Array, field: str, found: Refusals) -> pa.Array:
     """Return instants as milliseconds, floored."""
     # In UTC: an instant of the hour that clocks repeat cannot be floored in the session's zone.
     times = _floored(column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
-    found.where(is_out_of_range(times), "schedule_at", OUT_OF_RANGE)
+    found.where(is_out_of_range(times), field, OUT_OF_RANGE)
     return times
 
 

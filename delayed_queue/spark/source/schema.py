@@ -42,6 +42,7 @@ _READ: Final[Mapping[str, tuple[DataType, str]]] = {
     "headers": (StringType(), "string"),
     "due_at": (TimestampType(), "int64"),
     "group": (StringType(), "string"),
+    "expires_at": (TimestampType(), "int64"),
     "id": (LongType(), "int64"),
 }
 # The queue is derived from the kind.
@@ -54,6 +55,7 @@ _WRITTEN: Final[Mapping[str, tuple[type[DataType], ...]]] = {
     "delay": (DayTimeIntervalType, LongType, IntegerType),
     "headers": (StringType, MapType),
     "group": (StringType,),
+    "expires_at": (TimestampType,),
     "queue": (StringType,),
     "kind": (StringType,),
 }
@@ -145,7 +147,7 @@ WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 def cast_of(name: str, field: StructField) -> str:
     """Return the Spark expression that casts the column for an offer."""
     column, kind = field.name, field.dataType
-    if name == "schedule_at":
+    if name in ("schedule_at", "expires_at"):
         if isinstance(kind, WHOLE):
             return f"timestamp_millis({column})"
         return f"CAST({column} AS TIMESTAMP), which reads it in the session's time zone"

@@ -96,6 +96,7 @@ def _staged(
         "headers": jsonb(offers["headers"]),
         "kind": offers["kind"],
         "grouped": offers["group"],
+        "expiresAt": offers["expires_at"],
         "recordedAt": pa.scalar(job.now, pa.int64()),
     }
 

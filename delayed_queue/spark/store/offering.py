@@ -192,11 +192,11 @@ _MERGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt", "group"
+        "versionAt", "group", "expiresAt"
     )
     SELECT
         key, COALESCE(kind, %(kind)s::text), payload, due_at, due_at, %(now)s::bigint, headers,
-        %(now)s::bigint, grouped
+        %(now)s::bigint, grouped, expires_at
     FROM pg_temp.delayed_queue_offered
     WHERE turn = %(turn)s::integer
     ORDER BY key COLLATE "C", kind COLLATE "C"
@@ -239,20 +239,21 @@ _STAGE_SOURCE: Final[LiteralString] = """
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt", "group"
+        "versionAt", "group", "expiresAt"
     )
     SELECT
         id, key, COALESCE(kind, %(kind)s::text), payload, due_at, due_at, %(now)s::bigint, headers,
-        %(now)s::bigint, grouped
+        %(now)s::bigint, grouped, expires_at
     FROM (
         SELECT
-            nextval('delayed_queue_id_seq') AS id, key, kind, payload, due_at, headers, grouped
+            nextval('delayed_queue_id_seq') AS id, key, kind, payload, due_at, headers, grouped,
+            expires_at
         FROM (
-            SELECT key, kind, payload, due_at, headers, grouped
+            SELECT key, kind, payload, due_at, headers, grouped, expires_at
             FROM (
                 SELECT
                     "partition", "position", key, kind, payload, "dueAt" AS due_at, headers,
-                    grouped,
+                    grouped, "expiresAt" AS expires_at,
                     row_number() OVER (
                         PARTITION BY key, kind
                         ORDER BY "partition", "position"

@@ -6,7 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.claim import lease_due, select_due
-from delayed_queue.queue.store.fragments import ALL_TIMES, ATTEMPTS, HEADERS
+from delayed_queue.queue.store.fragments import ALL_TIMES, ATTEMPTS, EXPIRES_AT, HEADERS
 
 # Facts that a job needs at its start: the database's clock, the used and the maximum number of
 # connections of its role, and whether the tables exist.
@@ -81,7 +81,10 @@ SELECT
     + HEADERS
     + """)::text AS headers,
     "dueAt" AS due_at,
-    "group"::text AS "group"
+    "group"::text AS "group",
+    """
+    + EXPIRES_AT
+    + """ AS expires_at
 FROM delayed_queue"""
 )
 
@@ -96,8 +99,9 @@ WHERE id >= %(first)s::bigint
 """
 )
 
-# The leased messages of a kind within a range of ids; wrapped like READ_RANGE. It only reads, so a
-# repeated task gets the same rows. The kind is compared as an expression, here and below, so that
+# The leased messages of a kind within a range of ids that had not expired at "now"; wrapped like
+# READ_RANGE. "now" is the plan's, so a repeated task gets the same rows; acknowledging the lease
+# deletes the others, too. The kind is compared as an expression, here and below, so that
 # the planner uses the index of the lease, not that of the kind.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
 READ_LEASED: Final[LiteralString] = (
@@ -107,6 +111,9 @@ WHERE "lockUuid" = %(lease_id)s
     AND "pKind" || '' = %(kind)s
     AND id >= %(first)s::bigint
     AND id < %(last)s::bigint
+    AND ("""
+    + EXPIRES_AT
+    + """ > %(now)s::bigint) IS NOT FALSE
 """
 )
 

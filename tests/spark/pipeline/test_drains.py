@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import transaction
+from django.utils import timezone
 
 from delayed_queue import DelayedQueue, Groups, RetryPolicy, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
@@ -238,6 +239,8 @@ class TestDrain:
         other.execute("""UPDATE delayed_queue SET attempts = 1 WHERE "pKey" = 'often'""")
         retry = RetryPolicy.ladder("1h")
         handling = Handling(f"{TARGETS}:{name}", "orders", retry=retry, concurrency=3)
+        queue.offer_or_update("expired", 1)
+        Message.objects.filter(key="expired").update(expires_at=timezone.now())
 
         found = drain(spark, tmp_path, handling=handling, partitions=2)
 

@@ -244,6 +244,17 @@ class TestManyQueues:
         assert owned() == both | {("k", "c|json", "of c")}
         assert triple()[:2] == ((3, 0) if mode == "offer" else (3, 1))
 
+    @pytest.mark.parametrize("mode", ["offer", "upsert"])
+    def test_their_expiry_is_copied_and_merged(self, mode: str):
+        """Q37: the second offer of "b" has another expiry."""
+        early, late = (datetime(2100, 1, day, tzinfo=UTC) for day in (1, 2))
+        for end, keys in ((early, ["a", "b"]), (late, ["b", "c"])):
+            expiry = pa.array([end] * 2, pa.timestamp("us", "UTC"))
+            batch = rows(keys).append_column("expires_at", expiry)
+            offer(job(f"until {end:%d}", mode=mode), [batch])
+        found = dict(Message.objects.values_list("key", "expires_at"))
+        assert found == {"a": early, "b": late if mode == "upsert" else early, "c": late}
+
     def test_structs_lists_and_maps_are_json(self):
         at = datetime(2031, 1, 1, tzinfo=UTC)
         value = {"id": 7, "of": [{"at": at}], "by": {"a": 1}}

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.messages import to_milliseconds
+from delayed_queue.messages import from_milliseconds, to_milliseconds
 from delayed_queue.spark.database import bound
 from delayed_queue.spark.pipeline.columns import check_imported
 from delayed_queue.spark.pipeline.records import Rules
@@ -97,6 +97,14 @@ class TestChecks:
         far = offers(delay=pa.array([10**15], pa.int64()))
         with pytest.raises(InvalidMessage, match="column delay is refused: It leads outside"):
             due_times(far, NOW)
+
+    @pytest.mark.parametrize("later", [0, -1])
+    def test_an_expiry_must_be_after_the_due_time(self, later: int):
+        at = from_milliseconds(NOW + 1000)
+        expiry = pa.array([at + timedelta(milliseconds=later)], UTC_TIME)
+        made = offers(schedule_at=pa.array([at], UTC_TIME), expires_at=expiry)
+        with pytest.raises(InvalidMessage, match="column expires_at is refused: it is not after"):
+            due_times(made, NOW)
 
 
 class TestTimes:

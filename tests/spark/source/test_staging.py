@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
+from delayed_queue.models import Message
 from delayed_queue.spark.database import Link
 from delayed_queue.spark.models import OfferStage
 from delayed_queue.spark.source.offering import Job
@@ -46,6 +49,14 @@ class TestAtomic:
             (2, 0, 1),
             {("k", "a|json", "of a"), ("k", "b|json", "of b")},
         )
+
+    def test_rows_may_expire(self):
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        expiry = pa.array([at, None], pa.timestamp("us", "UTC"))
+        one = job(atomic="true")
+        batch = rows(["a", "b"]).append_column("expires_at", expiry)
+        self.merge(one, [stage_all(one, 0, iter([batch]))])
+        assert dict(Message.objects.values_list("key", "expires_at")) == {"a": at, "b": None}
 
     def test_rows_that_a_crash_took_are_missed(self, other: psycopg.Connection[Any]):
         one = job(atomic="true")

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connections
+from django.utils import timezone
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message
@@ -53,6 +54,16 @@ class TestDraining:
         assert sorted(in_lake(spark, lake)) == sorted(keys)
         assert Message.objects.count() == 0
         assert [each["numInputRows"] for each in query.recentProgress][:3] == [10, 10, 5]
+
+    def test_expired_messages_are_left_out_and_deleted(self, spark: Any, lake: str):
+        """Q37: the database's clock decides when the batch is planned."""
+        fill(4)
+        now = timezone.now()
+        Message.objects.filter(key="k0001").update(expires_at=now)
+        Message.objects.filter(key="k0002").update(expires_at=now + timedelta(hours=1))
+        drain(to_lake(stream(spark), lake), f"{lake}/checkpoint")
+        assert sorted(in_lake(spark, lake)) == ["k0000", "k0002", "k0003"]
+        assert Message.objects.count() == 0
 
     @pytest.mark.long
     def test_an_empty_queue_ends_at_once(self, spark: Any, lake: str):
