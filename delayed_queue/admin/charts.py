@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines or stacked bars over time, with gaps, marks and values on hover.
+"""Charts as inline SVG: lines over time, with gaps, marks and values on hover.
 
 Colours are classes of the style sheet, so that they follow the admin's theme. Words stand beside
 the drawing: inside it a phone would shrink them. A chart is as wide as its number of points and
@@ -46,28 +46,6 @@ def chart(lines: Sequence[Line], tips: Sequence[str], marks: SafeString, words: 
     return _svg(len(tips), "dq-chart", words, [*parts, _hovers(tips)])
 
 
-def stacked(bands: Sequence[Line], tips: Sequence[str], words: str) -> SafeString:
-    """Return a bar for each point, made of the bands; a point without a tip is unknown."""
-    columns = list(zip(*(each.values for each in bands), strict=True))
-    top = max((sum(each or 0 for each in column) for column in columns), default=0) or 1
-    parts = [
-        format_html('<path class="dq-band {}" d="{}"/>', band.css, " ".join(bars))
-        for number, band in enumerate(bands)
-        if (bars := list(_bars(columns, number, top)))
-    ]
-    parts = [_gaps(_known(tips)), *parts, _hovers(tips)]
-    return _svg(len(tips), "dq-chart", words, parts, beside=0.5)
-
-
-def _bars(columns: Sequence[Values], number: int, top: float) -> Iterator[str]:
-    """Yield the strokes of a band: a rectangle on those of the bands before it."""
-    for x, column in enumerate(columns):
-        low = sum(each or 0 for each in column[:number]) / top * _HEIGHT
-        height = (column[number] or 0) / top * _HEIGHT
-        if height:
-            yield f"M{x - 0.4:.1f} {_HEIGHT - low:.1f}v{-height:.1f}h.8v{height:.1f}z"
-
-
 def _known(tips: Sequence[str]) -> Values:
     return [1 if each else None for each in tips]
 
@@ -94,15 +72,11 @@ def largest(lines: Iterable[Line]) -> float | None:
     return max((each for line in lines for each in line.values if each is not None), default=None)
 
 
-def _svg(
-    points: int, css: str, words: str, parts: Iterable[SafeString], beside: float = 0
-) -> SafeString:
-    """Return the drawing; ``beside`` is the room left of the first point and right of the last."""
+def _svg(points: int, css: str, words: str, parts: Iterable[SafeString]) -> SafeString:
     return format_html(
-        '<svg class="{}" viewBox="{} -4 {} {}" preserveAspectRatio="none" role="img">'
+        '<svg class="{}" viewBox="0 -4 {} {}" preserveAspectRatio="none" role="img">'
         "<title>{}</title>{}</svg>",
-        css, f"{-beside or 0:g}", f"{max(points - 1, 1) + 2 * beside:g}", _HEIGHT + 8, words,
-        format_html_join("", "{}", zip(parts)),
+        css, max(points - 1, 1), _HEIGHT + 8, words, format_html_join("", "{}", zip(parts)),
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def _percentile(histogram: str, share: float) -> Value:
     return of
 
 
-def _a_minute(count: str) -> Value:
+def a_minute(count: str) -> Value:
     """Return a rate; unknown for steps without samples."""
 
     def of(step: Step) -> float | None:
@@ -91,8 +91,8 @@ FIGURES: Final = (
         (_("leased"), "dq-of-leased", lambda step: step.leased),
     )),
     Figure(_("In and out, a minute"), (
-        (_("came in"), "dq-of-leased", _a_minute("came_in")),
-        (_("done"), "dq-of-due", _a_minute("done")),
+        (_("came in"), "dq-of-leased", a_minute("came_in")),
+        (_("done"), "dq-of-due", a_minute("done")),
     ), note=_("Arrivals are derived from departures and growth, below 10,000 messages.")),
     Figure(_("Lateness"), (
         (_("most overdue"), "dq-of-alarm", lambda step: step.late),
@@ -104,9 +104,9 @@ FIGURES: Final = (
         (_("p50"), "dq-of-leased", _percentile("runs", 0.5)),
     ), seconds),
     Figure(_("Failures, a minute"), (
-        (_("retried"), "dq-of-expired", _a_minute("failed")),
-        (_("dead-lettered"), "dq-of-alarm", _a_minute("died")),
-        (_("expired"), "dq-of-leased", _a_minute("expired")),
+        (_("retried"), "dq-of-expired", a_minute("failed")),
+        (_("dead-lettered"), "dq-of-alarm", a_minute("died")),
+        (_("expired"), "dq-of-leased", a_minute("expired")),
     )),
     _DEAD,
     Figure(_("Scheduled"), ((_("scheduled"), "dq-of-leased", lambda step: step.scheduled),)),

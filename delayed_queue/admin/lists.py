@@ -47,7 +47,7 @@ AFTER: Final = "after"
 # The parameter of the chosen queue.
 KIND: Final = "kind"
 # Rows that a page of a search reads at most, where no index finds what is searched.
-SCANNED: Final = 10_000
+SCANNED: Final = 5_000
 # Rows compared by one statement: of a few the planner finds each by its id.
 _BATCH: Final = 2_000
 

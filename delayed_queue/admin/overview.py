@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -14,15 +14,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from delayed_queue.admin.base import QueueModelAdmin
-from delayed_queue.admin.charts import Line, Values, sparkline, stacked
+from delayed_queue.admin.charts import Values, drawn, sparkline
 from delayed_queue.admin.filters import KIND, valid_kind
 from delayed_queue.admin.formats import counted, dotted, human, link, number, per_second
-from delayed_queue.admin.history import times_of, tips_of
+from delayed_queue.admin.history import Figure, a_minute, figure_of
 from delayed_queue.admin.queues import PAUSE_QUEUE, SWITCHES, pause_of, paused_rows
 from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.conf import get_settings
 from delayed_queue.models import QueueOverview, Worker
-from delayed_queue.observe.history import MINUTE, Step, trends
+from delayed_queue.observe.history import MINUTE, History, Step, trends
 from delayed_queue.observe.lateness import Reason, is_late, why_late
 from delayed_queue.observe.overview import (
     MAX_KINDS,
@@ -33,14 +33,20 @@ from delayed_queue.observe.overview import (
     handler_of,
 )
 from delayed_queue.observe.snapshots import OLD, Snapshot, oldest_snapshot
+from delayed_queue.observe.store import Window
 from delayed_queue.observe.workers import ALIVE, LiveWorkers, Throughput
 
-# The bands of the chart of all queues.
-_BANDS: Final[tuple[tuple[Any, str, Callable[[Step], int]], ...]] = (
-    (gettext_lazy("done"), "dq-of-due", lambda step: step.done),
-    (gettext_lazy("failures"), "dq-of-alarm", lambda step: step.failed + step.died),
-    (gettext_lazy("due"), "dq-of-leased", lambda step: step.due or 0),
-)
+# The charts of all queues: a backlog, which may be large, has a scale of its own.
+_FIGURES: Final = (
+    Figure(gettext_lazy("All queues, a minute"), (
+        (gettext_lazy("done"), "dq-of-due", a_minute("done")),
+        (gettext_lazy("failures"), "dq-of-alarm",
+         lambda step: step.failed + step.died if step.is_sampled else None),
+    )),
+    Figure(gettext_lazy("Due in all queues"), (
+        (gettext_lazy("due"), "dq-of-leased", lambda step: step.due),
+    )),
+)  # fmt: skip
 TREND_MINUTES: Final = 60
 # Minutes until a missing sample is reported; a sample is 10 or 20 seconds late.
 SAMPLED_WITHIN: Final = 3
@@ -100,9 +106,16 @@ class QueueLine:
 
     @property
     def reasons(self) -> list[tuple[str, int | None]]:
-        """Why it is late, each with the dead letter that blocks; a pause is shown anyway."""
+        """Why it is late, each with the dead letter that blocks.
+
+        A pause is shown anyway, and the page names the holder of an old snapshot once.
+        """
         shown = [each for each in self.late if each.name != "paused" or self.pause is None]
-        return [(each.described(human), each.letter) for each in shown]
+        old = _("an old snapshot slows claims")
+        return [
+            (old if each.name == "snapshot" else each.described(human), each.letter)
+            for each in shown
+        ]
 
     @property
     def is_unserved(self) -> bool:
@@ -165,7 +178,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
         "opts": QueueOverview._meta,
         "lines": [each for each in lines if not each.is_idle],
         "idle": [each for each in lines if each.is_idle],
-        "figure": _all_queues(list(found.values())),
+        "figures": _all_queues(list(found.values())),
         "unsampled": _unsampled(now, last),
         **_old_snapshot(snapshot),
         "slow": [(each, human(each.age)) for each in live.running if each.is_slow][:MAX_SLOW],
@@ -184,25 +197,22 @@ def since_sampled(steps: list[Step]) -> list[Step]:
     return steps[min(first, len(steps) - 2) :]
 
 
-def _all_queues(queues: Sequence[Sequence[Step]]) -> dict[str, Any] | None:
-    """Return the chart of all queues; None where no worker took samples."""
-    minutes = list(zip(*queues, strict=True))
-    steps = [each[0] for each in minutes]
+def _all_queues(queues: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
+    """Return the charts of all queues; none where no worker took samples."""
+    steps = [_sum(each) for each in zip(*queues, strict=True)]
     if not any(each.is_sampled for each in steps):
-        return None
-    done, failed, due = counts = [[sum(map(of, each)) for each in minutes] for *_, of in _BANDS]
-    bands = [Line(name, css, each) for (name, css, _of), each in zip(_BANDS, counts, strict=True)]
-    last = max(at for at, each in enumerate(steps) if each.is_sampled)
-    facts = [number(sum(done)), number(sum(failed)), number(due[last])]
-    words = _("All queues: %(done)s done, %(failed)s failed, %(due)s due at last.")
-    said = words % dict(zip(("done", "failed", "due"), facts, strict=True))
-    return {
-        "title": _("All queues, a minute"),
-        "top": number(max(map(sum, zip(done, failed, due, strict=True)))),
-        "legend": [(each.name, each.css, fact) for each, fact in zip(bands, facts, strict=True)],
-        "svg": stacked(bands, tips_of(steps, bands, number), said),
-        "times": times_of(steps[0].minute, steps[-1].minute),
-    }
+        return []
+    found = History(Window(steps[0].minute, steps[-1].minute, 1), steps, [])
+    return [figure_of(each, found, drawn([])) for each in _FIGURES]
+
+
+def _sum(steps: Sequence[Step]) -> Step:
+    """Return the counts of all queues in a minute."""
+    due = sum(each.due or 0 for each in steps) if steps[0].is_sampled else None
+    done, failed, died = (
+        sum(getattr(each, name) for each in steps) for name in ("done", "failed", "died")
+    )
+    return replace(steps[0], due=due, done=done, failed=failed, died=died)
 
 
 def _old_snapshot(found: Snapshot | None) -> dict[str, Any]:

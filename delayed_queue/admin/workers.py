@@ -279,7 +279,7 @@ def holder_of(row: Any, using: str, site: str) -> SafeString:
         _("Held by"), url, worker.name,
         _("on %(host)s, pid %(pid)s, process %(process)s, running since %(since)s")
         % {"host": worker.host, "pid": worker.pid, "process": worker.process,
-           "since": formats.exact(worker.started_at)},
+           "since": formats.dated(worker.started_at, "Y-m-d H:i:s T")},
         _alive_or_what(silence, row),
     )  # fmt: skip
 

@@ -40,14 +40,16 @@ BUTTONS = {
 # Pages beside the lists whose layout is checked on each Django.
 SHORT = {
     "index", "queues", "failures-queues", "history-1h", "at-a-glance",
-    "delayed_queue_message-change", "delayed_queue_tasks_taskresult-change",
+    "delayed_queue_message-change", "delayed_queue_schedule-change",
+    "delayed_queue_worker-change", "history-groups", "provider", "tasks-charts",
+    "delayed_queue_tasks_taskresult-change",
 }  # fmt: skip
-# Overflow of the page, and of each box in it that scrolls.
+# Overflow of the page, and of each box in it that scrolls or cuts.
 HIDDEN = """
 [...document.querySelectorAll("*")].filter((each) =>
     each === document.documentElement
-    || ["auto", "scroll"].includes(getComputedStyle(each).overflowX)
-).filter((each) => each.clientWidth > 0 && each.scrollWidth > each.clientWidth).map((each) =>
+    || ["auto", "scroll", "hidden"].includes(getComputedStyle(each).overflowX)
+).filter((each) => each.clientWidth > 1 && each.scrollWidth > each.clientWidth).map((each) =>
     `${each.tagName} ${each.className}: ${each.scrollWidth} > ${each.clientWidth}`
 ).join(", ")
 """

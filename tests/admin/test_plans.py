@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from io import StringIO
 from typing import Any, Final
 
@@ -176,19 +177,27 @@ LISTS: Final = [
 
 @pytest.fixture(scope="module")
 def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """Both tables filled and analyzed, in a transaction that is never committed."""
-    with django_db_blocker.unblock(), transaction.atomic():
+    """Both tables filled and analyzed, in a transaction that is never committed.
+
+    With ADMIN_ROWS it is committed, so that VACUUM can run as it does in production.
+    """
+    is_large = "ADMIN_ROWS" in os.environ
+    whole = nullcontext() if is_large else transaction.atomic()
+    with django_db_blocker.unblock(), whole:
         with connection.cursor() as cursor:
             cursor.execute(f"TRUNCATE {TABLES}")
-            cursor.execute("SET LOCAL jit = off")
+            cursor.execute("SET jit = off")
             indexes = dropped_indexes(cursor)
             for fill in (FILL, FILL_LETTERS, FILL_WORKERS, FILL_PAUSES, FILL_SAMPLES, FILL_GROUP):
                 cursor.execute(fill)
             for definition in indexes:
                 cursor.execute(definition)
-            cursor.execute(f"ANALYZE {TABLES}")
+            cursor.execute(f"{'VACUUM' * is_large} ANALYZE {TABLES}")
         yield
-        transaction.set_rollback(True)
+        if is_large:
+            connection.cursor().execute(f"TRUNCATE {TABLES}")
+        else:
+            transaction.set_rollback(True)
 
 
 def dropped_indexes(cursor: Any) -> list[str]:

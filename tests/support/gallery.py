@@ -21,7 +21,7 @@ from django.utils.http import urlencode
 from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
 from delayed_queue.http.models import ApiToken, CallbackAttempt, Endpoint, Host, Topic
 from delayed_queue.messages import to_milliseconds
-from delayed_queue.models import Limit, Message, Sample, Schedule, Worker
+from delayed_queue.models import Limit, Message, Sample, Schedule, ScheduleRun, Worker
 from delayed_queue.notifications import models as notifications
 from delayed_queue.observe.store import last_sampled
 from delayed_queue.queue.bulk import BulkPlan
@@ -91,7 +91,10 @@ def _workers() -> None:
         Worker.objects.create(
             name="runqueueworker", host=f"ip-10-20-30-{number}.eu-central-1.compute.internal",
             pid=1_234_567, process=number, queues=list(QUEUES), version="1.2.3.dev45",
-            started_at=from_now(days=-3), heartbeat_at=from_now(seconds=-600 * number),
+            started_at=from_now(days=-3), heartbeat_at=from_now(seconds=1800 - 2400 * number),
+            running={"queue": QUEUES[3], "key": KEYS[1], "thread": "handler-12", "seconds": 4321.5,
+                     "is_slow": True} if number == 0 else {}, slow=int(number == 0),
+            busy={QUEUES[3]: 6, QUEUES[0]: 2}, threads=8, memory=734_003_200,
             in_flight=62, done=12_345_678, failed=12_345, dead=123, lost=7,
             rates=dict.fromkeys(QUEUES, 123.4),
             lease_ids=list(leased[:20]), holder=str(leased[number])[:8],
@@ -122,11 +125,18 @@ def _schedules() -> None:
         ("nightly", True),
         ("hourly-sales-report-for-the-back-office", False),
     ):
-        Schedule.objects.create(
+        row = Schedule.objects.create(
             kind=f"{QUEUES[3]}|json", queue=QUEUES[3], key_prefix=prefix, type="cron",
             expression="*/5 8-18 * * mon-fri", timezone="America/Argentina/Buenos_Aires",
             payload={"n": 1}, is_enabled=is_enabled,
         )  # fmt: skip
+        for number, outcome in enumerate(islice(cycle(("done", "failed", "dead")), 10)):
+            at = from_now(minutes=-5 * number - 5)
+            ScheduleRun.objects.create(
+                schedule=row, key=f"{prefix}/{number}", planned_at=at, started_at=at,
+                finished_at=at + timedelta(seconds=number * 37), outcome=outcome, attempts=number,
+                worker="ip-10-20-30-0.eu-central-1.compute.internal:1234567",
+            )  # fmt: skip
 
 
 def _topics() -> None:
@@ -229,6 +239,7 @@ def _notifications() -> None:
                 status=state.FAILED if number % 2 else state.SUCCESSFULLY_PROCESSED, attempts=4,
                 ended_at=from_now(), provider="sms-provider-of-last-resort",
                 outcome="attempts exhausted: ProviderTimeout", error_class="ProviderTimeout",
+                delivery="bounced" if number % 5 else "complained", delivery_at=from_now(),
             )  # fmt: skip
         notifications.Delivery.objects.create(
             notification=row, attempt=1, provider="sms-provider-of-last-resort", outcome="failed",
