@@ -104,9 +104,11 @@ class BulkRunAdmin(RecordAdmin):
     failure_column = column(
         _("failure"),
         lambda row: (
-            _("all of the queue")
-            if row.fingerprint is None
-            else formats.shortened(row.failure or row.fingerprint, 160)
+            formats.shortened(row.failure or row.fingerprint, 160)
+            if row.fingerprint is not None
+            else _("all of the queue")
+            if row.group is None
+            else _("all of the group %(group)s") % {"group": row.group}
         ),
     )
 

@@ -24,14 +24,19 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.overview import Count, name_of
-from delayed_queue.queue.bulk import MAX_CANARY, MAX_PACE, PREVIEW_CAP, REDRIVE, BulkPlan
+from delayed_queue.queue.bulk import (
+    MAX_CANARY,
+    MAX_PACE,
+    PREVIEW_CAP,
+    REDRIVE,
+    SAFE_CANARY,
+    SAFE_PACE,
+    BulkPlan,
+)
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
 
 _SHOWN: Final = 25
-# The defaults of a run that an operator starts in the admin.
-_PACE: Final = 100
-_CANARY: Final = 20
 _RUN_TEXT: Final = _(
     "Workers carry it out, oldest dead letters first. Messages that die from now on "
     "are not included."
@@ -43,10 +48,10 @@ class RunForm(forms.Form):
 
     pace = forms.IntegerField(
         required=False, min_value=1, max_value=MAX_PACE, label=_("Dead letters a second"),
-        help_text=_("Empty: as fast as possible."), initial=_PACE,
+        help_text=_("Empty: as fast as possible."), initial=SAFE_PACE,
     )  # fmt: skip
     canary = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_CANARY, label=_("Canary"), initial=_CANARY,
+        required=False, min_value=1, max_value=MAX_CANARY, label=_("Canary"), initial=SAFE_CANARY,
         help_text=_(
             "Redrive this many first; continue only if they do not die of the same "
             "failure."),
@@ -91,7 +96,7 @@ class RunForm(forms.Form):
             for name, value in self.cleaned_data.items()
             if value is not None and name != "why"
         }
-        if "over" in given and given.get("pace") == _PACE:
+        if "over" in given and given.get("pace") == SAFE_PACE:
             del given["pace"]  # the default gives way
         for name, age in (("since", "newer_than"), ("until", "older_than")):
             if age in given:

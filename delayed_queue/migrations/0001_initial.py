@@ -186,6 +186,10 @@ class Migration(migrations.Migration):
                 ("action", models.CharField(max_length=10)),
                 ("kind", models.CharField(db_column="pKind", max_length=100)),
                 ("fingerprint", models.CharField(blank=True, max_length=16, null=True)),
+                (
+                    "group",
+                    models.CharField(blank=True, db_collation="C", max_length=100, null=True),
+                ),
                 ("reason", models.TextField(blank=True, null=True)),
                 ("key_from", models.TextField(blank=True, db_column="keyFrom", null=True)),
                 ("key_before", models.TextField(blank=True, db_column="keyBefore", null=True)),

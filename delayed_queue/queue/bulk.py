@@ -41,6 +41,9 @@ EXPORT: Final = "export"
 # The channel that announces a new run to workers, named like a kind.
 RUNS: Final = "bulk runs"
 MAX_PACE: Final = 100_000
+# The defaults of a run that an operator starts: dead letters a second, and in the canary.
+SAFE_PACE: Final = 100
+SAFE_CANARY: Final = 20
 MAX_CANARY: Final = 1_000
 MAX_LETTERS: Final = 2**62
 # Maximum of letters counted before a run.
@@ -58,16 +61,18 @@ _CANARY_INTERVAL_MS: Final = 1_000
 class BulkPlan:
     """An operation on dead letters: which ones, and how.
 
-    The letters are those of a kind, or of one group of it (``fingerprint``), whose reason starts
-    with ``reason``, whose key is at least ``key_from`` and less than ``key_before`` by bytes, and
-    that died from ``since`` until ``until`` (ms). At most ``limit`` of them, at a ``pace`` per
-    second or spread ``over`` a time. ``canary`` letters are redriven first; the others follow only
-    if fewer than ``canary_deaths`` of those die again of the same failure.
+    The letters are those of a kind, or of one failure of it (``fingerprint``), of a ``group`` of
+    messages, whose reason starts with ``reason``, whose key is at least ``key_from`` and less than
+    ``key_before`` by bytes, and that died from ``since`` until ``until`` (ms). At most ``limit`` of
+    them, at a ``pace`` per second or spread ``over`` a time. ``canary`` letters are redriven
+    first; the others follow only if fewer than ``canary_deaths`` of those die again of the same
+    failure.
     """
 
     action: str
     kind: str
     fingerprint: str | None = None
+    group: str | None = None
     reason: str | None = None
     key_from: str | None = None
     key_before: str | None = None
@@ -168,8 +173,8 @@ class BulkPlan:
 
     def _filter(self) -> dict[str, Any]:
         return {
-            "kind": self.kind, "fingerprint": self.fingerprint, "reason": self.reason,
-            "key_from": self.key_from, "key_before": self.key_before,
+            "kind": self.kind, "fingerprint": self.fingerprint, "group": self.group,
+            "reason": self.reason, "key_from": self.key_from, "key_before": self.key_before,
         }  # fmt: skip
 
     @property
@@ -195,7 +200,8 @@ def _started(
     """Return the run that a lost try has started, or start it."""
     mine = BulkRun.objects.using(using).filter(
         action=params["action"], kind=params["kind"], fingerprint=params["fingerprint"],
-        reason=params["reason"], key_from=params["key_from"], key_before=params["key_before"],
+        group=params["group"], reason=params["reason"], key_from=params["key_from"],
+        key_before=params["key_before"],
         newest_id=params["newest"], started_by=params["by"], why=params["why"],
         created_at__gte=from_milliseconds(lost.since),
     )  # fmt: skip
@@ -268,7 +274,7 @@ class Batch:
         else:
             run = self.run
             letters = BulkRun.objects.letters(
-                kind=run.kind, fingerprint=run.fingerprint, reason=run.reason,
+                kind=run.kind, fingerprint=run.fingerprint, group=run.group, reason=run.reason,
                 key_from=run.key_from, key_before=run.key_before, newest=run.newest,
                 until=run.until, after_at=run.last_died_at, after=run.last_id, limit=self._room(),
                 using=self.using,

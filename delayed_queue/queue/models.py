@@ -204,6 +204,7 @@ class BulkRun(models.Model):
     action = models.CharField(max_length=10)
     kind = models.CharField(max_length=100, db_column="pKind")
     fingerprint = models.CharField(max_length=16, null=True, blank=True)
+    group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
     reason = models.TextField(null=True, blank=True)
     key_from = models.TextField(null=True, blank=True, db_column="keyFrom")
     key_before = models.TextField(null=True, blank=True, db_column="keyBefore")

@@ -162,6 +162,33 @@ def test_a_redrive_is_tried_begun_paused_resumed_and_cancelled():
         assert state in run("queuedead", "runs")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "pace", "canary"),
+    [
+        (("redrive", "orders"), 100, 20),
+        (("drop", "orders"), 100, 0),
+        (("redrive", "orders", "--pace", "0", "--canary", "0"), None, 0),
+        (("redrive", "orders", "--over", "2h", "--canary", "5"), 3 / 7200, 5),
+    ],
+)
+def test_o25_a_run_starts_slowly_and_behind_a_canary(
+    arguments: tuple[str, ...], pace: float | None, canary: int
+):
+    DeadLetterFactory.create_batch(3)
+    run("queuedead", *arguments)
+    started = BulkRun.objects.get()
+    assert (started.pace, started.canary) == (pace, canary)
+
+
+def test_o23_a_run_is_over_one_group_of_messages():
+    DeadLetterFactory.create(group="acme")
+    DeadLetterFactory.create()
+    assert "started: 1 dead letter." in run("queuedead", "drop", "orders", "--group", "acme")
+    while step():
+        pass
+    assert not DeadLetter.objects.filter(group="acme").exists()
+
+
 def test_a_drop_by_reason_is_carried_out_by_workers():
     DeadLetterFactory.create_batch(2, reason="refused")
     DeadLetterFactory.create()
@@ -179,14 +206,14 @@ def test_a_drop_by_reason_is_carried_out_by_workers():
         (("queuedead", "list", "--failure", "x"), "add --queue", 2),
         (("queuedead", "drop", "orders", "--canary", "1"), "takes no canary", 1),
         (
-            ("queuedead", "redrive", "orders", "--canary-deaths", "2"),
+            ("queuedead", "redrive", "orders", "--canary", "0", "--canary-deaths", "2"),
             "the number of dead letters that go first",
             1,
         ),
         (("queuedead", "drop", "orders", "--older-than", "soon"), "not a duration", 1),
         (("queuedead", "redrive", "orders", "--over", "1h", "--pace", "9"), "not both", 1),
         (("queuedead", "export", "orders", "--newer-than", "1h", "--older-than", "2h"), "later", 1),
-        (("queuedead", "redrive", "orders", "--pace", "100001"), "number from 1 to 100,000", 1),
+        (("queuedead", "redrive", "orders", "--pace", "100001"), "number from 0 to 100,000", 1),
         (("queuestats", "--cap", "0"), "--cap: '0' is not a number", 1),
         (("queuedead", "show", "999"), "no dead letter 999", 1),
         (("queuedead", "cancel", "999"), "no run 999 that", 1),

@@ -43,9 +43,12 @@ LETTERS: Final = [
     *cases("COUNT_LETTERS", DEAD_PRIMARY, ids=Each(1, 1000), kind=DUE),
 ]  # fmt: skip
 
-_RANGE: Final[dict[str, Any]] = {"key_from": None, "key_before": None, "until": NOW}
+_RANGE: Final[dict[str, Any]] = {
+    "group": None, "key_from": None, "key_before": None, "until": NOW,
+}  # fmt: skip
 _PAGE: Final[dict[str, Any]] = _RANGE | {"kind": DUE, "reason": Each(None, "rejected")}
 _PREVIEW: Final[dict[str, Any]] = _PAGE | {
+    "group": Each(None, "acme"),
     "since": 0,
     "cap": 1000,
     "n": 1000,

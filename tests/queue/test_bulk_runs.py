@@ -152,6 +152,26 @@ def test_a_range_of_keys_is_compared_byte_by_byte():
     assert sorted(DeadLetter.objects.values_list("key", flat=True)) == ["B", "a", "c"]
 
 
+@pytest.mark.parametrize("fingerprint", [None, "f"])
+def test_o23_a_run_takes_the_letters_of_one_group_of_messages(fingerprint: str | None):
+    for group in ("acme", "acme", "other", None):
+        DeadLetterFactory.create(group=group, fingerprint="f")
+    plan = BulkPlan("drop", KIND, fingerprint, group="acme")
+    assert plan.preview().meant == 2
+    assert {each.group for each in plan.letters()} == {"acme"}
+    plan.start()
+    carry_out()
+    assert set(DeadLetter.objects.values_list("group", flat=True)) == {"other", None}
+
+
+def test_o23_the_newest_letter_of_a_key_is_that_of_the_group():
+    for group in ("acme", "other"):
+        DeadLetterFactory.create(key="same", group=group)
+    begin(group="acme")
+    carry_out()
+    assert list(DeadLetter.objects.values_list("group", flat=True)) == ["other"]
+
+
 @pytest.mark.parametrize("of_group", [True, False])
 def test_a_span_of_time_is_both_ends_included(of_group: bool):
     deaths = [from_now(minutes=-each) for each in (50, 40, 30, 20)]

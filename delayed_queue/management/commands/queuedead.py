@@ -35,11 +35,15 @@ from delayed_queue.management.tables import described, printable
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.queue.bulk import (
+    EXPORT,
     MAX_CANARY,
     MAX_COUNTED,
     MAX_LETTERS,
     MAX_PACE,
     PREVIEW_CAP,
+    REDRIVE,
+    SAFE_CANARY,
+    SAFE_PACE,
     BulkPlan,
     switch_run,
 )
@@ -179,12 +183,21 @@ def _letters(number: int, more: str = "") -> str:
 
 
 def _plan(options: dict[str, Any]) -> BulkPlan:
-    names = ("reason", "key_from", "key_before", "pace", "over", "limit", "canary", "canary_deaths")
+    names = ("group", "reason", "key_from", "key_before", "over", "limit", "canary_deaths")
     given = {name: options[name] for name in names if name in options}
+    if options["command"] != EXPORT:
+        given["pace"] = _safe(options["pace"], SAFE_PACE if options["over"] is None else 0)
+        few = SAFE_CANARY if options["command"] == REDRIVE else 0
+        given["canary"] = _safe(options["canary"], few) or 0
     for name, age in (("since", options["newer_than"]), ("until", options["older_than"])):
         given[name] = None if age is None else ago(age, options["database"])
     kind = queue_of(options).kind
     return BulkPlan(options["command"], kind, options["failure"], **given)
+
+
+def _safe(given: int | None, default: int) -> int | None:
+    """Return the default for no option, and None for 0."""
+    return (default if given is None else given) or None
 
 
 def _kind(options: dict[str, Any]) -> str | None:
@@ -222,6 +235,7 @@ _LIMIT: Final = at_most(25, MAX_ROWS)
 _FILTER: Final = (
     QUEUE,
     text("--failure", "ID", _('only this failure: its id from "groups"')),
+    text("--group", "NAME", _("of one group of messages")),
     text("--reason", "TEXT", _("only reasons that start with this text")),
     text("--key-from", "KEY", _("only this key and later ones")),
     text("--key-before", "KEY", _("only keys before this one")),
@@ -232,11 +246,12 @@ _FILTER: Final = (
 _TRIAL: Final = (flag("--dry-run", _("only show how many would be taken")), FORMAT)
 _RUN: Final = (
     *_FILTER,
-    number("--pace", _("dead letters per second (default: no limit)"), 1, MAX_PACE),
+    number("--pace", _("dead letters per second; 0: no limit (default: %s)") % SAFE_PACE,
+           0, MAX_PACE),
     duration("--over", _("spread over this time, for example 2h")),
     number("--canary", _(
-        "redrive this many first; continue only if they do not die of the same failure"),
-        1, MAX_CANARY, default=0),
+        "redrive this many first; continue only if they do not die of the same failure; "
+        "0: no canary (default: %s)") % SAFE_CANARY, 0, MAX_CANARY),
     number("--canary-deaths", _(
         "stop the run if this many of the canary die again (default: 1)"),
         1, MAX_CANARY, default=1),

@@ -29,16 +29,16 @@ _GROUP: Final = ('fingerprint, "pKind", "diedAt", id', "%(fingerprint)s::text, %
 # Reads: bulk_run_in_progress.
 START_RUN: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_bulk_run (
-    action, "pKind", fingerprint, reason, "keyFrom", "keyBefore", pace, most, canary,
+    action, "pKind", fingerprint, "group", reason, "keyFrom", "keyBefore", pace, most, canary,
     "canaryDeaths", "lastDiedAt", "diedUntil", "newestId", total, "isTotalCut", failure,
     "startedBy", why, "createdAt", "nextAt"
 )
 SELECT
-    %(action)s::text, %(kind)s::text, %(fingerprint)s::text, %(reason)s::text, %(key_from)s::text,
-    %(key_before)s::text, %(pace)s::float8, %(most)s::bigint, %(canary)s::integer,
-    %(deaths)s::integer, %(since)s::bigint, LEAST(%(until)s::bigint, now), %(newest)s::bigint,
-    %(total)s::bigint, %(is_cut)s::boolean, %(failure)s::text, %(by)s::text, %(why)s::text,
-    now, now
+    %(action)s::text, %(kind)s::text, %(fingerprint)s::text, %(group)s::text, %(reason)s::text,
+    %(key_from)s::text, %(key_before)s::text, %(pace)s::float8, %(most)s::bigint,
+    %(canary)s::integer, %(deaths)s::integer, %(since)s::bigint, LEAST(%(until)s::bigint, now),
+    %(newest)s::bigint, %(total)s::bigint, %(is_cut)s::boolean, %(failure)s::text, %(by)s::text,
+    %(why)s::text, now, now
 FROM clock
 WHERE NOT EXISTS (
     SELECT 1
@@ -56,7 +56,7 @@ RETURNING id
 # Reads: bulk_run_next.
 LOCK_RUN: Final[LiteralString] = f"""{CLOCK}
 SELECT
-    id, action, "pKind", fingerprint, reason, "keyFrom", "keyBefore", pace, most, canary,
+    id, action, "pKind", fingerprint, "group", reason, "keyFrom", "keyBefore", pace, most, canary,
     "canaryDeaths", "isCanaryOver", "canaryKeys"::text, "diedUntil", "newestId", "lastDiedAt",
     "lastId", done
 FROM delayed_queue_bulk_run
@@ -111,7 +111,8 @@ RETURNING id
 # The filter of a run; NULL stands for any.
 _MEANT: Final[LiteralString] = """COALESCE(starts_with(reason, %(reason)s::text), true)
             AND COALESCE("pKey" >= %(key_from)s::text, true)
-            AND COALESCE("pKey" < %(key_before)s::text, true)"""
+            AND COALESCE("pKey" < %(key_before)s::text, true)
+            AND COALESCE("group" = %(group)s::text, %(group)s::text IS NULL)"""
 
 
 def _preview(columns: LiteralString, first: LiteralString) -> LiteralString:
@@ -158,6 +159,7 @@ SELECT
             AND COALESCE(newer.id > page.id AND newer.id <= %(newest)s::bigint, false)
             AND COALESCE(starts_with(newer.reason, %(reason)s::text), true)
             AND COALESCE(newer.fingerprint = %(fingerprint)s::text, true)
+            AND COALESCE(newer."group" = %(group)s::text, %(group)s::text IS NULL)
     ) END
 FROM (
     SELECT id, "pKey", "diedAt", fingerprint, is_meant
@@ -226,6 +228,7 @@ class RunRow(NamedTuple):
     action: str
     kind: str
     fingerprint: str | None
+    group: str | None
     reason: str | None
     key_from: str | None
     key_before: str | None
