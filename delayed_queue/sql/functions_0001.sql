@@ -4,23 +4,24 @@
 -- their names in pg_catalog only, so objects of callers replace nothing. Instants are milliseconds
 -- since the epoch, floored, by the database's clock. Statements follow delayed_queue/queue/store.
 -- Errors: QD001 invalid message, QD002 payload not encodable, QD003 invalid configuration.
+-- PL/pgSQL prepares each expression anew in each transaction, so a plain offer evaluates few.
 
--- Return the kind of a queue: a name with a bar is the kind itself. Refuses bad names and keys.
+-- Return the kind of a queue: a name with a bar is the kind itself. Refuse bad names and keys.
 CREATE OR REPLACE FUNCTION public.delayed_queue_kind(queue text, key text DEFAULT '-') RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     kind CONSTANT text := CASE WHEN queue LIKE '%|%' THEN queue ELSE queue || '|json' END;
 BEGIN
-    IF COALESCE(queue, '') = '' THEN
-        RAISE 'A queue needs a name: a non-empty string.' USING ERRCODE = 'QD001';
-    ELSIF length(kind) > 100 THEN
-        RAISE 'The kind % has % characters; at most 100 fit (queue name, a bar, codec name). %',
-            quote_literal(kind), length(kind), 'Shorten the queue''s name.' USING ERRCODE = 'QD001';
-    ELSIF COALESCE(length(key), 0) NOT BETWEEN 1 AND 200 THEN
-        RAISE 'A key has 1 to 200 characters; this one has %: %.',
-            COALESCE(length(key), 0), quote_nullable(left(key, 40)) USING ERRCODE = 'QD001';
+    IF queue > '' AND length(kind) <= 100 AND length(key) BETWEEN 1 AND 200 THEN
+        RETURN kind;
     END IF;
-    RETURN kind;
+    RAISE USING ERRCODE = 'QD001', MESSAGE = CASE
+        WHEN COALESCE(queue, '') = '' THEN 'A queue needs a name: a non-empty string.'
+        WHEN length(kind) <= 100 THEN format('A key has 1 to 200 characters; this one has %s: %L.',
+            COALESCE(length(key), 0), left(key, 40))
+        ELSE format('The kind %L has %s characters; at most 100 fit (queue name, a bar, codec name)'
+            '. Shorten the queue''s name.', kind, length(kind))
+    END;
 END $$;
 
 -- Return when a message is due: at an instant, after a delay, or now.
@@ -29,31 +30,31 @@ CREATE OR REPLACE FUNCTION public.delayed_queue_due_at(
 ) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    due_at CONSTANT numeric := COALESCE(
-        floor(extract(epoch FROM schedule_at) * 1000),
-        now + floor(extract(epoch FROM delay) * 1000), now
-    );
+    due_at CONSTANT numeric := CASE
+        WHEN schedule_at IS NOT NULL THEN floor(extract(epoch FROM schedule_at) * 1000)
+        ELSE now + COALESCE(floor(extract(epoch FROM delay) * 1000), 0)
+    END;
 BEGIN
     IF schedule_at IS NOT NULL AND delay IS NOT NULL THEN
         RAISE 'Give schedule_at or delay, not both.' USING ERRCODE = 'QD001';
     ELSIF due_at BETWEEN -62135596800000 AND 253402300799999 THEN
         RETURN due_at;
-    ELSIF delay IS NOT NULL THEN
-        RAISE 'delay % leads outside the years 1 to 9999.', delay USING ERRCODE = 'QD001';
     END IF;
-    RAISE 'schedule_at % is outside the years 1 to 9999 in UTC.', schedule_at
-        USING ERRCODE = 'QD001';
+    RAISE USING ERRCODE = 'QD001', MESSAGE = COALESCE(
+        'schedule_at ' || schedule_at || ' is outside the years 1 to 9999 in UTC.',
+        'delay ' || delay || ' leads outside the years 1 to 9999.'
+    );
 END $$;
 
--- Return the milliseconds of a lease.
-CREATE OR REPLACE FUNCTION public.delayed_queue_lease(lease interval) RETURNS bigint
+-- Return when a lease of this length ends.
+CREATE OR REPLACE FUNCTION public.delayed_queue_lease(now bigint, lease interval) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF lease IS NULL OR extract(epoch FROM lease) NOT BETWEEN 0.001 AND 3650 * 86400 THEN
-        RAISE 'The lease duration is %. It must be an interval from 1 ms to 3650 days.',
-            COALESCE(lease::text, 'NULL') USING ERRCODE = 'QD003';
+    IF extract(epoch FROM lease) BETWEEN 0.001 AND 3650 * 86400 THEN
+        RETURN now + floor(extract(epoch FROM lease) * 1000);
     END IF;
-    RETURN floor(extract(epoch FROM lease) * 1000);
+    RAISE 'The lease duration is %. It must be an interval from 1 ms to 3650 days.',
+        COALESCE(lease::text, 'NULL') USING ERRCODE = 'QD003';
 END $$;
 
 -- Return an instant, clamped to the years 1 to 9999.
@@ -68,87 +69,89 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Return JSON as the Python codec writes it: keys in the order of their code points, no blanks.
+-- Python reads no integer of more than 4,300 digits, and no other number beyond a double. jsonb
+-- keeps no exponents: 200 zeros at the end show that there was one.
 CREATE OR REPLACE FUNCTION public.delayed_queue_json(value jsonb, depth integer DEFAULT 0)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    plain CONSTANT text := value;
+    name text;
+    part text;
+    parts text[];
 BEGIN
-    IF depth > 200 THEN
-        RAISE 'The json codec cannot encode more than 200 levels.' USING ERRCODE = 'QD002';
-    ELSIF jsonb_typeof(value) = 'object' THEN
-        RETURN '{' || COALESCE((
-            SELECT string_agg(
-                to_json(item.key)::text || ':' || CASE
-                    WHEN jsonb_typeof(item.value) NOT IN ('object', 'array') THEN item.value::text
-                    ELSE public.delayed_queue_json(item.value, depth + 1)
-                END, ',' ORDER BY item.key COLLATE "C")
-            FROM jsonb_each(value) AS item
-        ), '') || '}';
-    ELSIF jsonb_typeof(value) = 'array' AND value::text !~ '.["[{]' THEN
-        RETURN replace(value::text, ', ', ',');
-    ELSIF jsonb_typeof(value) = 'array' THEN
-        RETURN '[' || COALESCE((
-            SELECT string_agg(
-                CASE
-                    WHEN jsonb_typeof(item.value) NOT IN ('object', 'array') THEN item.value::text
-                    ELSE public.delayed_queue_json(item.value, depth + 1)
-                END, ',' ORDER BY item.place)
-            FROM jsonb_array_elements(value) WITH ORDINALITY AS item (value, place)
-        ), '') || ']';
+    IF value IS NULL OR depth > 200 OR depth = 0 AND length(plain) > 308 AND jsonb_path_exists(
+        value, '$.** ? (@.type() == "number").abs() ? (@ >= 1e4300
+            || @ >= 1.7976931348623158e308 && (@ % 1e200 == 0 || @.floor() != @))'
+    ) THEN
+        RAISE USING ERRCODE = 'QD002', MESSAGE = 'The json codec cannot encode ' || CASE
+            WHEN value IS NULL THEN 'SQL NULL; JSON null is ''null''::jsonb.'
+            WHEN depth > 200 THEN 'more than 200 levels.'
+            ELSE 'a number that Python cannot read.'
+        END;
+    ELSIF plain LIKE '{_%}' THEN
+        FOREACH name IN ARRAY ARRAY(SELECT jsonb_object_keys(value) COLLATE "C" ORDER BY 1) LOOP
+            part := value->name;
+            IF left(part, 1) IN ('{', '[') THEN
+                part := public.delayed_queue_json(value->name, depth + 1);
+            END IF;
+            parts := parts || (to_json(name)::text || ':' || part);
+        END LOOP;
+        RETURN '{' || array_to_string(parts, ',') || '}';
+    ELSIF plain LIKE '[%' AND plain ~ '.["[{]' THEN
+        parts := ARRAY(
+            SELECT public.delayed_queue_json(item, depth + 1)
+            FROM jsonb_array_elements(value) WITH ORDINALITY AS each (item, place)
+            ORDER BY place
+        );
+        RETURN '[' || array_to_string(parts, ',') || ']';
     END IF;
-    RETURN value::text;
+    RETURN CASE WHEN plain LIKE '[%' THEN replace(plain, ', ', ',') ELSE plain END;
 END $$;
 
--- Offer a message whose queue and key are checked. One statement gives the outcome: xmax = 0 for a
--- new row, no row if nothing changed. Listeners are notified if it is due within the default poll
--- interval, and the holder of a lease that ends; not while notifications pile up, which could fail
--- the caller's transaction. Python reads no integer of more than 4,300 digits, and no other
--- number beyond a double. jsonb keeps no exponents: 200 zeros at the end show that there was one.
+-- Offer a message. One statement gives the outcome: xmax = 0 for a new row, no row if nothing
+-- changed. Listeners are notified if it is due within the default poll interval, and the holder of a
+-- lease that ends; not while notifications pile up, which could fail the caller's transaction.
 -- Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 CREATE OR REPLACE FUNCTION public.delayed_queue_put(
-    id bigint, kind text, key text, payload jsonb, schedule_at timestamptz, delay interval,
+    id bigint, queue text, key text, payload jsonb, schedule_at timestamptz, delay interval,
     can_update boolean, headers jsonb, "group" text, expires_at timestamptz
 ) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
+    kind CONSTANT text := public.delayed_queue_kind(queue, key);
+    body CONSTANT text := public.delayed_queue_json(payload);
     now CONSTANT bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
     due_at bigint := now;
     expiry bigint;
-    body CONSTANT text := public.delayed_queue_json(payload);
     header text;
-    is_created boolean;
+    outcome text;
 BEGIN
     IF schedule_at IS NOT NULL OR delay IS NOT NULL THEN
         due_at := public.delayed_queue_due_at(now, schedule_at, delay);
     END IF;
-    IF headers IS NOT NULL AND headers <> 'null' THEN
-        header := public.delayed_queue_json(headers);
-    END IF;
-    IF expires_at IS NOT NULL THEN
-        expiry := public.delayed_queue_due_at(now, expires_at, NULL);
-    END IF;
-    IF expiry <= due_at THEN
-        RAISE 'The message would expire at or before its due time, %: %.',
-            public.delayed_queue_instant(due_at), expires_at USING ERRCODE = 'QD001';
-    ELSIF body IS NULL THEN
-        RAISE 'The json codec cannot encode SQL NULL; JSON null is ''null''::jsonb.'
-            USING ERRCODE = 'QD002';
-    ELSIF length("group") NOT BETWEEN 1 AND 100 THEN
-        RAISE 'A group has 1 to 100 characters; this one has %: %.',
-            length("group"), quote_literal(left("group", 40)) USING ERRCODE = 'QD001';
-    ELSIF header NOT LIKE '{%' THEN
-        RAISE 'headers must map names to JSON values, not %.', left(header, 40)
-            USING ERRCODE = 'QD001';
-    ELSIF length(headers::text) > 65536 THEN
-        RAISE 'Headers have at most 65536 characters as JSON; these have %.', length(headers::text)
-            USING ERRCODE = 'QD001';
-    ELSIF length(concat(body, header)) > 308 AND jsonb_path_exists(
-        jsonb_build_array(payload, headers),
-        '$.** ? (@.type() == "number").abs() ? (@ >= 1e4300
-            || @ >= 1.7976931348623158e308 && (@ % 1e200 == 0 || @.floor() != @))'
-    ) THEN
-        RAISE 'The json codec cannot encode a number that Python cannot read.'
-            USING ERRCODE = 'QD002';
+    IF num_nonnulls(headers, "group", expires_at) > 0 THEN
+        header := CASE WHEN headers <> 'null' THEN public.delayed_queue_json(headers) END;
+        expiry := CASE
+            WHEN expires_at IS NOT NULL THEN public.delayed_queue_due_at(now, expires_at, NULL)
+        END;
+        outcome := CASE
+            WHEN expiry <= due_at
+            THEN format('The message would expire at or before its due time, %s: %s.',
+                public.delayed_queue_instant(due_at), expires_at)
+            WHEN length("group") NOT BETWEEN 1 AND 100
+            THEN format('A group has 1 to 100 characters; this one has %s: %L.',
+                length("group"), left("group", 40))
+            WHEN header NOT LIKE '{%'
+            THEN format('headers must map names to JSON values, not %s.', left(header, 40))
+            WHEN length(headers::text) > 65536
+            THEN format('Headers have at most 65536 characters as JSON; these have %s.',
+                length(headers::text))
+        END;
+        IF outcome IS NOT NULL THEN
+            RAISE USING ERRCODE = 'QD001', MESSAGE = outcome;
+        END IF;
     END IF;
     INSERT INTO public.delayed_queue AS stored (
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
@@ -156,7 +159,7 @@ BEGIN
     )
     VALUES (
         COALESCE(id, nextval('public.delayed_queue_id_seq')), key, kind, convert_to(body, 'UTF8'),
-        due_at, due_at, now, header::jsonb, now, "group", expiry
+        due_at, due_at, now, NULLIF(headers, 'null'), now, "group", expiry
     )
     ON CONFLICT ("pKey", "pKind") DO UPDATE
     SET payload = EXCLUDED.payload,
@@ -175,7 +178,7 @@ BEGIN
         "firstError" = NULL,
         "lastError" = NULL,
         "versionAt" = EXCLUDED."createdAt"
-    WHERE COALESCE(can_update, true)
+    WHERE can_update IS NOT FALSE
         AND (
             stored.payload <> EXCLUDED.payload
             OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
@@ -183,13 +186,13 @@ BEGIN
                 WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored."expiresAt"
             END
         )
-    RETURNING stored.xmax = 0 INTO is_created;
-    IF is_created IS NULL THEN
+    RETURNING CASE WHEN stored.xmax = 0 THEN 'created' ELSE 'updated' END INTO outcome;
+    IF outcome IS NULL THEN
         RETURN 'ignored';
     ELSIF due_at <= now + 3000 AND pg_notification_queue_usage() < 0.5 THEN
-        PERFORM pg_notify('delayed_queue_' || md5(kind), '');
+        header := pg_notify('delayed_queue_' || md5(kind), '');
     END IF;
-    RETURN CASE WHEN is_created THEN 'created' ELSE 'updated' END;
+    RETURN outcome;
 END $$;
 
 -- Store a message, or replace the one under its key if payload or schedule differ.
@@ -201,8 +204,7 @@ CREATE OR REPLACE FUNCTION public.delayed_queue_offer(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN public.delayed_queue_put(
-        NULL, public.delayed_queue_kind(queue, key), key, payload, schedule_at, delay, can_update,
-        headers, "group", expires_at
+        NULL, queue, key, payload, schedule_at, delay, can_update, headers, "group", expires_at
     );
 END $$;
 
@@ -214,8 +216,8 @@ RETURNS TABLE (key text, outcome text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     kind CONSTANT text := public.delayed_queue_kind(queue);
+    is_zoned CONSTANT text := ':[0-9]{2}.*(z|[+-][0-9]{2}(:?[0-9]{2})?)$';
     offered record;
-    message jsonb;
     outcomes text[];
 BEGIN
     IF jsonb_typeof(messages) IS DISTINCT FROM 'array' THEN
@@ -223,36 +225,39 @@ BEGIN
             quote_nullable(left(messages::text, 40)) USING ERRCODE = 'QD001';
     END IF;
     FOR offered IN
-        SELECT id, place, value
+        SELECT id, place, message
         FROM (
-            SELECT nextval('public.delayed_queue_id_seq') AS id, place, value
-            FROM jsonb_array_elements(messages) WITH ORDINALITY AS item (value, place)
+            SELECT nextval('public.delayed_queue_id_seq') AS id, place, message
+            FROM jsonb_array_elements(messages) WITH ORDINALITY AS item (message, place)
         ) AS numbered
-        ORDER BY (value->>'key') COLLATE "C", place
+        ORDER BY (message->>'key') COLLATE "C", place
     LOOP
-        message := offered.value;
-        IF jsonb_typeof(message) <> 'object'
-            OR jsonb_typeof(message->'key') IS DISTINCT FROM 'string'
-            OR message - ARRAY[
+        IF jsonb_typeof(offered.message) <> 'object'
+            OR jsonb_typeof(offered.message->'key') IS DISTINCT FROM 'string'
+            OR offered.message - ARRAY[
                 'key', 'payload', 'schedule_at', 'delay', 'can_update', 'headers', 'group', 'expires_at'
             ] <> '{}'
-            OR message->>'schedule_at' !~* ':[0-9]{2}.*(z|[+-][0-9]{2}(:?[0-9]{2})?)$'
-            OR message->>'expires_at' !~* ':[0-9]{2}.*(z|[+-][0-9]{2}(:?[0-9]{2})?)$'
+            OR offered.message->>'schedule_at' !~* is_zoned
+            OR offered.message->>'expires_at' !~* is_zoned
         THEN
             RAISE 'A message has a text as key, a payload, and may have schedule_at and %: %.',
                 'expires_at with a time zone, delay, can_update, headers and group; this is none',
-                left(offered.value::text, 200) USING ERRCODE = 'QD001';
+                left(offered.message::text, 200) USING ERRCODE = 'QD001';
         END IF;
-        outcomes[offered.place] := public.delayed_queue_put(
-            offered.id, public.delayed_queue_kind(kind, message->>'key'), message->>'key',
-            message->'payload', (message->>'schedule_at')::timestamptz,
-            (message->>'delay')::interval, (message->>'can_update')::boolean, message->'headers',
-            message->>'group', (message->>'expires_at')::timestamptz
+        outcomes[offered.place] := (
+            SELECT public.delayed_queue_put(
+                offered.id, kind, message.key, offered.message->'payload', schedule_at, delay,
+                can_update, offered.message->'headers', "group", expires_at
+            )
+            FROM jsonb_to_record(offered.message) AS message (
+                key text, schedule_at timestamptz, delay interval, can_update boolean, "group" text,
+                expires_at timestamptz
+            )
         );
     END LOOP;
     RETURN QUERY
-    SELECT value->>'key', outcomes[place]
-    FROM jsonb_array_elements(messages) WITH ORDINALITY AS item (value, place)
+    SELECT message->>'key', outcomes[place]
+    FROM jsonb_array_elements(messages) WITH ORDINALITY AS item (message, place)
     ORDER BY place;
 EXCEPTION WHEN data_exception THEN
     RAISE '%.', SQLERRM USING ERRCODE = 'QD001';
@@ -264,15 +269,14 @@ CREATE OR REPLACE FUNCTION public.delayed_queue_drop(queue text, key text) RETUR
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     kind CONSTANT text := public.delayed_queue_kind(queue, key);
-    is_found boolean;
     holder text;
 BEGIN
     DELETE FROM public.delayed_queue WHERE "pKey" = key AND "pKind" = kind
-    RETURNING true, "lockUuid" INTO is_found, holder;
+    RETURNING "lockUuid" INTO holder;
     IF holder IS NOT NULL AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('delayed_queue_leases', holder);
     END IF;
-    RETURN COALESCE(is_found, false);
+    RETURN FOUND;
 END $$;
 
 -- Return the JSON of a payload, or NULL and why it is none.
@@ -323,9 +327,10 @@ CREATE OR REPLACE FUNCTION public.delayed_queue_permits(
     every float8, burst integer, spent_until float8, now bigint
 ) RETURNS integer
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN every IS NULL THEN 2147483647 ELSE GREATEST(LEAST(burst, floor((
-        now - LEAST(COALESCE(spent_until, 0), now + burst * every) + (burst - 1) * every
+    SELECT CASE WHEN every IS NULL THEN 2147483647 ELSE GREATEST(LEAST(most, floor((
+        now - LEAST(COALESCE(spent_until, 0), now + most * every) + (most - 1) * every
     ) / every) + 1), 0) END
+    FROM COALESCE(burst, 1) AS most
 $$;
 
 -- Choose and lock messages of a queue with limits, within the same rules as a claim by group in
@@ -354,18 +359,7 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock(hashtextextended(kind, 7310600482201519));
     now := floor(extract(epoch FROM clock_timestamp()) * 1000);
-    -- The row of the queue, whose group is empty, comes first.
-    SELECT
-        stored."isOrdered", stored."isFair", stored."blocksOnDead", stored."queueInterval",
-        COALESCE(stored."queueBurst", 1) AS "queueBurst", own.*
-    INTO rules
-    FROM public.delayed_queue_limit AS stored
-    LEFT JOIN LATERAL (
-        SELECT "spentUntil", "pausedAt", concurrency, interval, burst WHERE "group" = ''
-    ) AS own ON true
-    WHERE stored."pKind" = kind
-    ORDER BY stored."group"
-    LIMIT 1;
+    SELECT * INTO rules FROM public.delayed_queue_limit WHERE "pKind" = kind AND "group" = '';
     -- More is spent ahead only if the clock was set back.
     UPDATE public.delayed_queue_limit
     SET "spentUntil" = most
@@ -379,61 +373,57 @@ BEGIN
     WHERE "pKind" = kind AND "group" = name AND "spentUntil" > most;
     free := LEAST(n, public.delayed_queue_permits(
         rules."queueInterval", rules."queueBurst", rules."spentUntil", now));
-    IF rules IS NULL OR rules."pausedAt" IS NOT NULL OR free < 1 THEN
+    IF rules."pausedAt" IS NOT NULL OR free < 1 THEN
         RETURN '{}';
     END IF;
-    WITH earliest AS (
-        SELECT id, "scheduledAt", "group" FROM public.delayed_queue
-        WHERE "pKind" = kind AND "scheduledAt" <= now
-        ORDER BY "scheduledAt", id LIMIT 500
-    ),
-    later AS (
-        SELECT id, "scheduledAt", "group" FROM public.delayed_queue
-        WHERE "pKind" = kind AND "scheduledAt" <= now AND "scheduledAt" >= (
-            SELECT min("scheduledAt") + floor(random() * (now - min("scheduledAt")))::bigint
-            FROM earliest
-        )
-        ORDER BY "scheduledAt", id LIMIT 500
-    )
     SELECT
         array_agg(id ORDER BY "scheduledAt", id) FILTER (WHERE "group" IS NULL),
         (array_agg("group" ORDER BY random()) FILTER (WHERE "group" > ''))[1]
     INTO plain, since
-    FROM (SELECT * FROM earliest UNION SELECT * FROM later) AS seen;
+    FROM (
+        SELECT DISTINCT due.*
+        FROM (
+            SELECT "scheduledAt" AS at FROM public.delayed_queue
+            WHERE "pKind" = kind AND "scheduledAt" <= now ORDER BY "scheduledAt", id LIMIT 1
+        ) AS first
+        CROSS JOIN unnest(ARRAY[0, random()]) AS part
+        CROSS JOIN LATERAL (
+            SELECT id, "scheduledAt", "group" FROM public.delayed_queue
+            WHERE "pKind" = kind AND "scheduledAt" >= at + floor(part * (now - at))::bigint
+                AND "scheduledAt" <= now
+            ORDER BY "scheduledAt", id LIMIT 500
+        ) AS due
+    ) AS seen;
     -- Walk from group to group, once round. An expired lease keeps its slot for a late extension.
     chosen := ARRAY(
         WITH RECURSIVE walk (name, lap) AS (
-            SELECT since, 0
+            SELECT COALESCE(since, ''), 0
             UNION ALL
-            SELECT COALESCE(next.name, ''), walk.lap + (next.name IS NULL)::integer
+            SELECT COALESCE(next, ''), lap + (next IS NULL)::integer
             FROM walk
             CROSS JOIN LATERAL (SELECT LEAST(
                 (SELECT "group" FROM public.delayed_queue
-                WHERE "pKind" = kind AND "lockUuid" IS NULL AND "group" > walk.name
+                WHERE "pKind" = kind AND "lockUuid" IS NULL AND "group" > name
                 ORDER BY "group", "scheduledAt", id LIMIT 1),
                 (SELECT "group" FROM public.delayed_queue
-                WHERE "pKind" = kind AND "lockUuid" IS NOT NULL AND "group" > walk.name
+                WHERE "pKind" = kind AND "lockUuid" IS NOT NULL AND "group" > name
                 ORDER BY "group", "scheduledAt", id LIMIT 1)
-            ) AS name) AS next
-            WHERE walk.lap = 0 OR next.name < since
+            ) AS next) AS step
+            WHERE lap = 0 OR next < since
         ),
         share AS (
-            SELECT walk.name, COALESCE(own.weight, 1) AS weight, random() AS luck, ids, due
+            SELECT name, COALESCE(own.weight, 1) AS weight, random() AS luck, ids, due
             FROM walk
-            LEFT JOIN public.delayed_queue_limit AS own ON "pKind" = kind AND "group" = walk.name
+            LEFT JOIN public.delayed_queue_limit AS own ON "pKind" = kind AND "group" = name
             CROSS JOIN LATERAL (
-                SELECT count(*) AS held, count(*) FILTER (WHERE "scheduledAt" > now) AS live
+                SELECT count(*) AS held, count(*) FILTER (WHERE "scheduledAt" > now) AS live,
+                    CASE
+                        WHEN rules."isOrdered" THEN 1
+                        ELSE COALESCE(own.concurrency, rules.concurrency, 2147483647)
+                    END AS slots
                 FROM public.delayed_queue
-                WHERE "pKind" = kind AND "group" = walk.name AND "lockUuid" IS NOT NULL
+                WHERE "pKind" = kind AND "group" = name AND "lockUuid" IS NOT NULL
             ) AS lease
-            CROSS JOIN LATERAL (
-                SELECT GREATEST(slots - held, 0) AS fresh,
-                    LEAST(held - live, GREATEST(slots - live, 0)) AS retaken
-                FROM (SELECT CASE
-                    WHEN rules."isOrdered" THEN 1
-                    ELSE COALESCE(own.concurrency, rules.concurrency, 2147483647)
-                END AS slots) AS slot
-            ) AS room
             CROSS JOIN LATERAL (
                 SELECT
                     array_agg(id ORDER BY rank, "scheduledAt", id) AS ids,
@@ -441,78 +431,80 @@ BEGIN
                 FROM (
                     SELECT * FROM (
                         (SELECT id, "scheduledAt", 0 AS rank FROM public.delayed_queue
-                        WHERE "pKind" = kind AND "group" = walk.name AND "lockUuid" IS NOT NULL
-                            AND ("group", "scheduledAt") <= (walk.name, now)
+                        WHERE "pKind" = kind AND "group" = name AND "lockUuid" IS NOT NULL
+                            AND ("group", "scheduledAt") <= (name, now)
                         ORDER BY "group", "scheduledAt", id
-                        LIMIT retaken)
+                        LIMIT GREATEST(slots - live, 0))
                         UNION ALL
                         (SELECT id, "scheduledAt", 1 FROM public.delayed_queue
-                        WHERE "pKind" = kind AND "group" = walk.name AND "lockUuid" IS NULL
+                        WHERE "pKind" = kind AND "group" = name AND "lockUuid" IS NULL
                             AND "scheduledAt" > "scheduledAtInitially" AND rules."isOrdered"
-                        ORDER BY "lockUuid", "scheduledAt", id LIMIT fresh)
+                        ORDER BY "lockUuid", "scheduledAt", id
+                        LIMIT GREATEST(slots - held, 0))
                         UNION ALL
                         (SELECT id, "scheduledAt", 2 FROM public.delayed_queue
-                        WHERE "pKind" = kind AND "group" = walk.name AND "lockUuid" IS NULL
-                            AND ("group", "scheduledAt") <= (walk.name, now)
+                        WHERE "pKind" = kind AND "group" = name AND "lockUuid" IS NULL
+                            AND ("group", "scheduledAt") <= (name, now)
                         ORDER BY "group", "scheduledAt", id
-                        LIMIT LEAST(fresh, free))
+                        LIMIT LEAST(GREATEST(slots - held, 0), free))
                     ) AS found
                     ORDER BY rank, "scheduledAt", id
-                    LIMIT LEAST(free, retaken + fresh, public.delayed_queue_permits(
-                        COALESCE(own.interval, rules.interval), COALESCE(own.burst, rules.burst, 1),
+                    LIMIT LEAST(free, GREATEST(slots - live, 0), public.delayed_queue_permits(
+                        COALESCE(own.interval, rules.interval), COALESCE(own.burst, rules.burst),
                         own."spentUntil", now))
                 ) AS first
             ) AS message
             WHERE ids IS NOT NULL
                 AND own."pausedAt" IS NULL
-                AND NOT (rules."isOrdered" AND EXISTS (
-                    SELECT 1 FROM public.delayed_queue
-                    WHERE "pKind" = kind AND "group" = walk.name AND "lockUuid" IS NULL
+                AND NOT (rules."isOrdered" IS TRUE AND EXISTS (
+                    SELECT FROM public.delayed_queue
+                    WHERE "pKind" = kind AND "group" = name AND "lockUuid" IS NULL
                         AND "scheduledAt" > "scheduledAtInitially" AND "scheduledAt" > now
                 ))
-                AND NOT (rules."blocksOnDead" AND EXISTS (
-                    SELECT 1 FROM public.delayed_queue_dead_letter
-                    WHERE "pKind" = kind AND "group" = walk.name
+                AND NOT (rules."blocksOnDead" IS TRUE AND EXISTS (
+                    SELECT FROM public.delayed_queue_dead_letter
+                    WHERE "pKind" = kind AND "group" = name
                         AND "diedAt" > COALESCE(own."resumedAt", -9223372036854775808)
                 ))
             LIMIT GREATEST(n, 100)
         ),
         picked AS MATERIALIZED (
-            SELECT id, name FROM (
-                SELECT item.id, name, (turn - 1) / weight AS round, luck, due_at
+            SELECT id, name
+            FROM (
+                SELECT id, name, (turn - 1) / weight AS round, luck, due_at
                 FROM share
                 CROSS JOIN LATERAL unnest(ids, due) WITH ORDINALITY AS item (id, due_at, turn)
                 UNION ALL
-                SELECT item.id, NULL, turn - 1, (SELECT random()), "scheduledAt"
+                SELECT id, NULL, turn - 1, (SELECT random()), "scheduledAt"
                 FROM unnest(plain[1:free]) WITH ORDINALITY AS item (id, turn)
-                JOIN public.delayed_queue AS stored ON stored.id = item.id
+                JOIN public.delayed_queue USING (id)
             ) AS dealt
-            ORDER BY CASE WHEN rules."isFair" THEN round END,
-                CASE WHEN rules."isFair" THEN luck END, due_at, id
+            ORDER BY CASE WHEN rules."isFair" IS NOT FALSE THEN round END,
+                CASE WHEN rules."isFair" IS NOT FALSE THEN luck END, due_at, id
             LIMIT free
         )
         SELECT locked.id
         FROM picked
         CROSS JOIN LATERAL (
             SELECT stored.id FROM public.delayed_queue AS stored
-            WHERE stored.id = picked.id AND stored."group" IS NOT DISTINCT FROM picked.name
-                AND COALESCE(stored."scheduledAt" <= now, false)
+            WHERE stored.id = picked.id AND "group" IS NOT DISTINCT FROM name
+                AND COALESCE("scheduledAt" <= now, false)
             FOR UPDATE SKIP LOCKED
         ) AS locked
     );
     INSERT INTO public.delayed_queue_limit ("pKind", "group", "spentUntil")
-    SELECT kind, name, GREATEST(LEAST(COALESCE(spent, 0), now + burst * every), now) + taken * every
+    SELECT kind, name, GREATEST(LEAST(spent, now + burst * every), now) + taken * every
     FROM (
-        SELECT name, COALESCE(own.interval, rules.interval) AS every,
-            COALESCE(own.burst, rules.burst, 1) AS burst, own."spentUntil" AS spent, taken
+        SELECT name, taken, COALESCE(own.interval, rules.interval) AS every,
+            COALESCE(own.burst, rules.burst, 1) AS burst, COALESCE("spentUntil", 0) AS spent
         FROM (
-            SELECT "group" AS name, count(*) AS taken FROM public.delayed_queue AS stored
-            WHERE stored.id = ANY (chosen) AND "group" IS NOT NULL GROUP BY "group"
+            SELECT "group" AS name, count(*) AS taken FROM public.delayed_queue
+            WHERE id = ANY (chosen) AND "group" IS NOT NULL GROUP BY name
         ) AS leased
         LEFT JOIN public.delayed_queue_limit AS own ON "pKind" = kind AND "group" = name
         UNION ALL
-        SELECT '', rules."queueInterval", rules."queueBurst", rules."spentUntil",
-            cardinality(chosen)
+        SELECT '', cardinality(chosen), rules."queueInterval", COALESCE(rules."queueBurst", 1),
+            COALESCE(rules."spentUntil", 0)
     ) AS rate
     WHERE every IS NOT NULL AND taken > 0
     ORDER BY name COLLATE "C"
@@ -536,10 +528,9 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET j
 #variable_conflict use_column
 DECLARE
     kind CONSTANT text := public.delayed_queue_kind(queue);
-    duration CONSTANT bigint := public.delayed_queue_lease(lease);
+    duration CONSTANT bigint := public.delayed_queue_lease(0, lease);
     now bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
     chosen bigint[];
-    dead record;
     new_id text;
 BEGIN
     IF n IS NULL OR COALESCE(max_attempts, 0) < 1 THEN
@@ -547,25 +538,18 @@ BEGIN
             USING ERRCODE = 'QD003';
     END IF;
     LOOP
-        chosen := ARRAY(
-            SELECT due.id FROM (
-                SELECT id FROM public.delayed_queue
-                WHERE "pKind" = kind
-                    AND "scheduledAt" <= now
-                    AND NOT EXISTS (SELECT 1 FROM public.delayed_queue_limit WHERE "pKind" = kind)
-                ORDER BY "scheduledAt", id
-                LIMIT (SELECT GREATEST(n, 0))
-                FOR UPDATE SKIP LOCKED
-            ) AS due
-            LIMIT GREATEST(n, 0)
-        );
-        IF chosen = '{}' AND n > 0
-            AND EXISTS (SELECT 1 FROM public.delayed_queue_limit WHERE "pKind" = kind)
-        THEN
+        IF EXISTS (SELECT FROM public.delayed_queue_limit WHERE "pKind" = kind) THEN
             chosen := public.delayed_queue_deal(kind, n);
             now := floor(extract(epoch FROM clock_timestamp()) * 1000);
+        ELSE
+            chosen := ARRAY(
+                SELECT id FROM public.delayed_queue
+                WHERE "pKind" = kind AND "scheduledAt" <= now
+                ORDER BY "scheduledAt", id
+                LIMIT GREATEST(n, 0)
+                FOR UPDATE SKIP LOCKED
+            );
         END IF;
-        EXIT WHEN chosen = '{}';
         new_id := gen_random_uuid();
         UPDATE public.delayed_queue
         SET "lockUuid" = new_id,
@@ -578,30 +562,22 @@ BEGIN
             "lastError" = CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "lastError" END,
             "versionAt" = "createdAt"
         WHERE id = ANY (chosen);
-        FOR dead IN
-            SELECT stored.id, attempts > max_attempts AS is_exhausted, error
-            FROM public.delayed_queue AS stored
-            CROSS JOIN LATERAL public.delayed_queue_decode(payload) AS decoded
-            WHERE stored.id = ANY (chosen) AND (attempts > max_attempts OR error IS NOT NULL)
-        LOOP
-            PERFORM public.delayed_queue_reject(
-                new_id, ARRAY[dead.id],
-                CASE
-                    WHEN dead.is_exhausted THEN 'attempts exhausted' ELSE 'payload not decodable'
-                END,
-                dead.error
-            );
-        END LOOP;
         DELETE FROM public.delayed_queue WHERE id = ANY (chosen) AND "expiresAt" <= now;
+        PERFORM public.delayed_queue_reject(new_id, ARRAY[stored.id], CASE
+            WHEN attempts > max_attempts THEN 'attempts exhausted' ELSE 'payload not decodable'
+        END, error)
+        FROM public.delayed_queue AS stored
+        CROSS JOIN LATERAL public.delayed_queue_decode(payload) AS decoded
+        WHERE stored.id = ANY (chosen) AND (attempts > max_attempts OR error IS NOT NULL);
         RETURN QUERY
         SELECT
             id, "pKey"::text, convert_from(payload, 'UTF8')::jsonb, attempts, new_id,
             public.delayed_queue_instant("scheduledAt"),
             public.delayed_queue_instant("scheduledAtInitially"), headers, "group"::text
-        FROM public.delayed_queue AS stored
-        WHERE id = ANY (chosen) AND "lockUuid" = new_id
+        FROM public.delayed_queue
+        WHERE id = ANY (chosen)
         ORDER BY "dueAt", id;
-        EXIT WHEN FOUND;
+        EXIT WHEN FOUND OR chosen = '{}';
     END LOOP;
 END $$;
 
@@ -632,7 +608,6 @@ DECLARE
     due_at CONSTANT bigint := public.delayed_queue_due_at(now, NULL, delay);
     note CONSTANT text := NULLIF(right(error, 10000), '');
     kinds text[];
-    changed integer;
 BEGIN
     WITH released AS (
         UPDATE public.delayed_queue
@@ -643,11 +618,11 @@ BEGIN
         WHERE "lockUuid" = lease_id AND (ids IS NULL OR id = ANY (ids))
         RETURNING "pKind"
     )
-    SELECT array_agg(DISTINCT "pKind"), count(*) INTO kinds, changed FROM released;
+    SELECT array_agg("pKind") INTO kinds FROM released;
     IF due_at <= now + 3000 AND pg_notification_queue_usage() < 0.5 THEN
-        PERFORM pg_notify('delayed_queue_' || md5(kind), '') FROM unnest(kinds) AS kind;
+        PERFORM pg_notify('delayed_queue_' || md5(kind), '') FROM unnest(kinds) AS kind GROUP BY kind;
     END IF;
-    RETURN changed;
+    RETURN COALESCE(cardinality(kinds), 0);
 END $$;
 
 -- Move messages of a lease to the dead letters. Their fingerprint is that of fingerprints.py for
@@ -661,12 +636,17 @@ DECLARE
     now CONSTANT bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
     why CONSTANT text := COALESCE(NULLIF(right(reason, 10000), ''), 'rejected');
     note CONSTANT text := NULLIF(right(error, 10000), '');
-    cause CONSTANT text := regexp_replace(regexp_replace(
-        concat_ws(' · ', left(why, 500), left(substring(note FROM '[^\s][^\n]*'), 500)),
-        $re$(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|`[^`\n]*`|“[^”\n]*”$re$, $q$'…'$q$, 'g'
-    ), '(?<![^\s()\[\]{},;=])(?<!HTTP )(?<!status )[^\s()\[\]{},;=]*\d[^\s()\[\]{},;=]*', '#', 'g');
+    cause text := concat_ws(' · ', left(why, 500), left(substring(note FROM '[^\s][^\n]*'), 500));
     changed integer;
 BEGIN
+    cause := regexp_replace(
+        cause, $re$(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|`[^`\n]*`|“[^”\n]*”$re$, $q$'…'$q$, 'g'
+    );
+    cause := regexp_replace(
+        cause,
+        '(?<![^\s()\[\]{},;=])(?<!HTTP )(?<!status )[^\s()\[\]{},;=]*\d[^\s()\[\]{},;=]*', '#', 'g'
+    );
+    cause := trim(regexp_replace(cause, '\s+', ' ', 'g'));
     WITH rejected AS (
         DELETE FROM public.delayed_queue
         WHERE "lockUuid" = lease_id AND (ids IS NULL OR id = ANY (ids))
@@ -679,8 +659,7 @@ BEGIN
     SELECT
         "pKind", "pKey", payload, headers, attempts, why, COALESCE("firstError", note),
         COALESCE(note, "lastError"), "scheduledAtInitially", "createdAt", now,
-        left(encode(sha256(convert_to(
-            trim(regexp_replace(cause, '\s+', ' ', 'g')), 'UTF8')), 'hex'), 16), "group"
+        left(encode(sha256(convert_to(cause, 'UTF8')), 'hex'), 16), "group"
     FROM rejected;
     GET DIAGNOSTICS changed = ROW_COUNT;
     RETURN changed;
@@ -693,8 +672,8 @@ CREATE OR REPLACE FUNCTION public.delayed_queue_extend(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off AS $$
 DECLARE
-    until CONSTANT bigint := floor(extract(epoch FROM statement_timestamp()) * 1000)
-        + public.delayed_queue_lease(duration);
+    now CONSTANT bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
+    until CONSTANT bigint := public.delayed_queue_lease(now, duration);
     changed integer;
 BEGIN
     UPDATE public.delayed_queue SET "scheduledAt" = GREATEST("scheduledAt", until)

@@ -49,9 +49,9 @@ def due(request: pytest.FixtureRequest, db: None) -> psycopg.Connection[Any]:
     return raw
 
 
-def hostile() -> Iterator[tuple[str, ...]]:
-    """Yield every combination of the settings."""
-    for size in range(len(SETTINGS) + 1):
+def hostile(most: int = len(SETTINGS)) -> Iterator[tuple[str, ...]]:
+    """Yield every combination of at most that many settings."""
+    for size in range(most + 1):
         yield from combinations(SETTINGS, size)
 
 
@@ -85,3 +85,17 @@ def test_no_planner_setting_takes_more_than_the_limit(
 
     assert len(answers) == 2 ** len(SETTINGS)
     assert {off: keys for off, keys in answers.items() if keys != ["key-1", "key-2", "key-3"]} == {}
+
+
+def test_s7_no_planner_setting_takes_more_than_the_limit_by_group(due: psycopg.Connection[Any]):
+    """Each setting and each pair of them off, in a queue with limits."""
+    due.execute("""UPDATE delayed_queue SET "group" = 'group-' || id % 7""")
+    due.execute(
+        """
+        INSERT INTO delayed_queue_limit ("pKind", "group", concurrency)
+        VALUES ('hostile|json', '', 2)
+        """
+    )
+    answers = {off: taken(due, FUNCTION, off=off) for off in hostile(2)}
+    assert {len(set(keys)) for keys in answers.values()} == {LIMIT}
+    assert {len(keys) for keys in answers.values()} == {LIMIT}
