@@ -16,11 +16,16 @@ from delayed_queue.http.api.auth import charge, demand_scope
 from delayed_queue.http.api.bodies import JSON, NDJSON, lines_of, parse, reply
 from delayed_queue.http.api.parameters import Time, shown
 from delayed_queue.http.api.problems import invalid
-from delayed_queue.http.reading import CONTROLS, Errors, read
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.events import receive
-from delayed_queue.notifications.intake import BODY_BYTES, DEPTH, Accepted, Refused, read_json
+from delayed_queue.notifications.intake import (
+    DEPTH,
+    Accepted,
+    Refused,
+    body_bytes,
+    read_json,
+)
 from delayed_queue.notifications.models import (
     Channel,
     Notification,
@@ -37,7 +42,6 @@ from delayed_queue.notifications.validation import FieldError
 TOPIC: Final = "notifications"
 MAX_PAGE: Final = 500
 BULK_BYTES: Final = 8 * MIB
-_LINE: Final = rf"^[^{CONTROLS}\u2028\u2029]*$"
 calls: Final = Endpoints("notifications")
 
 # A rule that no type expresses: a template or a body.
@@ -150,7 +154,7 @@ class NotificationPage(Struct):
     "add",
     status=202,
     accepts={JSON: NotificationBody},
-    limit=lambda _: BODY_BYTES,
+    limit=lambda _: body_bytes(),
     answer=AcceptedReply,
 )
 def send(request: ApiRequest) -> HttpResponse:
@@ -221,44 +225,25 @@ def retry(request: ApiRequest, id: uuid.UUID) -> AcceptedReply:  # noqa: A002
     return AcceptedReply(id, Status.ENQUEUED)
 
 
-@calls.post(
-    "suppressions", "manage", accepts={JSON: SuppressionRequest}, limit=lambda _: BODY_BYTES
-)
-def suppress(request: ApiRequest) -> None:
+@calls.post("suppressions", "manage")
+def suppress(request: ApiRequest, body: SuppressionRequest) -> None:
     """Send nothing more to a recipient, of any sender: in one category, or at all."""
-    _change_suppression(request, is_lifted=False)
+    _check_recipient(request, body)
+    reason = body.reason or Suppression.Reason.OPT_OUT
+    managing.suppress(body.channel, body.to, body.category or "", reason)
 
 
-@calls.post(
-    "suppressions/lift", "manage", accepts={JSON: SuppressionRequest}, limit=lambda _: BODY_BYTES
-)
-def lift_suppression(request: ApiRequest) -> None:
+@calls.post("suppressions/lift", "manage")
+def lift_suppression(request: ApiRequest, body: SuppressionRequest) -> None:
     """Send to a recipient again; also 204 where there was no suppression."""
-    _change_suppression(request, is_lifted=True)
+    _check_recipient(request, body)
+    managing.lift(body.channel, body.to, body.category or "")
 
 
-def _change_suppression(request: ApiRequest, *, is_lifted: bool) -> None:
+def _check_recipient(request: ApiRequest, body: SuppressionRequest) -> None:
     demand_scope(request, "manage", TOPIC)
-    if errors := change_suppression(parse(request.body, DEPTH), is_lifted=is_lifted):
-        raise _invalid(errors)
-
-
-def change_suppression(raw: Any, *, is_lifted: bool) -> list[FieldError]:
-    """Apply a request to suppress or lift; return its errors instead, if there are any."""
-    if not isinstance(raw, dict):
-        return [FieldError("", "must be a JSON object")]
-    errors: Errors = []
-    found = read(SuppressionRequest, raw, errors)
-    if found is None:
-        return [FieldError(*each) for each in errors]
-    if problem := problem_with(found.channel, found.to):
-        return [FieldError("to", problem)]
-    values = (found.channel, found.to, found.category or "")
-    if is_lifted:
-        managing.lift(*values)
-    else:
-        managing.suppress(*values, found.reason or Suppression.Reason.OPT_OUT)
-    return []
+    if problem := problem_with(body.channel, body.to):
+        raise invalid("body", [("to", problem)])
 
 
 def tenant_of(request: ApiRequest) -> str:

@@ -61,29 +61,22 @@ def check_providers(**_: Any) -> list[CheckMessage]:
         return [checks.Error(text, hint=hint, id="delayed_queue.E008")]
     except ImproperlyConfigured as error:
         return [checks.Error(str(error), id="delayed_queue.E008")]
-    found: list[CheckMessage] = [
-        checks.Warning(
-            f"The channel {channel} has no provider, so its notifications will fail.",
-            hint="Add one to DELAYED_QUEUE['NOTIFICATIONS']['PROVIDERS'].",
-            id="delayed_queue.W008",
-        )
-        for channel in unserved_channels()
+    hint = "Add one to {}['PROVIDERS']."
+    text = "The channel {} has no provider, so its notifications will fail."
+    found = [
+        _warning("delayed_queue.W008", text.format(each), hint) for each in unserved_channels()
     ]
-    return [*found, *_public_url_problems()]
+    kinds = {each.get("kind") for each in get_settings().PROVIDERS.get("email", ())}
+    if not get_settings().PUBLIC_URL and not kinds <= {"console"}:
+        text = "Mail with a category is refused, because it needs an unsubscribe link."
+        hint = "Set {}['PUBLIC_URL'] to the https URL of the API."
+        found.append(_warning("delayed_queue.W015", text, hint))
+    return found
 
 
-def _public_url_problems() -> list[CheckMessage]:
-    chosen = get_settings()
-    kinds = {each.get("kind") for each in chosen.PROVIDERS.get("email", ())}
-    if chosen.PUBLIC_URL or kinds <= {"console"}:
-        return []
-    return [
-        checks.Warning(
-            "Mail with a category is refused, because it needs an unsubscribe link.",
-            hint="Set DELAYED_QUEUE['NOTIFICATIONS']['PUBLIC_URL'] to the https URL of the API.",
-            id="delayed_queue.W015",
-        )
-    ]
+def _warning(number: str, text: str, hint: str) -> CheckMessage:
+    hint = hint.format("DELAYED_QUEUE['NOTIFICATIONS']")
+    return checks.Warning(text, hint=hint, id=number)
 
 
 @register(deploy=True)
@@ -91,11 +84,5 @@ def check_hash_key(**_: Any) -> list[CheckMessage]:
     """Warn if a new ``SECRET_KEY`` would invalidate suppressions."""
     if not _can_be_used() or get_settings().HASH_KEY:
         return []
-    return [
-        checks.Warning(
-            "The hashes of recipients depend on SECRET_KEY. If it changes, "
-            "suppressions stop working.",
-            hint="Set DELAYED_QUEUE['NOTIFICATIONS']['HASH_KEY'].",
-            id="delayed_queue.W009",
-        )
-    ]
+    text = "Hashes of recipients depend on SECRET_KEY. If it changes, suppressions stop working."
+    return [_warning("delayed_queue.W009", text, "Set {}['HASH_KEY'].")]

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Max
 from django.db.models.signals import post_delete, post_save
 from django.db.transaction import TransactionManagementError
@@ -20,22 +20,8 @@ from delayed_queue.db.resilience import repeat
 from delayed_queue.logs import log
 from delayed_queue.notifications.models import Template
 from delayed_queue.notifications.rendering import Compiled, compiled
-from delayed_queue.notifications.services import USING, fetch
+from delayed_queue.notifications.services import USING, lock
 
-# A version of a template, by default the latest. Reads: notification_template_version.
-FIND_TEMPLATE: Final[LiteralString] = """
-SELECT name, channel, version, category, is_transactional, subject, body, html
-FROM delayed_queue_notification_template
-WHERE name = %(name)s::text
-    AND channel = %(channel)s::text
-    AND version <= COALESCE(%(version)s::int, 2147483647)
-    AND version >= COALESCE(%(version)s::int, 0)
-ORDER BY version DESC
-LIMIT 1
-"""
-_FIELDS: Final = (
-    "name", "channel", "version", "category", "is_transactional", "subject", "body", "html",
-)  # fmt: skip
 # A process reads a template again after N seconds, so it uses a new version within that time.
 CACHE_SECONDS: Final = 30.0
 # A missing template is looked up again after N seconds: an operator may be about to add it.
@@ -53,9 +39,10 @@ def find_template(channel: str, name: str, version: int | None) -> Compiled | No
     read_at = time.monotonic()
     if read_at < until:
         return found
-    params = {"channel": channel, "name": name, "version": version}
-    rows = repeat(USING, partial(fetch, FIND_TEMPLATE, params))
-    found = _compiled(Template(**dict(zip(_FIELDS, rows[0], strict=True)))) if rows else None
+    # Reads: notification_template_version.
+    rows = Template.objects.filter(name=name, channel=channel).order_by("-version")
+    row = repeat(USING, (rows if version is None else rows.filter(version=version)).first)
+    found = _compiled(row) if row else None
     # A version that the open transaction added may be rolled back.
     _after_commit(partial(_keep, key, read_at, found))
     return found
@@ -99,9 +86,7 @@ def add_version(template: Template) -> Template:
     for each other, so each gets a number of its own.
     """
     compiled(template)
-    with connections[USING].cursor() as cursor:
-        name = f"notifications.template:{template.channel}:{template.name}"
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
+    lock(f"notifications.template:{template.channel}:{template.name}")
     versions = Template.objects.filter(channel=template.channel, name=template.name)
     last: int | None = versions.aggregate(last=Max("version"))["last"]
     template.version = (last or 0) + 1

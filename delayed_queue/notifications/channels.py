@@ -5,21 +5,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import uuid4
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.http.callbacks.calls import PREFIX, sign
 from delayed_queue.http.rates import SharedRate
 from delayed_queue.notifications.conf import KEY, cached, get_settings
 from delayed_queue.notifications.models import MAX_NAME_LENGTH, Channel
 from delayed_queue.notifications.providers import Provider
-from delayed_queue.notifications.services import USING
+from delayed_queue.notifications.services import USING, Outgoing
 from delayed_queue.rates import Circuit, Room
 
 _PACKAGE: Final = "delayed_queue.notifications.providers"
@@ -67,7 +68,7 @@ def check_dispatch() -> None:
     """
     for channel in get_settings().PROVIDERS:
         for route in _made_routes(channel):
-            route.provider.close()
+            _check_message(route.provider, channel)
     # Imported late, because it needs the extra.
     from delayed_queue.notifications.events import sources
 
@@ -78,6 +79,24 @@ def check_dispatch() -> None:
         sign(signing_secrets(), "check", 0, b"")
     except (TypeError, InvalidConfiguration) as error:
         raise ImproperlyConfigured(f"{KEY}: {error}") from None
+
+
+def _check_message(provider: Provider, channel: str) -> None:
+    """Write a message for a probe address; sends nothing."""
+    address = {"email": "probe@example.org", "sms": "+447700900123"}
+    probe = Outgoing(
+        uuid4(), uuid4(), "check", channel, "normal", "", True,
+        address.get(channel, "https://example.org/"), b"", "Probe", "Probe", "", None, 1, False,
+        provider.name, False,
+    )  # fmt: skip
+    check: Callable[[Outgoing], None] = getattr(provider, "check", lambda _: None)
+    try:
+        check(probe)
+    except (TypeError, ValueError, ImportError, ImproperlyConfigured, DelayedQueueError) as error:
+        reason = f"The provider {provider.name!r} cannot write a message: {error}"
+        raise ImproperlyConfigured(reason) from None
+    finally:
+        provider.close()
 
 
 def unserved_channels() -> list[str]:

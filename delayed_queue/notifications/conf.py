@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from django.core.signals import setting_changed
 
 from delayed_queue.conf import (
-    SETTING,
+    MIB,
     Rule,
     RuledSection,
     counts,
@@ -33,34 +33,7 @@ CONSOLES: Final = {channel: [{"kind": "console", "name": "console"}] for channel
 
 @dataclass(frozen=True, slots=True)
 class NotificationSettings:
-    """Every key of ``DELAYED_QUEUE["NOTIFICATIONS"]``, in upper case.
-
-    ``DEDUPE_WINDOW``: how long a ``dedupeKey`` stands for the first request that had it.
-    ``HASH_KEY``: the key of the recipients' hashes; empty takes it from ``SECRET_KEY``, and then
-    suppressions are lost when that changes.
-    ``BULK_ITEMS``: the maximum of requests in a bulk.
-    ``BROKER_URL``: where ``consumenotifications`` connects; ``memory://`` is this process alone.
-    ``BROKER_QUEUE``: the queue it reads.
-    ``BROKER_TENANT``: whose notifications those of the broker are.
-    ``RETENTION``: how long ended notifications are kept by ``prunenotifications``.
-    ``PROVIDERS``: for each channel its providers in order of preference, each a dict of ``kind``
-    (or a dotted path), ``name``, perhaps ``rate`` (per second, burst), and the kind's options.
-    ``RETRY``: when to try again after a transient failure, and how often.
-    ``THROTTLE``: for each channel, how many a second one recipient gets, and how many at once.
-    ``LEASE``: how long a dispatcher that died is waited for.
-    ``CLAIM``: "fast", or "strict" where one batch must not be split between two dispatchers.
-    ``WAIT``: how long a dispatcher waits in place for a provider's rate, before it snoozes.
-    ``SECRETS``: what webhooks and callbacks are signed with, the newest first; empty derives one
-    from ``SECRET_KEY``.
-    ``CIRCUIT_FAILURES``, ``CIRCUIT_PAUSE``: after how many failures of a provider in a row it is
-    left alone, and for how long.
-    ``PUBLIC_URL``: where recipients reach the API, as in "https://notify.example.org/v1"; mail with
-    a category needs it for its unsubscribe link.
-    ``EVENTS``: by the name in the URL, who reads a provider's events: ``kind`` is the dotted path
-    of a webhook view of Anymail, or of a class of yours, and the rest its options.
-    ``SOFT_BOUNCES``: how many soft bounces within that time suppress an address.
-    ``SMS_SEGMENTS``: the maximum of segments of an SMS.
-    """
+    """The keys of ``DELAYED_QUEUE["NOTIFICATIONS"]``, as in docs/reference/settings.md."""
 
     DEDUPE_WINDOW: timedelta = timedelta(hours=24)
     HASH_KEY: str = field(default="", repr=False)
@@ -86,6 +59,8 @@ class NotificationSettings:
     SOFT_BOUNCES: tuple[int, timedelta] = (5, timedelta(days=7))
     PUBLIC_URL: str = ""
     SMS_SEGMENTS: int = 10
+    ATTACHMENT_BYTES: int = MIB
+    MAIL_HEADERS: Sequence[str] = ("Auto-Submitted", "In-Reply-To", "References", "X-Entity-Ref-ID")
 
 
 def _is_text(value: Any) -> bool:
@@ -116,6 +91,11 @@ def _has_kind(value: Any) -> bool:
     return isinstance(value, Mapping) and _is_name(value.get("kind"))
 
 
+# Not those of the message's own structure and addresses.
+_FREE_HEADER: Final = re.compile(
+    r"(?!(arc|content|list|resent)-|(bcc|cc|date|dkim-signature|from|message-id|mime-version"
+    r"|received|reply-to|return-path|sender|subject|to)$)[a-z0-9][a-z0-9-]{0,60}"
+)
 # Mailbox providers demand https; plain http is for tests on one machine. With a longer prefix the
 # link could exceed a line of a mail.
 _PUBLIC: Final = re.compile(r"|(https://[!-~]{1,200}|http://(localhost|127\.0\.0\.1)[!-~]{0,100})")
@@ -157,6 +137,13 @@ RULES: Final[Mapping[str, Rule]] = {
         "It must be a number and a timedelta.",
     ),
     "SMS_SEGMENTS": counts(1, 255),
+    "ATTACHMENT_BYTES": counts(0, 8 * MIB),
+    "MAIL_HEADERS": Rule(
+        each(
+            lambda name: isinstance(name, str) and _FREE_HEADER.fullmatch(name.lower()) is not None
+        ),
+        "It must be a list of headers that no mail has already.",
+    ),
     "PUBLIC_URL": Rule(_is_public, "It must be the https URL of the API, as in 'https://…/v1'."),
 }
 
@@ -175,14 +162,9 @@ register_section(KEY, _Section(NotificationSettings, RULES))
 
 
 def cached(build: Callable[..., T]) -> _lru_cache_wrapper[T]:
-    """Cache the results of a function until the settings change."""
+    """Cache the results of a function until settings change."""
     found = cache(build)
-
-    def forget(*, setting: str, **_: Any) -> None:
-        if setting == SETTING:
-            found.cache_clear()
-
-    setting_changed.connect(forget, weak=False)
+    setting_changed.connect(lambda **_: found.cache_clear(), weak=False)
     return found
 
 

@@ -11,7 +11,8 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -29,6 +30,7 @@ from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.hours import Quiet
+from delayed_queue.notifications.mail import NotFetched, extras_of
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
 from delayed_queue.notifications.services import USING, Outgoing
@@ -91,7 +93,9 @@ class Attempt:
 
     async def run(self) -> Settlement:
         try:
-            return await self._run()
+            # Fetched files are in memory until they are sent.
+            async with _fetches.of(None) if '"url":' in self._outgoing.mail else nullcontext():
+                return await self._run()
         except (Error, ResourceUnavailable) as error:
             # During a call it is the provider's own database, and the message may have been sent.
             if self._envelope.state is not None or not is_unavailable(error):
@@ -143,6 +147,12 @@ class Attempt:
         The recipient's permit is taken after the provider's: an unused permit of a provider can be
         given to another message, one of the recipient cannot.
         """
+        if self._outgoing.mail and self._outgoing.extras is None:
+            try:
+                self._outgoing = replace(self._outgoing, extras=await extras_of(self._outgoing))
+            except NotFetched as error:
+                final = self._end(Status.FAILED, str(error))
+                return final if error.is_final else self._again(str(error), error.code)
         if is_late(self._outgoing):
             return self._end_unsent(Status.EXPIRED)
         if self._throttle is not None:
@@ -157,7 +167,7 @@ class Attempt:
 
     async def _record_provider(self, route: Route) -> bool:
         self._provider = route.name
-        return await sync_to_async(_record_provider)(self._outgoing, route.name)
+        return await sync_to_async(services.record_provider)(self._outgoing, route.name)
 
     async def _call(self, route: Route) -> Outcome:
         began_at = time.monotonic()
@@ -205,11 +215,12 @@ class Attempt:
         pause = min(self._pauses) * random.uniform(1.0, 1.5)  # noqa: S311
         return self._end(Status.ENQUEUED, None, pause)
 
-    def _again(self, outcome: str | None) -> Settlement:
+    def _again(self, outcome: str | None, error: str = "") -> Settlement:
         delay = get_settings().RETRY.delay_after(self._envelope.attempt)
         if delay is None:
             return self._end(Status.FAILED, outcome or "attempts exhausted")
-        return self._end(Status.ENQUEUED, outcome, least_wait(delay, self._asked))
+        end = self._end(Status.ENQUEUED, outcome, least_wait(delay, self._asked))
+        return replace(end, error=error)
 
     def _end_unsent(self, status: Status) -> Settlement:
         doubt = f", {IN_DOUBT}" if self._outgoing.in_doubt else ""
@@ -217,7 +228,8 @@ class Attempt:
 
     def _end(self, status: Status, outcome: str | None, delay: timedelta = _NOW) -> Settlement:
         if status == Status.ENQUEUED and is_late(self._outgoing, delay):
-            outcome = "expired" if outcome is None and not self._outgoing.in_doubt else IN_DOUBT
+            is_in_doubt = outcome == IN_DOUBT or self._outgoing.in_doubt
+            outcome = IN_DOUBT if is_in_doubt else "expired"
             status = Status.EXPIRED
         return Settlement(status, self._calls, outcome, delay, self._outgoing.attempt)
 
@@ -316,25 +328,17 @@ def _own(outgoing: Outgoing | None, envelope: Envelope) -> Outgoing | None:
     )
 
 
-def _record_provider(outgoing: Outgoing, provider: str) -> bool:
-    return repeat(USING, lambda: services.record_provider(outgoing, provider))
-
-
 async def _start_all(place: None, starts: list[Start]) -> Sequence[Outgoing | None]:
     return await sync_to_async(start_all)(starts)
-
-
-def _gathering(key: None) -> Starts:
-    return LoopGathering(_start_all, pause=GATHER_SECONDS)
 
 
 _ALL: Final = 1_000_000
 
 
-def _change(name: str) -> asyncio.Condition:
-    return asyncio.Condition()
-
-
 # Notified when a call leaves the room of that provider.
-_changes: Final = LoopLocal(_change)
-_starts: Final[LoopLocal[None, Starts]] = LoopLocal(_gathering)
+_changes: Final[LoopLocal[str, asyncio.Condition]] = LoopLocal(lambda _: asyncio.Condition())
+# Mails with files to fetch, at a time: each may have 10 MiB.
+_fetches: Final[LoopLocal[None, asyncio.Semaphore]] = LoopLocal(lambda _: asyncio.Semaphore(8))
+_starts: Final[LoopLocal[None, Starts]] = LoopLocal(
+    lambda _: LoopGathering(_start_all, pause=GATHER_SECONDS)
+)

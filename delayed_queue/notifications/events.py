@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, LiteralString, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import transaction
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.utils.module_loading import import_string
 from django.views.decorators.csrf import csrf_exempt
@@ -24,59 +24,9 @@ from delayed_queue.db.resilience import never, repeat
 from delayed_queue.logs import log
 from delayed_queue.notifications.conf import cached, get_settings
 from delayed_queue.notifications.managing import suppress_once
-from delayed_queue.notifications.models import Suppression
+from delayed_queue.notifications.models import OWN_ID, Notification, SoftBounce, Suppression
 from delayed_queue.notifications.recipients import problem_with, recipient_hash
-from delayed_queue.notifications.services import USING, fetch, or_unavailable
-
-# Keep the latest event by the provider's time. "is_new" is false for late and repeated events, and
-# null for one that changes no notification. Reads: the primary key, notification_provider_id.
-APPLY: Final[LiteralString] = """
-WITH found AS MATERIALIZED (
-    SELECT n.id, n.recipient_hash, n.channel
-    FROM delayed_queue_notification AS n
-    WHERE n.id = %(id)s::uuid
-    UNION ALL
-    (
-        SELECT n.id, n.recipient_hash, n.channel
-        FROM delayed_queue_notification AS n
-        WHERE %(id)s::uuid IS NULL
-            AND n.provider_id = %(provider_id)s::text
-            AND n.provider_id <> ''
-            AND n.provider_id !~ '^<[0-9a-f-]{36}@'
-        ORDER BY n.id DESC
-        LIMIT 1
-    )
-),
-changed AS (
-    UPDATE delayed_queue_notification AS n
-    SET delivery = %(delivery)s::text, delivery_at = %(at)s::timestamptz
-    FROM found
-    WHERE n.id = found.id
-        AND %(delivery)s::text <> 'deferred'
-        AND (n.delivery_at IS NULL OR n.delivery_at < %(at)s::timestamptz)
-    RETURNING n.id
-)
-SELECT found.channel, found.recipient_hash, EXISTS (SELECT FROM changed) AS is_new
-FROM found
-"""
-
-# Record a soft bounce, once for each time that the provider names; return how many the recipient
-# has since the start of the period that ends then. Reads: notification_soft_bounce.
-SOFTEN: Final[LiteralString] = """
-WITH added AS (
-    INSERT INTO delayed_queue_notification_soft_bounce (recipient_hash, at)
-    VALUES (%(hash)s::bytea, %(at)s::timestamptz)
-    ON CONFLICT (recipient_hash, at) DO NOTHING
-    RETURNING at
-)
-SELECT 1 + (
-    SELECT count(*)
-    FROM delayed_queue_notification_soft_bounce AS b
-    WHERE b.recipient_hash = %(hash)s::bytea
-        AND b.at > added.at - %(period)s::interval
-)
-FROM added
-"""
+from delayed_queue.notifications.services import USING, lock, or_unavailable
 
 _OURS: Final = re.compile(r"<?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})@")
 
@@ -139,9 +89,24 @@ _KINDS: Final = frozenset(map(str, Kind))
 _SOFT_REASONS: Final = ("timed_out", "blocked", "spam")
 
 
+# Names of a soft bounce in providers' own events: Anymail calls most of them bounces. The numbers
+# are classes of SparkPost.
+_MARKS: Final = frozenset(("event", "type", "bouncetype", "bounce_class"))
+_SOFT: Final = re.compile(r"soft[ _]?bounced?|transient|2[0-4]|70", re.IGNORECASE)
+
+
+def is_soft(raw: Any) -> bool:
+    """Return whether a provider's own event is of a soft bounce."""
+    return isinstance(raw, Mapping) and any(
+        is_soft(each) or (name.lower() in _MARKS and bool(_SOFT.fullmatch(str(each))))
+        for name, each in raw.items()
+    )
+
+
 def _of_anymail(event: Any) -> Event:
+    kind = Kind(event.event_type)
     return Event(
-        Kind(event.event_type),
+        Kind.DEFERRED if kind is Kind.BOUNCED and is_soft(event.esp_event) else kind,
         event.timestamp,
         str(event.message_id or ""),
         str(event.recipient or ""),
@@ -201,27 +166,45 @@ def apply(events: Iterable[Event]) -> Counter[str]:
 
 
 def _applied(event: Event) -> str:
-    own = _OURS.match(event.message_id)
-    at = min(event.at or database_now(USING), database_now(USING))
-    params = {"provider_id": event.message_id, "delivery": str(event.kind), "at": at}
-    rows = fetch(APPLY, params | {"id": uuid.UUID(own[1]) if own else None})
-    if not rows:
+    found = _found(event.message_id)
+    if found is None:
         return "unknown"
-    [(channel, stored_hash, is_new)] = rows
+    channel, stored_hash = found.channel, bytes(found.recipient_hash)
+    at = min(event.at or database_now(USING), database_now(USING))
     is_given = event.recipient and not problem_with(channel, event.recipient)
-    hashed = recipient_hash(channel, event.recipient) if is_given else bytes(stored_hash)
+    hashed = recipient_hash(channel, event.recipient) if is_given else stored_hash
     if event.kind is Kind.DEFERRED:
-        is_new = _count_soft_bounce(channel, hashed, at)
-    elif is_new and event.kind is Kind.COMPLAINED:
+        return "applied" if _count_soft_bounce(channel, hashed, at) else "unchanged"
+    # The latest by the provider's time counts.
+    rows = Notification.objects.filter(Q(delivery_at=None) | Q(delivery_at__lt=at), pk=found.pk)
+    if not rows.update(delivery=str(event.kind), delivery_at=at):
+        return "unchanged"
+    if event.kind is Kind.COMPLAINED:
         suppress_once(channel, hashed, "", Suppression.Reason.COMPLAINT)
-    elif is_new and event.kind is Kind.BOUNCED and event.is_hard:
+    elif event.kind is Kind.BOUNCED and event.is_hard:
         suppress_once(channel, hashed, "", Suppression.Reason.BOUNCE)
-    return "applied" if is_new else "unchanged"
+    return "applied"
+
+
+def _found(message_id: str) -> Notification | None:
+    """Return the notification of our Message-ID, or of the id that the provider returned.
+
+    Reads: the primary key, notification_provider_id.
+    """
+    rows = Notification.objects.only("channel", "recipient_hash")
+    if own := _OURS.match(message_id):
+        return rows.filter(pk=own[1]).first()
+    given = rows.exclude(provider_id="").exclude(provider_id__regex=OWN_ID)
+    return given.filter(provider_id=message_id).order_by("-pk").first()
 
 
 def _count_soft_bounce(channel: str, hashed: bytes, at: datetime) -> bool:
+    """Count a soft bounce, once for each time that the provider names."""
     most, period = get_settings().SOFT_BOUNCES
-    rows = fetch(SOFTEN, {"hash": hashed, "at": at, "period": period})
-    if rows and rows[0][0] >= most:
+    # Two events at once would not see each other's row.
+    lock(f"notifications.soft-bounces:{hashed.hex()}")
+    rows = SoftBounce.objects.filter(recipient_hash=hashed)
+    _, is_new = rows.get_or_create(recipient_hash=hashed, at=at)
+    if is_new and rows.filter(at__gt=at - period).count() >= most:
         suppress_once(channel, hashed, "", Suppression.Reason.BOUNCE)
-    return bool(rows)
+    return is_new

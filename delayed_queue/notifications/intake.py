@@ -50,23 +50,23 @@ WHERE held.tenant = %(tenant)s
 """
 
 # Store accepted requests in order, except those whose key belongs to another notification; those
-# of suppressed recipients end at once. It is sent together with CLAIM_KEYS, whose answer is not
-# there yet, so it reads the holders of the keys itself, in a snapshot after that statement.
-# Keys and suppressions are read per request: of tables that were never analyzed, the planner would
-# otherwise read all rows.
+# of suppressed recipients end at once. Sent together with CLAIM_KEYS, whose answer is not there
+# yet, so it reads the holders of the keys itself, in a later snapshot. Keys and suppressions are
+# read per request: without statistics, the planner would otherwise read all rows.
 # Reads: notification_suppression, notification_dedupe.
 INSERT: Final[LiteralString] = (
     """
 WITH ended AS (
     INSERT INTO delayed_queue_notification (
         id, tenant, channel, priority, category, is_transactional, recipient, recipient_hash,
-        template, template_version, subject, body, html, send_at, expires_at, quiet, dedupe_key,
-        callback_url, status, outcome, ended_at, attempts, provider, provider_id, error_class
+        template, template_version, subject, body, html, mail, send_at, expires_at, quiet,
+        dedupe_key, callback_url, status, outcome, ended_at, attempts, provider, provider_id,
+        error_class
     )
     SELECT
         id, %(tenant)s::text, channel, priority, category, is_transactional, recipient, hash,
-        template, template_version, subject, body, html, COALESCE(send_at, statement_timestamp()),
-        expires_at, quiet, dedupe_key, callback_url,
+        template, template_version, subject, body, html, mail,
+        COALESCE(send_at, statement_timestamp()), expires_at, quiet, dedupe_key, callback_url,
         CASE WHEN is_suppressed THEN 'CANCELLED' ELSE 'ENQUEUED' END,
         CASE WHEN is_suppressed THEN 'suppressed' ELSE '' END,
         CASE WHEN is_suppressed THEN statement_timestamp() END,
@@ -75,8 +75,8 @@ WITH ended AS (
         jsonb_to_recordset(%(requests)s::jsonb) AS (
             id uuid, channel text, priority text, category text, is_transactional boolean,
             recipient text, recipient_hash text, template text, template_version int,
-            subject text, body text, html text, send_at timestamptz, expires_at timestamptz,
-            quiet text, dedupe_key text, callback_url text, claim text
+            subject text, body text, html text, mail jsonb, send_at timestamptz,
+            expires_at timestamptz, quiet text, dedupe_key text, callback_url text, claim text
         )
     ) WITH ORDINALITY AS request
     CROSS JOIN LATERAL decode(recipient_hash, 'base64') AS hash
@@ -109,8 +109,13 @@ FROM ended
 
 # Deeper than validation allows, so that validation reports the path.
 DEPTH: Final = 32
-# The largest request.
+# The largest request, without attachments.
 BODY_BYTES: Final = 256 * KIB
+
+
+def body_bytes() -> int:
+    """Return the largest size of a request, with attachments in base64."""
+    return BODY_BYTES + get_settings().ATTACHMENT_BYTES * 4 // 3
 
 
 @dataclass(frozen=True, slots=True)

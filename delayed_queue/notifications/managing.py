@@ -8,10 +8,11 @@ from functools import partial
 from typing import Final, LiteralString
 
 from django.db import transaction
+from django.db.models.functions import Now
 
 from delayed_queue.db.resilience import never, repeat
 from delayed_queue.db.sql import Page, column_of, page_of
-from delayed_queue.notifications.models import Notification, Status, Suppression
+from delayed_queue.notifications.models import CONTENTS, Notification, Status, Suppression
 from delayed_queue.notifications.recipients import recipient_hash
 from delayed_queue.notifications.services import USING, fetch, queue_of
 from delayed_queue.notifications.settling import CALLBACKS
@@ -37,18 +38,6 @@ SELECT priority, channel
 FROM ended
 """
 )
-
-# Queue a failed notification again, unless it has expired. One that may have been sent only if the
-# caller accepts a second copy. Reads: the primary key.
-RETRY: Final[LiteralString] = """
-UPDATE delayed_queue_notification
-SET status = 'ENQUEUED', ended_at = NULL, outcome = '', error_class = ''
-WHERE id = %(id)s::uuid
-    AND status = 'FAILED'
-    AND (expires_at IS NULL OR expires_at > clock_timestamp())
-    AND (%(even_in_doubt)s::boolean OR right(outcome, 8) <> 'in doubt')
-RETURNING priority, channel
-"""
 
 LAST_ID: Final = uuid.UUID(int=2**128 - 1)
 
@@ -84,7 +73,7 @@ PAGE: Final[LiteralString] = _NEWEST.format(
 def find(id_: uuid.UUID, tenant: str | None) -> Notification | None:
     """Return the notification if it belongs to the tenant; None stands for all tenants."""
     owned = {} if tenant is None else {"tenant": tenant}
-    return repeat(USING, Notification.objects.filter(pk=id_, **owned).first)
+    return repeat(USING, Notification.objects.defer(*CONTENTS).filter(pk=id_, **owned).first)
 
 
 def page(
@@ -97,7 +86,7 @@ def page(
     }  # fmt: skip
     rows = repeat(USING, partial(fetch, PAGE if tenant is None else PAGE_OF_TENANT, params))
     found = page_of(column_of(rows), limit, lambda id_: id_)
-    shown = repeat(USING, partial(Notification.objects.in_bulk, list(found.items)))
+    shown = repeat(USING, partial(Notification.objects.defer(*CONTENTS).in_bulk, list(found.items)))
     return Page([shown[each] for each in found.items if each in shown], found.next)
 
 
@@ -128,10 +117,14 @@ def retry(id_: uuid.UUID, *, even_in_doubt: bool = True) -> bool:
 
 @transaction.atomic(using=USING)
 def _retry(id_: uuid.UUID, even_in_doubt: bool) -> bool:
-    rows = fetch(RETRY, {"id": id_, "even_in_doubt": even_in_doubt})
-    for priority, channel in rows:
-        queue_of(priority, channel).offer_or_update(str(id_), None)
-    return bool(rows)
+    rows = Notification.objects.defer(*CONTENTS).select_for_update()
+    row = rows.filter(pk=id_, status=Status.FAILED).exclude(expires_at__lte=Now()).first()
+    if row is None or (row.is_in_doubt and not even_in_doubt):
+        return False
+    row.status, row.ended_at, row.outcome, row.error_class = Status.ENQUEUED, None, "", ""
+    row.save(update_fields=["status", "ended_at", "outcome", "error_class"])
+    queue_of(row.priority, row.channel).offer_or_update(str(id_), None)
+    return True
 
 
 def suppress(

@@ -74,7 +74,11 @@ class Reception(models.TextChoices):
     COMPLAINED = "complained", _("complained about")
 
 
+# The start of our Message-IDs, which contain the primary key.
+OWN_ID = "^<[0-9a-f-]{36}@"
 OPEN_STATUSES = (Status.ENQUEUED, Status.PROCESSING)
+# Personal data, and large: lists defer it.
+CONTENTS = ("recipient", "recipient_hash", "subject", "body", "html", "mail")
 FINAL_STATUSES = tuple(each for each in Status if each not in OPEN_STATUSES)
 
 
@@ -123,6 +127,8 @@ class Notification(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     # Start, end and zone of the recipient's quiet hours, such as "21:00 08:00 Asia/Kolkata".
     quiet = models.TextField(blank=True, default="", db_default="")
+    # Copies, reply address, headers and attachments of a mail.
+    mail = models.JSONField(null=True, blank=True)
     dedupe_key = models.CharField(max_length=200, blank=True, default="")
     callback_url = models.TextField(blank=True, default="")
 
@@ -167,11 +173,11 @@ class Notification(models.Model):
                 name="notification_received",
                 condition=~Q(delivery="unknown"),
             ),
-            # Ids that a provider gave: our Message-IDs contain the primary key.
+            # Ids that a provider gave.
             models.Index(
                 fields=["provider_id"],
                 name="notification_provider_id",
-                condition=~Q(provider_id="") & ~Q(provider_id__regex="^<[0-9a-f-]{36}@"),
+                condition=~Q(provider_id="") & ~Q(provider_id__regex=OWN_ID),
             ),
         ]
         permissions = [
@@ -197,10 +203,6 @@ class Notification(models.Model):
     def is_in_doubt(self) -> bool:
         """True if it may have been sent, although it did not end as sent."""
         return self.outcome.endswith("in doubt")
-
-    @property
-    def queue_name(self) -> str:
-        return queue_name(self.priority, self.channel)
 
 
 def queue_name(priority: str, channel: str) -> str:

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString, NamedTuple
 
-from django.db.models import QuerySet
+from django.db.models import Count as CountOf
+from django.db.models import Q, QuerySet
 
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.sql import rows_of
 from delayed_queue.notifications.models import (
     Notification,
     ParkedRequest,
     Priority,
+    Reception,
     Status,
     first_id_at,
     time_of,
@@ -59,25 +62,6 @@ ORDER BY provider
 """
 
 
-# The latest events of a provider since a moment, up to a cap.
-# Reads: notification_received.
-RECEIVED: Final[LiteralString] = """
-SELECT
-    count(*) FILTER (WHERE delivery = 'delivered') AS delivered,
-    count(*) FILTER (WHERE delivery = 'bounced') AS bounced,
-    count(*) FILTER (WHERE delivery = 'complained') AS complained
-FROM (
-    SELECT delivery
-    FROM delayed_queue_notification
-    WHERE provider = %(provider)s::text
-        AND delivery <> 'unknown'
-        AND delivery_at >= statement_timestamp() - %(period)s::interval
-    ORDER BY delivery_at DESC
-    LIMIT %(cap)s
-) AS latest
-"""
-
-
 class Received(NamedTuple):
     """Counts of the events of one provider's mail."""
 
@@ -106,6 +90,10 @@ class ProviderFigures(NamedTuple):
     last_failure_at: datetime | None
     last_error: str
     seconds: float
+
+    @property
+    def calls(self) -> int:
+        return self.sent + self.refused + self.failed + self.doubtful
 
     @property
     def share_failing(self) -> float:
@@ -143,15 +131,22 @@ def accepted_per_second(now: datetime) -> float:
     return len(ids) / max((now - time_of(ids[-1])).total_seconds(), 0.001)
 
 
-def providers() -> list[ProviderFigures]:
-    """Return what providers did in the last quarter of an hour, or in their newest calls."""
-    return rows_of(ProviderFigures, fetch(PROVIDERS, {"period": PERIOD, "cap": CALLS}))
+def providers(period: timedelta = PERIOD, cap: int = CALLS) -> list[ProviderFigures]:
+    """Return what providers did in that time, or in their newest calls."""
+    return rows_of(ProviderFigures, fetch(PROVIDERS, {"period": period, "cap": cap}))
 
 
 def received(provider: str) -> Received:
-    """Return the events of a provider in the last seven days, or its newest."""
-    params = {"provider": provider, "period": WEEK, "cap": EVENTS}
-    return Received(*fetch(RECEIVED, params)[0])
+    """Return the events of a provider in the last seven days, or its newest.
+
+    Reads: notification_received.
+    """
+    rows = Notification.objects.exclude(delivery=Reception.UNKNOWN).filter(
+        provider=provider, delivery_at__gte=database_now(USING) - WEEK
+    )
+    latest = rows.order_by("-delivery_at")[:EVENTS]
+    counts = {each: CountOf("pk", filter=Q(delivery=each)) for each in Received._fields}
+    return Received(**latest.aggregate(**counts))
 
 
 def sent_per_second(providers: Sequence[ProviderFigures]) -> float:

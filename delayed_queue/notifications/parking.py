@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from hashlib import sha256
@@ -12,12 +13,13 @@ from typing import Any, Final, LiteralString, NamedTuple
 from django.db import DataError, IntegrityError, transaction
 from msgspec import json
 
+from delayed_queue import db
 from delayed_queue.db.resilience import is_unavailable
 from delayed_queue.notifications import intake
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.intake import Accepted, Refused
 from delayed_queue.notifications.models import ParkedRequest
-from delayed_queue.notifications.services import USING, execute
+from delayed_queue.notifications.services import USING
 from delayed_queue.notifications.validation import FieldError
 
 # Store a broker's messages that are no valid requests; count one that is stored already.
@@ -121,8 +123,8 @@ def _unreadable(message: Incoming) -> str:
         return f"has the content type {_shown(kind)}, not {JSON}"
     if message.encoding.lower() not in ENCODINGS:
         return f"is encoded in {_shown(message.encoding)}, not in UTF-8"
-    is_large = len(message.body) > intake.BODY_BYTES
-    return f"has more than {intake.BODY_BYTES} bytes" if is_large else ""
+    most = intake.body_bytes()
+    return f"has more than {most} bytes" if len(message.body) > most else ""
 
 
 def _shown(text: str) -> str:
@@ -153,7 +155,7 @@ def park(refused: Iterable[tuple[Incoming, Refused]], origin: str, tenant: str) 
         "errors": [json.encode(answer.errors).decode() for _, answer in kept],
         "times": [times[digest] for digest, _ in rows],
     }
-    execute(PARK, params)
+    db.execute(USING, PARK, params)
 
 
 def _reason(answer: Refused) -> str:
@@ -173,21 +175,14 @@ def _park_alone(message: Incoming, origin: str, tenant: str, error: str) -> Tall
 
 def retry_parked(pk: int) -> bool:
     """Try to accept a parked request again; delete it if it is accepted."""
-    try:
-        return _retry_parked(pk)
-    # The database refuses it again.
-    except (IntegrityError, DataError):
-        return False
-
-
-@transaction.atomic(using=USING)
-def _retry_parked(pk: int) -> bool:
-    parked = ParkedRequest.objects.select_for_update().filter(pk=pk).first()
-    if parked is None:
-        return False
-    message = Incoming(bytes(parked.body), parked.content_type, "", parked.message_id)
-    (answer,) = _accept([message], parked.tenant or get_settings().BROKER_TENANT)
-    if isinstance(answer, Refused):
-        return False
-    parked.delete()
-    return True
+    # The database may refuse it again.
+    with suppress(IntegrityError, DataError), transaction.atomic(using=USING):
+        parked = ParkedRequest.objects.select_for_update().filter(pk=pk).first()
+        if parked is None:
+            return False
+        message = Incoming(bytes(parked.body), parked.content_type, "", parked.message_id)
+        (answer,) = _accept([message], parked.tenant or get_settings().BROKER_TENANT)
+        if isinstance(answer, Accepted):
+            parked.delete()
+        return isinstance(answer, Accepted)
+    return False

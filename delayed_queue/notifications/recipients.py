@@ -74,12 +74,12 @@ def _problem_with_phone(number: str) -> str:
     return "" if written == number else "has digits that are not dialled from abroad"
 
 
-def problem_with_url(url: str) -> str:
-    """Return why a URL must not be posted to. Resolves no name."""
+def problem_with_url(url: str, use: str = "posted to") -> str:
+    """Return why a URL must not be called. Resolves no name."""
     try:
         check_url(url)
     except UrlRefused as error:
-        return f"cannot be posted to: {error}"
+        return f"cannot be {use}: {error}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
@@ -10,22 +11,19 @@ from delayed_queue.http.callbacks.guard import MAX_URL
 from delayed_queue.http.jobs.requests import URL_PATTERN
 from delayed_queue.http.reading import CONTROLS, matching
 from delayed_queue.notifications.models import Channel, Priority
-from delayed_queue.notifications.recipients import CATEGORY, MAX_CATEGORY
+from delayed_queue.notifications.recipients import CATEGORY, MAX_CATEGORY, normal
 
 MAX_SUBJECT: Final = 255
 MAX_KEY: Final = 200
 _LINE: Final = rf"^[^{CONTROLS}\u2028\u2029]*\Z"
 _LINE_RULE: Final = "It must be one line without control characters."
+# Without parts of their own, which a mail server would read as parts of the mail.
+_MEDIA: Final = r"^(?!multipart/|message/)[a-z0-9]+/[a-z0-9][a-z0-9.+-]*\Z"
+_MEDIA_RULE: Final = "It must be a media type such as application/pdf."
 _CATEGORY_RULE: Final = "It must consist of a-z, 0-9, '.', '_' and '-'."
 
-_Recipient = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=MAX_URL,
-        description="An email address, a number in E.164 form, or an http(s) URL.",
-    ),
-]
+_ADDRESS: Final = "An email address, a number in E.164 form, or an http(s) URL."
+_Recipient = Annotated[str, Meta(min_length=1, max_length=MAX_URL, description=_ADDRESS)]
 _Category = Annotated[str, matching(CATEGORY, _CATEGORY_RULE, MAX_CATEGORY, least=0)]
 _Template = Annotated[
     str,
@@ -70,6 +68,37 @@ _Key = Annotated[str, matching(_LINE, _LINE_RULE, MAX_KEY)]
 _Url = Annotated[str, Meta(pattern=URL_PATTERN, max_length=MAX_URL)]
 
 
+class Attachment(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A file of a mail: ``content`` in base64, or a ``url`` that is fetched when it is sent."""
+
+    name: Annotated[
+        str, matching(rf"^[^{CONTROLS}\u2028\u2029/\\]+\Z", "It must be the name of a file.", 200)
+    ]
+    type: Annotated[str, matching(_MEDIA, _MEDIA_RULE, 100)] | None = None
+    content: bytes | None = None
+    url: _Url | None = None
+
+
+class Mail(Struct, rename="camel", omit_defaults=True):
+    """What a mail has beside its texts, as it is stored."""
+
+    cc: Sequence[str] = ()
+    reply_to: str = ""
+    headers: Mapping[str, Any] = {}
+    attachments: Sequence[Attachment] = ()
+
+    def normalized(self) -> Mail:
+        """Return it with addresses as they are sent, each copy once."""
+        found = [normal(Channel.EMAIL, each) for each in self.cc]
+        cc = tuple({each.lower(): each for each in found}.values())
+        reply_to = normal(Channel.EMAIL, self.reply_to) if self.reply_to else ""
+        return Mail(cc, reply_to, self.headers, self.attachments)
+
+
+_MANY: Final = Meta(max_length=20)
+_Headers = Annotated[dict[str, Any], Meta(description="Those that MAIL_HEADERS allows.")]
+
+
 class NotificationRequest(Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
     """A notification to send. Null counts as absent, except for the body of a webhook."""
 
@@ -81,6 +110,10 @@ class NotificationRequest(Struct, rename="camel", forbid_unknown_fields=True, kw
     subject: _Subject | None = None
     body: Annotated[Any, Meta(description="Text; for a webhook, any JSON value.")] = None
     html: _Html | None = None
+    cc: Annotated[list[_Recipient], _MANY] | None = None
+    reply_to: _Recipient | None = None
+    headers: _Headers | None = None
+    attachments: Annotated[list[Attachment], _MANY] | None = None
     category: _Category | None = None
     priority: Priority | None = Priority.NORMAL
     send_at: _SendAt | None = None

@@ -1,9 +1,6 @@
 """The queues of notifications, and notifications in flight.
 
-A dispatcher claims a message, starts its notification, and sends outside any transaction. The
-statement that acknowledges or releases the message also writes how the attempt ended. A crash
-before that leaves PROCESSING, and the queue delivers the message again when its lease is over; the
-next attempt takes over.
+After a crash a notification stays PROCESSING, and the attempt under the next lease takes over.
 """
 
 from __future__ import annotations
@@ -14,16 +11,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
-from typing import Any, Final, LiteralString
+from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from django.db import Error, router
 from django.http import HttpResponse
 
 from delayed_queue import DelayedQueue, Envelope, db
 from delayed_queue.db.clock import database_now
-from delayed_queue.db.resilience import is_unavailable
+from delayed_queue.db.resilience import is_unavailable, repeat
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.notifications.models import Channel, Notification, Priority, Status, queue_name
+
+if TYPE_CHECKING:
+    from delayed_queue.notifications.requests import Mail
 
 # The database of notifications and their messages: where the router writes them.
 USING: Final = router.db_for_write(Notification)
@@ -43,17 +43,13 @@ interrupted AS (
     WHERE was_interrupted
 )"""
 
-# Start notifications under the leases of their messages. Returns each that is still open, now
-# PROCESSING under its lease, with a verdict: to be sent, or expired or suppressed. If another lease
-# left it PROCESSING, it is taken over, and a delivery records that. Twice under one lease changes
-# nothing, so that the statement can be repeated after a lost answer.
-# "provider" is about to be called. If an earlier call may have been accepted ("in doubt"), the
-# provider of that call is kept and returned instead.
-# Only the current holder of a message can start: a dispatcher that was stopped for longer than its
-# lease must not take over from its successor.
-# Expiry is checked by clock_timestamp(), because the wait for a lock counts.
-# The holder is read once per message, before the join, and the kind is behind COALESCE: a plan made
-# while the queue was empty would use the index on kinds and read all their messages.
+# Start notifications under the current leases of their messages. Returns each that is still open,
+# PROCESSING under its lease, with a verdict: to be sent, expired or suppressed. One that another
+# lease left PROCESSING is taken over, and a delivery records that. A repetition changes nothing.
+# "provider" is about to be called; if an earlier call may have been accepted ("in doubt"), the
+# provider of that call is kept. Expiry is checked by clock_timestamp(): the wait for a lock counts.
+# The holder is read once per message, and the kind is behind COALESCE: a plan made while the queue
+# was empty would use the index on kinds and read all their messages.
 # Reads: the primary key, notification_suppression, delayed_queue__PKeyPlusKindUniqueIndex.
 START: Final[LiteralString] = (
     """
@@ -107,21 +103,13 @@ WHERE n.id = held.id
 RETURNING
     n.id, n.lease_id, n.tenant, n.channel, n.priority, n.category, n.is_transactional, n.recipient,
     n.recipient_hash, n.subject, n.body, n.html, n.expires_at, n.attempts,
-    held.was_interrupted, n.provider, held.in_doubt, n.quiet, held.verdict
+    held.was_interrupted, n.provider, held.in_doubt, n.quiet, held.verdict,
+    COALESCE(n.mail::text, '')
 """
 )
 
-# Record which provider is called next: after a crash it is the one that may have accepted the
-# message. No row comes back if the lease was lost, and then no provider may be called.
-# Reads: the primary key.
-RECORD_PROVIDER: Final[LiteralString] = """
-UPDATE delayed_queue_notification
-SET provider = %(provider)s
-WHERE id = %(id)s
-    AND status = 'PROCESSING'
-    AND lease_id = %(lease_id)s
-RETURNING id
-"""
+
+LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%(name)s, 0))::text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +139,11 @@ class Outgoing:
     in_doubt: bool
     quiet: str = ""
     verdict: str = Status.PROCESSING
+    mail: str = field(default="", repr=False)
     # When it expires, on the monotonic clock of this process.
     deadline: float | None = None
+    # What ``mail`` says, without suppressed copies and with fetched files; read before a call.
+    extras: Mail | None = field(default=None, repr=False)
 
 
 def queue_of(priority: str, channel: str) -> DelayedQueue:
@@ -206,9 +197,13 @@ def _with_deadline(outgoing: Outgoing) -> Outgoing:
 
 
 def record_provider(outgoing: Outgoing, provider: str) -> bool:
-    """Record that this provider is called next; False if the lease was lost, so call none."""
-    params = {"id": outgoing.id, "lease_id": outgoing.lease_id, "provider": provider}
-    return bool(fetch(RECORD_PROVIDER, params))
+    """Record that this provider is called next; False if the lease was lost, so call none.
+
+    After a crash it is the one that may have accepted the message.
+    """
+    rows = Notification.objects.filter(pk=outgoing.id, lease_id=outgoing.lease_id)
+    held = rows.filter(status=Status.PROCESSING)
+    return bool(repeat(USING, lambda: held.update(provider=provider)))
 
 
 def or_unavailable(act: Callable[[], HttpResponse]) -> HttpResponse:
@@ -221,6 +216,11 @@ def or_unavailable(act: Callable[[], HttpResponse]) -> HttpResponse:
         return HttpResponse(status=503, headers={"Retry-After": "10"})
 
 
+def lock(name: str) -> None:
+    """Wait for other transactions that hold this lock; hold it until the end of this one."""
+    fetch(LOCK, {"name": name})
+
+
 def statuses_of(rows: Iterable[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:
     """Return statuses by id, of rows of both."""
     return {id_: Status(status) for id_, status in rows}
@@ -229,8 +229,3 @@ def statuses_of(rows: Iterable[tuple[Any, ...]]) -> dict[uuid.UUID, Status]:
 def fetch(statement: LiteralString, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Run a statement and return its rows."""
     return db.fetch(USING, statement, params)
-
-
-def execute(statement: LiteralString, params: Mapping[str, Any]) -> int:
-    """Run a statement, and return how many rows it changed."""
-    return db.execute(USING, statement, params)

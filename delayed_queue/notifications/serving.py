@@ -41,8 +41,9 @@ class Dispatching:
         settlement = envelope.state = await dispatch(envelope)
         if settlement is None or settlement.status != Status.ENQUEUED:
             return
-        if settlement.calls:
-            raise Retry(settlement.delay, settlement.calls[-1].error_class)
+        if settlement.calls or settlement.error:
+            error = settlement.calls[-1].error_class if settlement.calls else settlement.error
+            raise Retry(settlement.delay, error)
         raise Snooze(settlement.delay)
 
     def judge(self, error: BaseException, envelope: Envelope) -> Verdict | None:

@@ -203,6 +203,8 @@ class Settlement:
     delay: timedelta = timedelta(0)
     # The number of this attempt, as recorded with its calls.
     attempt: int = 0
+    # Why an attempt without calls counts: its attachments could not be fetched.
+    error: str = ""
 
 
 # The settlements of envelopes.
@@ -235,11 +237,8 @@ def failing(failed: Sequence[tuple[uuid.UUID | str, str, str]]) -> Step:
     }
 
 
-# Some of the texts come from third parties. One that the database cannot store would prevent
-# all settlements of its statement.
-
-
 def _params(settled: Settled) -> dict[str, str]:
+    # A text of a third party that the database cannot store would prevent all settlements.
     rows = [
         {
             "id": envelope.key,

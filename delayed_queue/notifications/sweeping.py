@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString
 
+from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
@@ -14,6 +15,8 @@ from delayed_queue.db.clock import read_clock
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.models import (
     DedupeClaim,
+    Delivery,
+    Notification,
     ParkedRequest,
     SoftBounce,
     Status,
@@ -117,34 +120,6 @@ def fail_lost_of(ids: list[uuid.UUID]) -> int:
 
 BATCH: Final = 1000
 
-# Delete a bounded number of notifications that ended before a moment and were made before it, with
-# their deliveries; in the order of their ids, so that a prune of a year can continue.
-# Open ones are passed over, however old. Reads: the primary key, the index of deliveries by
-# notification.
-PRUNE: Final[LiteralString] = """
-WITH old AS MATERIALIZED (
-    SELECT id
-    FROM delayed_queue_notification
-    WHERE id < %(before)s::uuid
-        AND id > %(after)s::uuid
-    ORDER BY id
-    LIMIT %(limit)s
-),
-gone AS (
-    DELETE FROM delayed_queue_notification AS n
-    USING old
-    WHERE n.id = old.id
-        AND n.ended_at < %(ended_before)s
-    RETURNING n.id
-),
-forgotten AS (
-    DELETE FROM delayed_queue_notification_delivery AS d
-    USING gone
-    WHERE d.notification_id = gone.id
-)
-SELECT (SELECT count(*) FROM gone), (SELECT max(id::text) FROM old)
-"""
-
 
 def prune(age: timedelta) -> int:
     """Delete what ended longer ago than that, a thousand at a time; return how many.
@@ -167,12 +142,19 @@ def _delete(rows: QuerySet[Any]) -> None:
 
 
 def _prune_notifications(before: datetime) -> int:
-    total: int = 0
-    after = uuid.UUID(int=0)
-    while True:
-        params = {"before": first_id_at(before), "ended_before": before}
-        gone, last = fetch(PRUNE, params | {"after": after, "limit": BATCH})[0]
-        total += gone
-        if last is None:
-            return total
-        after = uuid.UUID(last)
+    """Delete what was made and ended before, in the order of ids; open ones stay, however old.
+
+    Reads: the primary key, the index of deliveries by notification.
+    """
+    total, after = 0, uuid.UUID(int=0)
+    rows = Notification.objects.filter(pk__lt=first_id_at(before)).order_by("pk")
+    while ids := list(rows.filter(pk__gt=after).values_list("pk", flat=True)[:BATCH]):
+        after = ids[-1]
+        with transaction.atomic(using=USING):
+            # Locked, because a retry would open it again.
+            ended = rows.select_for_update().filter(pk__in=ids, ended_at__lt=before)
+            gone = list(ended.values_list("pk", flat=True))
+            Delivery.objects.filter(notification_id__in=gone).delete()
+            rows.filter(pk__in=gone).delete()
+        total += len(gone)
+    return total

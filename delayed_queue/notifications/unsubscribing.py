@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 import msgspec
 from cryptography.fernet import InvalidToken
 from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse
+from django.template import Context, Engine
 from django.utils import translation
 from django.utils.cache import patch_vary_headers
-from django.utils.html import format_html
-from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
@@ -25,18 +25,10 @@ from delayed_queue.notifications.services import Outgoing, or_unavailable
 
 # Part of each key: with another text, no link in a sent mail works.
 _PURPOSE: Final = b"delayed_queue.notifications.unsubscribing"
-_PAGE: Final = """<!DOCTYPE html>
-<html lang="{}"><head><meta charset="utf-8"><title>{}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 1.125rem/1.5 system-ui, sans-serif; margin: 18vh auto 0; max-width: 32rem;
-  padding: 0 1.25rem; text-align: center; }}
-button {{ background: #205067; border: 0; border-radius: .375rem; color: #fff; cursor: pointer;
-  font: inherit; padding: .75rem 1.5rem; }}
-button:focus-visible {{ outline: 3px solid #79aec8; outline-offset: 2px; }}
-</style></head><body><h1>{}</h1><p>{}</p>{}</body></html>
-"""
+_PAGES: Final = Engine(
+    dirs=[str(Path(__file__).parent / "templates" / "notifications")],
+    builtins=["django.templatetags.i18n"],
+)
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -99,17 +91,9 @@ def _opened(token: str) -> tuple[str, str]:
 
 def _page(request: HttpRequest, *, is_done: bool) -> HttpResponse:
     with translation.override(translation.get_language_from_request(request)):
-        response = HttpResponse(_written(is_done=is_done), headers=_HEADERS)
-        response.headers["Content-Language"] = translation.get_language() or "en"
+        language = translation.get_language() or "en"
+        context = Context({"language": language, "is_done": is_done})
+        text = _PAGES.get_template("unsubscribe.html").render(context)
+    response = HttpResponse(text, headers={**_HEADERS, "Content-Language": language})
     patch_vary_headers(response, ["Accept-Language"])
     return response
-
-
-def _written(*, is_done: bool) -> Any:
-    language, title = translation.get_language() or "en", _("Unsubscribe")
-    if is_done:
-        heading, text = _("You are unsubscribed"), _("You will get no more of these emails.")
-        return format_html(_PAGE, language, title, heading, text, "")
-    button = format_html('<form method="post"><button>{}</button></form>', title)
-    text = _("Do you want no more of these emails?")
-    return format_html(_PAGE, language, title, title, text, button)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from delayed_queue.cron.rules import load_zone
 from delayed_queue.db.clock import database_now
@@ -22,10 +22,11 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.reading import MAX_GUESSES, Errors, read
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.hours import Quiet, next_local
+from delayed_queue.notifications.mail import problems_with
 from delayed_queue.notifications.models import Channel, Priority
 from delayed_queue.notifications.recipients import hash_of, normal, problem_with, problem_with_url
 from delayed_queue.notifications.rendering import Compiled, MissingVariable, NotRenderable, Rendered
-from delayed_queue.notifications.requests import MAX_SUBJECT, NotificationRequest
+from delayed_queue.notifications.requests import MAX_SUBJECT, Attachment, Mail, NotificationRequest
 from delayed_queue.notifications.segments import segments_of
 from delayed_queue.notifications.services import USING
 
@@ -35,7 +36,9 @@ MAX_BITS: Final = 256
 MAX_TEXT: Final = 100_000
 MAX_ERRORS: Final = 20
 MAX_AHEAD: Final = timedelta(days=366)
-_BLANK: Final = frozenset(("subject", "html", "priority", "sendAt", "expiresAt", "callbackUrl"))
+_BLANK: Final = frozenset(
+    ("subject", "html", "priority", "sendAt", "expiresAt", "callbackUrl", "replyTo")
+)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _PATH: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,100}")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
@@ -76,6 +79,7 @@ class Request(Struct, frozen=True):
     quiet: str
     dedupe_key: str
     callback_url: str
+    mail: Mail | None = None
 
     def __repr__(self) -> str:
         # Without the recipient and texts, because logs and tracebacks contain it.
@@ -183,6 +187,7 @@ class _Reader:
         template, rendered = self._content(channel) if channel else (None, None)
         is_transactional = is_urgent or bool(template and template.is_transactional)
         category = self._category(channel, template, is_transactional=is_transactional)
+        mail = self._mail(channel)
         if self.errors or rendered is None:
             return None
         return Request(
@@ -190,7 +195,7 @@ class _Reader:
             is_transactional, rendered.subject, rendered.body, rendered.html,
             template.name if template else "", template.version if template else None,
             send_at, expires_at, str(quiet) if quiet and not is_urgent else "",
-            self._get("dedupeKey"), callback_url,
+            self._get("dedupeKey"), callback_url, mail,
         )  # fmt: skip
 
     def _get(self, name: str) -> Any:
@@ -213,6 +218,19 @@ class _Reader:
         if is_bulk and not get_settings().PUBLIC_URL:
             self._refuse("category", "needs the setting PUBLIC_URL, for an unsubscribe link")
         return found
+
+    def _mail(self, channel: str) -> Mail | None:
+        names = ("cc", "replyTo", "headers", "attachments")
+        if channel != Channel.EMAIL:
+            self._not_for("is only allowed with the channel email", *names)
+            return None
+        cc, reply_to, headers, attachments = (self._get(each) for each in names)
+        mail = Mail(
+            cc or (), reply_to, headers or {}, convert(attachments or (), tuple[Attachment, ...])
+        )
+        found = [FieldError(path, problem) for path, problem in problems_with(mail) if problem]
+        self.errors += found
+        return None if found or mail == Mail() else mail.normalized()
 
     def _refuse(self, path: str, message: str) -> None:
         self.errors.append(FieldError(path, message))

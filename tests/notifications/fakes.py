@@ -62,35 +62,60 @@ class FakeSmtp(fakes.FakeSmtp, Server):
     open = refused = 0
 
     def __init__(
-        self, *, latency: float = 0.0, per_session: int = 0, code: int = 421, room: int = 0
-    ) -> None:
+        self, *, latency: float = 0.0, per_session: int = 0, code: int = 421, room: int = 0,
+        phase: str = "MAIL",
+    ) -> None:  # fmt: skip
         super().__init__(_of_address, latency=latency)
         # Connections at a time; 0 is no limit.
         self.room = room
-        # Messages after which a session takes no more, and the later reply to MAIL.
-        self.per_session, self.code = per_session, code
+        # Messages after which a session takes no more; then the reply, and what it replies to.
+        self.per_session, self.code, self.phase = per_session, code, phase
         self.taken: Counter[SMTP] = Counter()
         self.contents: deque[bytes] = deque(maxlen=100)
+        self.recipients: deque[list[str]] = deque(maxlen=100)
 
     async def handle_MAIL(
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        if self.per_session and self.taken[server] >= self.per_session:
-            return f"{self.code} too many messages in this session"
         self.taken[server] += 1
+        if end := self._end_of(server, "MAIL"):
+            return end
         envelope.mail_from = address
         envelope.mail_options.extend(options)
         return "250 OK"
+
+    def close_sessions(self) -> None:
+        """Hang up on all clients; return once they could notice."""
+        asyncio.run_coroutine_threadsafe(self._close_sessions(), self._loop).result(10)
+
+    async def _close_sessions(self) -> None:
+        for session in self.taken:
+            transport: Any = session.transport
+            if transport is not None:
+                transport.abort()
+
+    def _end_of(self, server: SMTP, phase: str) -> str:
+        is_over = 0 < self.per_session < self.taken[server] and phase == self.phase
+        return f"{self.code} too many messages in this session" if is_over else ""
+
+    async def handle_RCPT(
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        end = self._end_of(server, "RCPT")
+        return end or await super().handle_RCPT(server, session, envelope, address, options)
 
     def _session(self) -> SMTP:
         self.connections += 1
         return Crowded(self) if self.room else super()._session()
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
+        if end := self._end_of(server, "DATA"):
+            return end
         asked = _of_address(envelope.rcpt_tos[-1], 1)
         if asked == "refuse-data":
             return "554 refused"
         self.contents.append(envelope.original_content or b"")
+        self.recipients.append(list(envelope.rcpt_tos))
         answer = await super().handle_DATA(server, session, envelope)
         if asked == "hang-after":
             await self.hang()

@@ -84,6 +84,29 @@ def test_n24_an_address_with_or_without_a_name_is_a_sender(settings, sender):
     assert {each.id for each in check_providers()} == {"delayed_queue.W008"}
 
 
+@pytest.mark.parametrize(
+    ("channel", "entry", "reason"),
+    [
+        ("email", {"kind": "email", "sender": "a@b.example", "use_tls": True, "use_ssl": True},
+         "EMAIL_USE_TLS/EMAIL_USE_SSL are mutually exclusive"),
+        ("email", {"kind": "email", "sender": "a@b.example", "backend": "anymail.Nope"},
+         'does not define a "Nope"'),
+        ("sms", {"kind": "http", "url": "https://a.example", "headers": {"X-Key": "a\r\nB: c"}},
+         "The header 'X-Key' has a value that cannot be sent."),
+        ("sms", {"kind": "apprise", "url": "nonsense"}, "The url is not one of Apprise."),
+        ("webhook", {"kind": "webhook", "secrets": ["s3cret"]}, "A secret is whsec_"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+def test_n24_what_no_message_could_be_written_with_is_an_error(settings, channel, entry, reason):
+    configure(settings, {"PROVIDERS": {channel: [entry | {"name": "relay"}]}})
+    (found,) = check_providers()
+    assert found.id == "delayed_queue.E008"
+    assert found.msg.startswith("The provider 'relay' cannot write a message: ")
+    assert reason in found.msg
+    assert "s3cret" not in found.msg
+
+
 def test_a_channel_without_providers_is_warned_of(settings):
     configure(settings, {"PROVIDERS": {"sms": [{"kind": "console", "name": "a"}]}})
     assert [each.id for each in check_providers()] == ["delayed_queue.W008"] * 2

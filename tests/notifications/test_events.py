@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import uuid
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from django.http import HttpRequest
 from django.test import Client
 
 from delayed_queue.notifications.apps import check_providers
-from delayed_queue.notifications.events import Event, Kind, apply
+from delayed_queue.notifications.events import Event, Kind, apply, is_soft
 from delayed_queue.notifications.models import Notification, SoftBounce, Status, Suppression
 from delayed_queue.notifications.recipients import recipient_hash
 from delayed_queue.notifications.sweeping import prune
@@ -121,6 +122,8 @@ UNKNOWN: State = ("unknown", [])
         ("brevo", lambda id_: brevo("hard_bounce", id_), BOUNCED),
         ("brevo", lambda id_: brevo("spam", id_), COMPLAINED),
         ("brevo", lambda id_: brevo("deferred", id_), UNKNOWN),
+        ("brevo", lambda id_: brevo("soft_bounce", id_), UNKNOWN),
+        ("postmark", lambda id_: postmark("Bounce", id_, Type="SoftBounce", **ADA), UNKNOWN),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("id_", ["{}@example.org", "201812.1.7@mail.example"])
@@ -135,6 +138,22 @@ def test_n15_an_event_of_a_provider_changes_delivery_and_suppresses(
         answer = post(provider, body, **BASIC)
         assert (answer.status_code, answer.json()["unknown"]) == (200, 0)
     assert state_of(notification) == state
+
+
+@pytest.mark.parametrize(
+    ("raw", "is_expected"),
+    [
+        ({"event": "soft_bounce"}, True), ({"RecordType": "Bounce", "Type": "SoftBounce"}, True),
+        ({"data": {"type": "soft_bounced"}}, True), ({"event": "hard_bounce"}, False),
+        ({"eventType": "Bounce", "bounce": {"bounceType": "Transient"}}, True),
+        ({"eventType": "Bounce", "bounce": {"bounceType": "Permanent"}}, False),
+        ({"msys": {"message_event": {"type": "bounce", "bounce_class": "22"}}}, True),
+        ({"msys": {"message_event": {"type": "bounce", "bounce_class": "10"}}}, False),
+        ("soft_bounce", False), (None, False),
+    ],
+)  # fmt: skip
+def test_n15_a_soft_bounce_is_known_by_the_event_of_the_provider(raw: Any, is_expected: bool):
+    assert is_soft(raw) == is_expected
 
 
 def test_n15_late_and_repeated_events_change_nothing():
@@ -234,9 +253,16 @@ def test_n21_a_page_shows_the_complaints_of_a_provider(
     ]  # fmt: skip
     Notification.objects.bulk_create(rows)
     Notification.objects.filter(pk=rows[-1].pk).update(delivery_at=NOW - timedelta(days=8))
+    for name, outcome, days in (
+        [("mail/eu", "sent", 6)] * 7 + [("mail/eu", "sent", 8), ("mail/eu", "failed", 1)]
+        + [("other", "sent", 1)]
+    ):  # fmt: skip
+        call = first.deliveries.create(attempt=1, provider=name, outcome=outcome)
+        first.deliveries.filter(pk=call.pk).update(at=NOW - timedelta(days=days))
     url = "/admin/delayed_queue_notifications/notification/dashboard/mail/eu/"
     html = admin_client.get(url).content.decode()
     assert f"<b>{1000 - complaints:,}</b>" in html
+    assert re.search(r"<b>7</b>\s*<span[^>]*>Sent</span>", html)
     assert f"<b>{complaints / 1000:.2%}</b>" in html
     assert ("dq-alarm" in html) == is_alarm
     assert Client().get(url).status_code == 302

@@ -23,8 +23,6 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from delayed_queue.notifications import (
-    catalogue,
-    events,
     intake,
     managing,
     monitor,
@@ -175,7 +173,7 @@ def some(filled: psycopg.Connection[Any]) -> list[uuid.UUID]:
 def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
     one, new = str(ids[0]), [uuid.uuid4() for _ in ids]
     texts = [""] * SOME
-    suppressed, by_version = "notification_suppression", "notification_template_version"
+    suppressed = "notification_suppression"
     call = {"provider": "smtp", "provider_id": "", "outcome": "sent", "error_class": "",
             "detail": "", "duration_ms": 1}  # fmt: skip
     ends = [
@@ -213,9 +211,6 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
     }  # fmt: skip
     return {
         "START": Case(begin, 6 * SOME, {PRIMARY, suppressed, by_key}),
-        "RECORD_PROVIDER": Case(
-            {"id": one, "lease_id": new[0], "provider": "smtp"}, 2, {PRIMARY, BY_STATE}
-        ),
         "SETTLE": Case(
             settlement, 6 * SOME,
             {PRIMARY, BY_STATE, "delayed_queue_notification_delivery_notification_id_",
@@ -225,8 +220,8 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
             settlement, 5 * SOME,
             {PRIMARY, BY_STATE, "delayed_queue_notification_delivery_notification_id_", by_key},
         ),
+        "LOCK": Case({"name": "a"}, 1),
         "CANCEL": Case({"id": one, "reason": "cancelled"}, 3, {PRIMARY, BY_STATE, by_key}),
-        "RETRY": Case({"id": one, "even_in_doubt": False}, 2, {PRIMARY, BY_STATE}),
         "EXPIRE": Case({"limit": SOME}, 2 * SOME, {PRIMARY, "notification_expires", by_key}),
         "WITHOUT_MESSAGE": Case(
             {"status": "ENQUEUED", "after": uuid.UUID(int=0), "limit": SOME}, 3 * SOME,
@@ -238,40 +233,18 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
         "CLAIM_KEYS": Case(claims, 0, {"notification_dedupe"}),
         "HOLDERS": Case(claims, 3 * SOME, {PRIMARY, "notification_dedupe"}),
         "INSERT": Case(requests, 2 * SOME, {suppressed, "notification_dedupe", by_key}),
-        "FIND_TEMPLATE": Case(
-            {"name": "template-7", "channel": "email", "version": None}, 1, {by_version}
-        ),
         "PAGE_OF_TENANT": Case(page | {"tenant": "rare"}, 6 * SOME, {"notification_tenant"}),
         "PAGE": Case(page, 6 * SOME, {"notification_status_id"}),
         "PROVIDERS": Case(
             {"period": timedelta(minutes=15), "cap": 1000}, 1000, {"notification_delivery_at"}
         ),
-        "RECEIVED": Case(
-            {"provider": "smtp", "period": timedelta(days=7), "cap": SOME},
-            SOME, {"notification_received"},
-        ),
-        "APPLY": Case(
-            {"id": None, "provider_id": "given-7", "delivery": "bounced", "at": datetime.now(UTC)},
-            4, {PRIMARY, "notification_provider_id"},
-        ),
-        "SOFTEN": Case(
-            {"hash": b"1" * 16, "at": datetime.now(UTC), "period": timedelta(days=7)},
-            2, {"notification_soft_bounce"},
-        ),
         "PARK": Case(parked, 0, {"notification_parked_digest"}),
-        "PRUNE": Case(
-            {"before": LAST_ID, "after": uuid.UUID(int=0), "limit": SOME,
-             "ended_before": datetime.now(UTC) + timedelta(days=1)},
-            4 * SOME, {PRIMARY, "delayed_queue_notification_delivery_notification_id_"},
-        ),
     }  # fmt: skip
 
 
 STATEMENTS: Final = {
     name: text
     for module in (
-        catalogue,
-        events,
         intake,
         managing,
         monitor,

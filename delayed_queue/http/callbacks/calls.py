@@ -31,11 +31,15 @@ _RESERVED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CallbackRequest:
-    """A POST of these bytes to this url. The headers are those of the signature and of the job."""
+    """A POST of these bytes to this url. The headers are those of the signature and of the job.
+
+    With ``fetches`` it is a GET instead, of at most that many bytes of the answer's body.
+    """
 
     url: str = field(repr=False)
     body: bytes = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    fetches: int = 0
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
@@ -134,6 +138,7 @@ class CallbackResult:
     ``address``: the dialled address; empty if none was dialled.
     ``excerpt``: the start of the answer, cleaned; at most 1 KiB in UTF-8.
     ``bytes_read``: bytes of the answer's body.
+    ``body``: what a GET fetched; None if it is compressed.
     """
 
     duration: timedelta
@@ -145,6 +150,7 @@ class CallbackResult:
     retry_after: timedelta | None = None
     excerpt: str = field(default="", repr=False)
     bytes_read: int = 0
+    body: bytes | None = field(default=b"", repr=False)
 
     @property
     def is_success(self) -> bool:

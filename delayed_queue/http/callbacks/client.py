@@ -7,6 +7,7 @@ import errno
 import io
 import ssl
 import time
+from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Final
@@ -127,7 +128,8 @@ class CallbackClient:
         return ClientTimeout(total=None, connect=seconds, ceil_threshold=float("inf"))
 
     async def _attempt(self, request: CallbackRequest, enter: Enter | None) -> CallbackResult:
-        exchange = Exchange(self._policy, self.sockets, enter=enter)
+        most = request.fetches or BODY_BYTES
+        exchange = Exchange(self._policy, self.sockets, enter=enter, most=most)
         token = current.set(exchange)
         began = time.monotonic()
         error: BaseException | None = None
@@ -142,7 +144,11 @@ class CallbackClient:
             exchange.finish()
         if exchange.is_withdrawn:
             raise Withdrawn
-        return self._result(exchange, error, timedelta(seconds=time.monotonic() - began))
+        result = self._result(exchange, error, timedelta(seconds=time.monotonic() - began))
+        if not request.fetches:
+            return result
+        is_plain = exchange.headers.get("Content-Encoding", "identity") == "identity"
+        return replace(result, body=bytes(exchange.body) if is_plain else None)
 
     async def _exchange(self, request: CallbackRequest, exchange: Exchange) -> None:
         target = self._read_url(request.url)
@@ -160,12 +166,13 @@ class CallbackClient:
         body = request.body
         # aiohttp writes bytes at once, and warns about large ones.
         data = io.BytesIO(body) if len(body) > LARGE_BODY else body
-        async with self._session.post(
-            target.url, data=data, headers=request.headers, allow_redirects=False
+        method, content = ("GET", None) if request.fetches else ("POST", data)
+        async with self._session.request(
+            method, target.url, data=content, headers=request.headers, allow_redirects=False
         ) as response:
             exchange.status, exchange.headers = response.status, response.headers
             exchange.content = response.content
-            await _read(response, exchange.body)
+            await _read(response, exchange.body, exchange.most)
 
     def _result(
         self, exchange: Exchange, error: BaseException | None, duration: timedelta
@@ -189,10 +196,10 @@ class CallbackClient:
         return retry_after_of(exchange.headers, self._settings.RETRY_AFTER_LIMIT)
 
 
-async def _read(response: ClientResponse, body: bytearray) -> None:
+async def _read(response: ClientResponse, body: bytearray, most: int) -> None:
     """Read the start of an answer; the connection of a longer one is closed."""
-    while len(body) < BODY_BYTES:
-        chunk = await response.content.read(BODY_BYTES - len(body))
+    while len(body) < most:
+        chunk = await response.content.read(most - len(body))
         if not chunk:
             return
         body += chunk
@@ -219,6 +226,11 @@ clients: Final[LoopLocal[None, CallbackClient]] = LoopLocal(_client, CallbackCli
 async def send(request: CallbackRequest, enter: Enter | None = None) -> CallbackResult:
     """Send with the event loop's own client, made with the settings at its first use."""
     return await clients.of(None).send(request, enter)
+
+
+async def fetch(url: str, most: int) -> CallbackResult:
+    """GET at most N bytes of an answer's body, under the same guard and time limits."""
+    return await send(CallbackRequest(url, b"", fetches=most))
 
 
 # Expected errors of an exchange. Any other is a bug, which the worker reports.

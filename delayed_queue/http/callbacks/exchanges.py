@@ -29,8 +29,8 @@ from delayed_queue.http.callbacks.guard import Policy, check_addresses
 Enter = Callable[[], Awaitable[Leave]]
 
 BODY_BYTES: Final = 16 * 1024
-# Bytes for the body, the headers, interim answers and TLS together.
-ALLOWANCE: Final = BODY_BYTES + 80 * 1024
+# Bytes beside the body: headers, interim answers, and TLS, which adds less than 1 %.
+OVERHEAD: Final = 80 * 1024
 # Bytes of one read: small enough that aiohttp stops a long body within the allowance.
 CHUNK: Final = 16 * 1024
 # Connections kept for the next callback to the same host; processes may have few files.
@@ -62,6 +62,7 @@ class Exchange:
     deadline: asyncio.Timeout | None = None
     content: StreamReader | None = None
     body: bytearray = field(default_factory=bytearray)
+    most: int = BODY_BYTES
 
     @property
     def is_refused(self) -> bool:
@@ -146,7 +147,7 @@ class MeteredSocket(socket.socket):
     def __init__(self, info: AddrInfoType, opened: MutableMapping[int, MeteredSocket]) -> None:
         super().__init__(*info[:3])
         self.address = str(info[4][0])
-        self.allowance = ALLOWANCE
+        self.allowance = BODY_BYTES + OVERHEAD
         self.is_used = False
         self.user: Exchange | None = None
         self.leave: Leave | None = None
@@ -155,7 +156,8 @@ class MeteredSocket(socket.socket):
 
     def lend(self, user: Exchange) -> None:
         """Give this exchange a full allowance."""
-        self.user, self.allowance, self.is_used = user, ALLOWANCE, True
+        self.user, self.is_used = user, True
+        self.allowance = user.most + user.most // 100 + OVERHEAD
         self.leave = user.leave
 
     def send(self, data: Any, flags: int = 0, /) -> int:

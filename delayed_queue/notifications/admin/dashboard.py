@@ -35,11 +35,13 @@ def dashboard_view(model_admin: ShownOnly, request: HttpRequest) -> HttpResponse
 def provider_view(model_admin: ShownOnly, request: HttpRequest, name: str) -> HttpResponse:
     """Show what became of one provider's mail."""
     received = monitor.received(name)
-    latest = next((each for each in monitor.providers() if each.name == name), None)
+    calls = monitor.providers(monitor.WEEK, monitor.EVENTS)
+    sent = sum(each.sent for each in calls if each.name == name)
+    is_capped = received.is_capped or sum(each.calls for each in calls) >= monitor.EVENTS
     context = {
         "title": _("Provider %(name)s") % {"name": name},
-        "sent": number(latest.sent if latest else 0),
         "counts": [
+            (_("Sent"), number(sent)),
             (_("Delivered"), number(received.delivered)),
             (_("Bounced"), number(received.bounced)),
             (_("Complaints"), number(received.complained)),
@@ -47,7 +49,7 @@ def provider_view(model_admin: ShownOnly, request: HttpRequest, name: str) -> Ht
         "rate": percent(received.complaint_rate, 2),
         "is_alarming": received.complaint_rate > monitor.MOST_COMPLAINTS,
         "limit": percent(monitor.MOST_COMPLAINTS),
-        "cap": number(monitor.EVENTS) if received.is_capped else "",
+        "cap": number(monitor.EVENTS) if is_capped else "",
     }
     return model_admin.page(request, f"{APP}/notification/provider", context)
 

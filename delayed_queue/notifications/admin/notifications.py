@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -23,6 +24,7 @@ from delayed_queue.notifications import managing
 from delayed_queue.notifications.admin.base import APP, ServiceOperation, ShownOnly, badge
 from delayed_queue.notifications.admin.dashboard import dashboard_view, provider_view
 from delayed_queue.notifications.models import (
+    CONTENTS,
     OPEN_STATUSES,
     Delivery,
     Notification,
@@ -35,7 +37,6 @@ _LOOKS: Final = {
     "sent": "due", "refused": "alarm", "failed": "alarm", "ambiguous": "expired",
     "unfinished": "expired",
 }  # fmt: skip
-TEXTS: Final = ("recipient", "recipient_hash", "subject", "body", "html")
 MAX_DELIVERIES: Final = 200
 
 
@@ -123,29 +124,24 @@ class NotificationAdmin(ShownOnly):
         )}),
         (_("Timeline"), {"fields": ("timeline",)}),
         (_("Contents"), {"fields": (
-            "recipient", "subject", "body_shown", "html_shown", "dedupe_key", "replies",
+            "recipient", "subject", "body_shown", "html_shown", "mail_shown", "dedupe_key",
+            "replies",
         )}),
     )  # fmt: skip
 
     def get_urls(self) -> Any:
-        view = self.admin_site.admin_view(self.dashboard)
-        one = self.admin_site.admin_view(self.provider)
+        view = self.admin_site.admin_view(partial(dashboard_view, self))
+        one = self.admin_site.admin_view(partial(provider_view, self))
         return [
             path("dashboard/", view, name=f"{APP}_dashboard"),
             path("dashboard/<path:name>/", one, name=f"{APP}_provider"),
             *super().get_urls(),
         ]
 
-    def provider(self, request: HttpRequest, name: str) -> HttpResponse:
-        return provider_view(self, request, name)
-
-    def dashboard(self, request: HttpRequest) -> HttpResponse:
-        return dashboard_view(self, request)
-
     # The list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: QuerySet[Any] = super().get_queryset(request).defer(*TEXTS)
+        rows: QuerySet[Any] = super().get_queryset(request).defer(*CONTENTS)
         return rows
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
@@ -202,6 +198,10 @@ class NotificationAdmin(ShownOnly):
     body_shown = column(_("text"), lambda row: row.body and formats.block(row.body))
     html_shown = column(_("HTML"), lambda row: row.html and formats.block(row.html))
 
+    mail_shown = column(
+        _("copies and attachments"), lambda row: row.mail and formats.block(_mail_text(row.mail))
+    )
+
     @admin.display(description=_("what happened"))
     def timeline(self, row: Any) -> SafeString:
         return formats.timeline(list(_events(row)), database_now(USING))
@@ -210,6 +210,16 @@ class NotificationAdmin(ShownOnly):
     def replies(self, row: Any) -> SafeString:
         details = [each.detail for each in _deliveries(row) if each.detail]
         return formats.block("\n".join(details)) if details else formats.NOTHING
+
+
+def _mail_text(mail: Any) -> str:
+    """Return a line for each copy, header and attachment."""
+    lines = [("Cc", ", ".join(mail.get("cc", ()))), ("Reply-To", mail.get("replyTo"))]
+    for each in mail.get("attachments", ()):
+        size = f"{len(each.get('content', '')) * 3 // 4} bytes"
+        lines.append((each["name"], each.get("url", size)))
+    lines += mail.get("headers", {}).items()
+    return "\n".join(f"{name}: {value}" for name, value in lines if value)
 
 
 def _with_more(first: Any, more: Any) -> SafeString:

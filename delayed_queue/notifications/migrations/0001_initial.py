@@ -30,6 +30,7 @@ RECEPTIONS = [
 REASONS = [
     ("opt-out", "opted out"), ("bounce", "address does not exist"), ("complaint", "complained"),
 ]  # fmt: skip
+TRANSACTIONAL = "For example a receipt: it ignores opt-outs and has no unsubscribe link."
 IS_PROCESSING = models.Q(status="PROCESSING")
 IS_OPEN = models.Q(status__in=("ENQUEUED", "PROCESSING"))
 # Each notification leaves two dead versions: at its start and at its end. Vacuum by
@@ -126,6 +127,7 @@ class Migration(migrations.Migration):
                 send_at=models.DateTimeField(),
                 expires_at=models.DateTimeField(blank=True, null=True),
                 quiet=_text(db_default=""),
+                mail=models.JSONField(blank=True, null=True),
                 dedupe_key=_line(200),
                 callback_url=_text(),
                 status=_one_of(STATUSES, 22, default="ENQUEUED"),
@@ -155,22 +157,20 @@ class Migration(migrations.Migration):
                     models.Index(fields=["status", "id"], name="notification_status_id"),
                     models.Index(fields=["tenant", "status", "id"], name="notification_tenant"),
                     models.Index(
-                        condition=models.Q(status="ENQUEUED", expires_at__isnull=False),
-                        fields=["expires_at"],
                         name="notification_expires",
+                        fields=["expires_at"],
+                        condition=models.Q(status="ENQUEUED", expires_at__isnull=False),
                     ),
                     models.Index(
-                        condition=models.Q(("delivery", "unknown"), _negated=True),
-                        fields=["provider", "delivery_at"],
                         name="notification_received",
+                        fields=["provider", "delivery_at"],
+                        condition=~models.Q(delivery="unknown"),
                     ),
                     models.Index(
-                        condition=models.Q(
-                            models.Q(("provider_id", ""), _negated=True),
-                            models.Q(("provider_id__regex", "^<[0-9a-f-]{36}@"), _negated=True),
-                        ),
-                        fields=["provider_id"],
                         name="notification_provider_id",
+                        fields=["provider_id"],
+                        condition=~models.Q(provider_id="")
+                        & ~models.Q(provider_id__regex="^<[0-9a-f-]{36}@"),
                     ),
                 ],
                 "constraints": [
@@ -244,12 +244,7 @@ class Migration(migrations.Migration):
                 html=_text(help_text="The HTML version of an email, in addition to the text."),
                 category=_line(50, "category"),
                 is_transactional=models.BooleanField(
-                    "transactional",
-                    db_default=False,
-                    default=False,
-                    help_text=(
-                        "For example a receipt: it ignores opt-outs and has no unsubscribe link."
-                    ),
+                    "transactional", db_default=False, default=False, help_text=TRANSACTIONAL
                 ),
                 created_at=models.DateTimeField("created at", db_default=Now()),
             ),

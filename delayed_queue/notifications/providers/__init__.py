@@ -117,7 +117,14 @@ class ThreadedProvider:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class ConsoleProvider:
+class LoopProvider:
+    """A provider whose connections, if any, belong to the event loop and end with it."""
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+
+
+class ConsoleProvider(LoopProvider):
     """Writes a log line with the id, without recipient and text."""
 
     is_idempotent = True
@@ -128,6 +135,3 @@ class ConsoleProvider:
     async def send(self, outgoing: Outgoing) -> Outcome:
         log(logging.INFO, "sent", provider=self.name, notification=outgoing.id)
         return Outcome(Verdict.ACCEPTED, "printed", str(outgoing.id))
-
-    def close(self) -> None:
-        """Nothing is open."""

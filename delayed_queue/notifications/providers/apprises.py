@@ -22,9 +22,21 @@ class AppriseProvider(ThreadedProvider):
         self._url = url
 
     def send_now(self, outgoing: Outgoing) -> Outcome:
-        service = Apprise()
-        if not service.add(self._url.replace("{recipient}", quote(outgoing.recipient, safe=""))):
-            return failed(Verdict.PERMANENT, "no such service")
+        if outgoing.mail:
+            return failed(Verdict.PERMANENT, "needs a provider of the kind email")
+        try:
+            service = self._service(outgoing)
+        except ValueError:
+            return failed(Verdict.TRANSIENT, "no such service")
         if service.notify(body=outgoing.body, title=outgoing.subject):
             return Outcome(Verdict.ACCEPTED, "sent")
         return failed(Verdict.AMBIGUOUS, "not sent")
+
+    def check(self, probe: Outgoing) -> None:
+        self._service(probe)
+
+    def _service(self, outgoing: Outgoing) -> Apprise:
+        service = Apprise()
+        if not service.add(self._url.replace("{recipient}", quote(outgoing.recipient, safe=""))):
+            raise ValueError("The url is not one of Apprise.")
+        return service

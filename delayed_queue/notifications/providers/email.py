@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import smtplib
 import socket
-import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from email import policy
 from email.errors import ObsoleteHeaderDefect
 from email.utils import formataddr, parseaddr
 from typing import Any, Final
 
 import django
+from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import EmailMultiAlternatives
 from django.core.mail.backends.smtp import EmailBackend
 from django.utils.module_loading import import_string
@@ -24,6 +24,7 @@ from delayed_queue.notifications.providers import (
     failed,
 )
 from delayed_queue.notifications.recipients import normal_address
+from delayed_queue.notifications.requests import Mail
 from delayed_queue.notifications.services import Outgoing
 from delayed_queue.notifications.unsubscribing import headers_of
 
@@ -31,11 +32,20 @@ from delayed_queue.notifications.unsubscribing import headers_of
 class Tracked(smtplib.SMTP):
     """Records when the body of a message was sent: then a lost answer may mean "accepted"."""
 
-    has_sent_body = False
+    has_sent_body = _has_recipient = False
 
     def mail(self, *args: Any, **kwargs: Any) -> tuple[int, bytes]:
-        self.has_sent_body = False
+        self.has_sent_body, self._has_recipient = False, False
         return super().mail(*args, **kwargs)
+
+    def rcpt(self, recip: str, options: Any = ()) -> tuple[int, bytes]:
+        code, answer = super().rcpt(recip, options)
+        # Copies follow the recipient; without it they get nothing. smtplib handles 421.
+        if not self._has_recipient and code not in (250, 251, 421):
+            self._rset()  # type: ignore[attr-defined]
+            raise smtplib.SMTPRecipientsRefused({recip: (code, answer)})
+        self._has_recipient = True
+        return code, answer
 
     def send(self, s: Any) -> None:
         # smtplib sends commands as text and bodies as bytes.
@@ -58,13 +68,6 @@ class TrackedBackend(EmailBackend):
     def may_have_sent(self) -> bool:
         return bool(getattr(self.connection, "has_sent_body", False))
 
-    def is_alive(self) -> bool:
-        """Return whether the server answers on the open connection."""
-        try:
-            return self.connection is not None and self.connection.noop()[0] == 250
-        except (smtplib.SMTPException, OSError):
-            return False
-
     def abandon(self) -> None:
         """Close the connection without QUIT, which could block or fail."""
         # Django keeps a connection that it could not set up, and would send QUIT later.
@@ -78,28 +81,22 @@ class TrackedBackend(EmailBackend):
 TRACKED: Final = "delayed_queue.notifications.providers.email.TrackedBackend"
 # From 6.1 on, Django warns about a backend without an alias.
 _NAMED: Final = {"alias": "notifications", "host": "localhost"} if django.VERSION >= (6, 1) else {}
-# A connection that was idle for N seconds is checked before its next use.
-IDLE_SECONDS: Final = 5.0
 # Refusals that concern our account, not the message.
 _ACCOUNT: Final = frozenset({421, 454, 530, 534, 535, 538})
 _TOO_LARGE: Final = 552
+# Errors of a backend that the settings cause.
+_SETTING: Final = (ImportError, TypeError, ValueError, ImproperlyConfigured)
 # Characters of a line of a mail (RFC 5322).
 _MAX_LINE: Final = 998
 
 
-class Mail(EmailMultiAlternatives):
+class FoldedMail(EmailMultiAlternatives):
     """A mail whose long headers, such as links, are folded at spaces only, never encoded."""
 
     def message(self, **options: Any) -> Any:
         message = super().message(**options)
         message.policy = message.policy.clone(max_line_length=_MAX_LINE)
         return message
-
-
-@dataclass(slots=True)
-class _Kept:
-    backend: Any
-    used_at: float
 
 
 class EmailProvider(ThreadedProvider):
@@ -124,63 +121,66 @@ class EmailProvider(ThreadedProvider):
         if backend == TRACKED:
             self._options = {**_NAMED, **options, "timeout": timeout}
         # The latest used last, so that N calls at a time need N connections.
-        self._idle: list[_Kept] = []
-        self._all: list[_Kept] = []
+        self._idle: list[Any] = []
+        self._all: list[Any] = []
 
     def message_id(self, outgoing: Outgoing) -> str:
         return f"<{outgoing.id}@{self._domain}>"
 
     def close(self) -> None:
         super().close()
-        for kept in self._all:
-            _abandon(kept.backend)
+        for backend in self._all:
+            _abandon(backend)
 
     def send_now(self, outgoing: Outgoing) -> Outcome:
         """Send on a connection that no other thread uses; blocks."""
-        kept = self._connected()
         try:
-            return self._send_on(kept, outgoing)
+            backend = self._idle.pop() if self._idle else self._made()
+        except _SETTING as error:
+            return failed(Verdict.TRANSIENT, error)
+        try:
+            return self._send_on(backend, outgoing)
         finally:
-            kept.used_at = time.monotonic()
-            self._idle.append(kept)
+            self._idle.append(backend)
 
-    def _send_on(self, kept: _Kept, outgoing: Outgoing) -> Outcome:
-        is_new = kept.used_at == 0.0
-        outcome, is_lost = self._try(kept, outgoing)
+    def check(self, probe: Outgoing) -> None:
+        """Make a connection's backend and write a message; raises what is wrong."""
+        self._made()
+        self._message(probe).message().as_bytes()
+
+    def _made(self) -> Any:
+        backend = import_string(self._backend)(**self._options)
+        self._all.append(backend)
+        return backend
+
+    def _send_on(self, backend: Any, outgoing: Outgoing) -> Outcome:
+        is_kept = getattr(backend, "connection", None) is not None
+        outcome, is_lost = self._try(backend, outgoing)
         # A server may end a session at any time: silently when idle, or by an answer, for example
         # after its maximum of messages. Nothing was accepted, so retry at once on a new connection.
-        if is_lost and not is_new and outcome.verdict is Verdict.TRANSIENT:
-            outcome, _ = self._try(kept, outgoing)
+        if is_lost and is_kept and outcome.verdict is Verdict.TRANSIENT:
+            outcome, _ = self._try(backend, outgoing)
         return outcome
 
-    def _connected(self) -> _Kept:
-        try:
-            kept = self._idle.pop()
-        except IndexError:
-            kept = _Kept(import_string(self._backend)(**self._options), 0.0)
-            self._all.append(kept)
-            return kept
-        if time.monotonic() - kept.used_at > IDLE_SECONDS and not _is_alive(kept.backend):
-            _abandon(kept.backend)
-        return kept
-
-    def _try(self, kept: _Kept, outgoing: Outgoing) -> tuple[Outcome, bool]:
+    def _try(self, backend: Any, outgoing: Outgoing) -> tuple[Outcome, bool]:
         """Return the outcome, and whether the session has ended."""
         try:
             # Opened here, so that send_messages() leaves it open.
-            kept.backend.open()
+            backend.open()
         except (smtplib.SMTPException, OSError) as error:
-            _abandon(kept.backend)
+            _abandon(backend)
             return _unopened(error), False
         try:
             message = self._message(outgoing)
-            kept.backend.send_messages([message])
+            backend.send_messages([message])
         except (smtplib.SMTPException, OSError) as error:
-            outcome = _outcome_of(error, may_have_sent=_may_have_sent(kept.backend))
+            outcome = _outcome_of(error, may_have_sent=_may_have_sent(backend))
             is_lost = _ends_session(error, outcome)
             if is_lost:
-                _abandon(kept.backend)
+                _abandon(backend)
             return outcome, is_lost
+        except ImproperlyConfigured as error:
+            return failed(Verdict.TRANSIENT, error), False
         except ValueError as error:  # a header or an address that cannot be written
             return failed(Verdict.PERMANENT, error), False
         # Backends of Anymail return the provider's own id, which its events name.
@@ -188,13 +188,18 @@ class EmailProvider(ThreadedProvider):
         provider_id = (status and status.message_id) or self.message_id(outgoing)
         return Outcome(Verdict.ACCEPTED, "250", str(provider_id)), False
 
-    def _message(self, outgoing: Outgoing) -> Mail:
-        message = Mail(
+    def _message(self, outgoing: Outgoing) -> FoldedMail:
+        extras = outgoing.extras or Mail()
+        own = {"Message-ID": self.message_id(outgoing), **headers_of(outgoing)}
+        message = FoldedMail(
             outgoing.subject, outgoing.body, self._sender, [outgoing.recipient],
-            headers={"Message-ID": self.message_id(outgoing), **headers_of(outgoing)},
+            headers={**extras.headers, **own}, cc=extras.cc,
+            reply_to=[extras.reply_to] if extras.reply_to else None,
         )  # fmt: skip
         if outgoing.html:
             message.attach_alternative(outgoing.html, "text/html")
+        for each in extras.attachments:
+            message.attach(each.name, each.content, each.type)
         return message
 
 
@@ -236,10 +241,6 @@ def _is_one_address(text: str) -> bool:
     return is_single and bool(found.addresses[0].username and found.addresses[0].domain)
 
 
-def _is_alive(backend: Any) -> bool:
-    return backend.is_alive() if isinstance(backend, TrackedBackend) else True
-
-
 def _may_have_sent(backend: Any) -> bool:
     # Unknown for another backend.
     return backend.may_have_sent if isinstance(backend, TrackedBackend) else True
@@ -266,7 +267,7 @@ def _unopened(error: Exception) -> Outcome:
 def _outcome_of(error: Exception, *, may_have_sent: bool) -> Outcome:
     """Return the outcome of the server's refusal, or of no answer."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
-        [(code, text)] = error.recipients.values()
+        code, text = next(iter(error.recipients.values()))
         return _refused(code, text)
     if isinstance(error, smtplib.SMTPSenderRefused) and error.smtp_code != _TOO_LARGE:
         # It concerns our sender, so another provider may accept it.

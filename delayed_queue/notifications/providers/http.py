@@ -23,7 +23,12 @@ from django.db import Error
 from delayed_queue.db.clock import adatabase_now
 from delayed_queue.db.gathering import LoopLocal
 from delayed_queue.db.resilience import is_unavailable
-from delayed_queue.exceptions import InvalidMessage, ResourceUnavailable, UrlRefused
+from delayed_queue.exceptions import (
+    InvalidConfiguration,
+    InvalidMessage,
+    ResourceUnavailable,
+    UrlRefused,
+)
 from delayed_queue.http.callbacks.breaker import Breaker, Deferred
 from delayed_queue.http.callbacks.calls import (
     CallbackRequest,
@@ -36,7 +41,14 @@ from delayed_queue.http.callbacks.client import send
 from delayed_queue.http.callbacks.endpoints import place_of
 from delayed_queue.http.callbacks.guard import as_given
 from delayed_queue.http.conf import callback_settings
-from delayed_queue.notifications.providers import Outcome, Verdict, cleaned, failed, shown_code
+from delayed_queue.notifications.providers import (
+    LoopProvider,
+    Outcome,
+    Verdict,
+    cleaned,
+    failed,
+    shown_code,
+)
 from delayed_queue.notifications.services import USING, Outgoing
 from delayed_queue.rates import State
 
@@ -71,7 +83,7 @@ class _Wire:
 
 
 @dataclass(eq=False)
-class HttpSmsProvider:
+class HttpSmsProvider(LoopProvider):
     """POSTs ``fields``, with ``{recipient}``, ``{body}`` and ``{id}`` replaced.
 
     ``encoding`` is "json" or "form". ``idempotency_header`` contains the notification's id.
@@ -104,7 +116,8 @@ class HttpSmsProvider:
         try:
             async with asyncio.timeout(self.timeout):
                 await self._post(session, outgoing, wire)
-        except (ClientError, OSError, TimeoutError) as error:
+        # A header that cannot be written is a ValueError.
+        except (ClientError, OSError, TimeoutError, ValueError) as error:
             if not wire.is_refused:
                 return failed(Verdict.AMBIGUOUS if wire.is_sent else Verdict.TRANSIENT, error)
         return self._read(wire)
@@ -123,6 +136,10 @@ class HttpSmsProvider:
                 if not chunk:
                     return
                 wire.body += chunk
+
+    def check(self, probe: Outgoing) -> None:
+        body = json.dumps(self._filled(probe)).encode()
+        CallbackRequest(self.url, body, self._headers_for(probe))
 
     def _filled(self, outgoing: Outgoing) -> dict[str, str]:
         # Not str.format, by which a field could read attributes of objects.
@@ -176,9 +193,6 @@ class HttpSmsProvider:
         """Close the running loop's connections."""
         await self._sessions.close()
 
-    def close(self) -> None:
-        """Do nothing: each loop closes its own connections."""
-
 
 async def _note_sent(session: ClientSession, context: Any, params: Any) -> None:
     context.trace_request_ctx.is_sent = True
@@ -196,7 +210,7 @@ LEFT_ALONE: Final = "host-left-alone"
 OUTAGE_WAIT: Final = (1.0, 5.0)
 
 
-class WebhookProvider:
+class WebhookProvider(LoopProvider):
     """Posts to the recipient's URL.
 
     The ``webhook-id`` is the notification's id at every attempt, and receivers must act once per
@@ -223,7 +237,12 @@ class WebhookProvider:
             return Outcome(Verdict.PERMANENT, str(Failure.BLOCKED))
         except InvalidMessage as error:
             return failed(Verdict.PERMANENT, error)
+        except InvalidConfiguration as error:
+            return failed(Verdict.TRANSIENT, error)
         return await self._send(request, host, str(outgoing.id))
+
+    def check(self, probe: Outgoing) -> None:
+        sign(self._secrets, str(probe.id), 0, probe.body.encode())
 
     async def _send(self, request: CallbackRequest, host: str, key: str) -> Outcome:
         try:
@@ -242,9 +261,6 @@ class WebhookProvider:
             return Outcome(Verdict.POSTPONED, retry_after=timedelta(seconds=delay))
         return _outcome_of(result, key)
 
-    def close(self) -> None:
-        """Do nothing: the client belongs to the loop, and ends with it."""
-
 
 def _outcome_of(result: CallbackResult, key: str) -> Outcome:
     if result.is_success:
@@ -262,9 +278,6 @@ def _verdict_of(result: CallbackResult) -> Verdict:
         return Verdict.PERMANENT
     if result.is_ambiguous:
         return Verdict.AMBIGUOUS
-    if result.status is None:
+    if result.status in (None, 429):  # one host of many: the others take as many calls as before
         return Verdict.TRANSIENT
-    if result.status == 429:
-        # One host of many: the others take as many calls as before.
-        return Verdict.TRANSIENT
-    return STATUSES.get(result.status, Verdict.PERMANENT)
+    return STATUSES.get(result.status or 0, Verdict.PERMANENT)

@@ -13,9 +13,10 @@ import pytest
 
 from delayed_queue.notifications import services
 from delayed_queue.notifications.models import Delivery, Status
-from delayed_queue.notifications.providers import Outcome, Verdict
+from delayed_queue.notifications.providers import Outcome, Provider, Verdict
+from delayed_queue.notifications.providers.apprises import AppriseProvider
 from delayed_queue.notifications.providers.email import EmailProvider
-from delayed_queue.notifications.providers.http import HttpSmsProvider
+from delayed_queue.notifications.providers.http import HttpSmsProvider, WebhookProvider
 from delayed_queue.notifications.settling import Call, Settlement, settling
 from tests.notifications.dispatchers import SENDER
 from tests.notifications.dispatching.scripted import ScriptedHttp, ScriptedSmtp
@@ -160,4 +161,35 @@ def test_n8_a_server_without_what_we_need_of_it_refuses_no_message(options: dict
     with FakeSmtp() as server:
         outcome = mailed(server, **options)
         assert not server.seen
+    assert (outcome.verdict, outcome.blames_provider) == (Verdict.TRANSIENT, True)
+
+
+# N24: faults of the settings
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        EmailProvider("a", sender=SENDER, backend="anymail.Nope"),
+        EmailProvider("a", sender=SENDER, use_tls=True, use_ssl=True),
+        HttpSmsProvider("a", url="http://127.0.0.1:9", headers={"X-Key": "a\r\nB: c"}),
+        WebhookProvider("a", secrets=["nonsense"]),
+        AppriseProvider("a", url="nonsense"),
+    ],
+    ids=["backend", "options", "header", "secret", "url"],
+)
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+@pytest.mark.django_db
+def test_n24_a_fault_of_the_setting_blames_the_provider(provider: Provider):
+    begun = outgoing(channel="webhook", recipient="https://shop.example/hook", body="{}")
+
+    async def send() -> Outcome:
+        try:
+            return await provider.send(begun)
+        finally:
+            if isinstance(provider, HttpSmsProvider):
+                await provider.aclose()
+
+    outcome = asyncio.run(send())
+    provider.close()
     assert (outcome.verdict, outcome.blames_provider) == (Verdict.TRANSIENT, True)

@@ -52,18 +52,34 @@ def calls_of(notification: Notification) -> list[tuple[str, str, str]]:
 # N25: the ends of sessions, and what counts as an attempt
 
 
-@pytest.mark.parametrize("code", [421, 452])
+@pytest.mark.parametrize(
+    ("phase", "code"), [("MAIL", 421), ("MAIL", 452), ("RCPT", 421), ("DATA", 421)]
+)
 @pytest.mark.parametrize("per_session", [1, 3])
 def test_n25_a_relay_that_ends_its_session_costs_no_attempt(
-    dispatch: dict[str, Any], code: int, per_session: int
+    dispatch: dict[str, Any], phase: str, code: int, per_session: int
 ):
-    with FakeSmtp(per_session=per_session, code=code) as relay:
+    with FakeSmtp(per_session=per_session, code=code, phase=phase) as relay:
         dispatch["PROVIDERS"]["email"] = [email_entry(relay, threads=1)]
         made = [enqueue() for _ in range(10)]
         dispatch_all(10)
     for each in made:
         each.refresh_from_db()
         assert (each.status, each.attempts, each.deliveries.count()) == (SENT, 1, 1)
+
+
+def test_n25_a_connection_that_was_closed_while_idle_costs_no_attempt(
+    dispatch: dict[str, Any], smtp: FakeSmtp
+):
+    dispatch["PROVIDERS"]["email"][0]["threads"] = 1
+    first = enqueue()
+    with running(dispatcher()):
+        wait_until(lambda: end_of(first)[0] == SENT)
+        smtp.close_sessions()
+        second = enqueue()
+        wait_until(lambda: end_of(second)[0] == SENT)
+    assert (second.attempts, smtp.connections) == (1, 2)
+    assert calls_of(second) == [("mail", "sent", "")]
 
 
 # N8: email

@@ -91,7 +91,7 @@ def test_n1_what_is_no_strict_json_is_400(caller, body):
 
 
 def test_n1_too_large_is_413_and_another_type_415(caller):
-    assert post(caller, email(body="x" * 300_000)).status_code == 413
+    assert post(caller, email(body="x" * 1_700_000)).status_code == 413
     assert post(caller, "<a/>", content_type="text/xml").status_code == 415
     assert not Notification.objects.exists()
 
