@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
+from functools import lru_cache
 from typing import NamedTuple, Self
 from zoneinfo import ZoneInfo
 
@@ -12,13 +13,16 @@ from delayed_queue.cron.rules import instants, load_zone
 
 def next_local(wall: str, zone: ZoneInfo, after: datetime) -> datetime:
     """Return when the local time comes next, not before that instant."""
-    return next(each for each in _around(wall, zone, after) if each >= after)
+    days = _around(wall, zone, after.astimezone(zone).date())
+    return next(each for each in days if each >= after)
 
 
-def _around(wall: str, zone: ZoneInfo, at: datetime) -> Sequence[datetime]:
+# Cached, because most requests of a day are for the same few times and zones.
+@lru_cache(maxsize=4096)
+def _around(wall: str, zone: ZoneInfo, day: date) -> Sequence[datetime]:
     """Return the instants of a local time near a day: in a gap later, in a fold the first."""
     # A zone may skip a day, so look two days ahead.
-    day, clock = at.astimezone(zone).date(), time.fromisoformat(wall)
+    clock = time.fromisoformat(wall)
     walls = (datetime.combine(day + timedelta(days=each), clock) for each in range(-2, 4))
     return list(instants(walls, zone, "shift", "first"))
 
@@ -41,6 +45,7 @@ class Quiet(NamedTuple):
     def until(self, at: datetime) -> datetime | None:
         """Return when the quiet hours around an instant end; None if it is outside."""
         zone = load_zone(self.zone)
-        started = max(each for each in _around(self.start, zone, at) if each <= at)
+        days = _around(self.start, zone, at.astimezone(zone).date())
+        started = max(each for each in days if each <= at)
         end = next_local(self.end, zone, started + timedelta.resolution)
         return end if at < end else None
