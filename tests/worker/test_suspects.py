@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue import Batch, DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.handlers import Handler
 from delayed_queue.models import Message
+from delayed_queue.observe import signals
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.engine.worker import Worker
@@ -81,6 +82,34 @@ def test_suspects_of_all_kinds_of_handlers_have_nothing_beside_them() -> None:
     assert worker.run() == Counts(done=54)
     assert {key: crowd.beside[key] for key in suspects} == dict.fromkeys(suspects, 0)
     assert max(crowd.beside.values()) >= 1
+
+
+def test_messages_of_a_dead_batch_are_handled_alone_and_the_others_in_batches() -> None:
+    """B4: few are claimed at a time, so that other queues have their turns."""
+    sizes: dict[str, int] = {}
+    claimed: list[int] = []
+
+    def handle(batch: Batch) -> None:
+        sizes.update(dict.fromkeys((each.key for each in batch), len(batch)))
+
+    def count(sender: Worker, envelopes: list[Envelope], **_: Any) -> None:
+        claimed.append(len(envelopes))
+
+    suspects = tuple(f"s{n}" for n in range(230))
+    offer("crowd", suspects=suspects)
+    handler = handler_of("crowd", handle, many=True, batch_size=1000)
+    worker = worker_of(handler, alone=10, burst=True, concurrency=4)
+    signals.leased.connect(count)
+    try:
+        assert worker.run() == Counts(done=230)
+    finally:
+        signals.leased.disconnect(count)
+    assert sizes == dict.fromkeys(suspects, 1)
+    assert max(claimed) == 100
+    offer("crowd", *(f"k{n}" for n in range(300)))
+    worker = worker_of(handler, alone=10, burst=True, concurrency=4)
+    assert worker.run() == Counts(done=300)
+    assert max(sizes.values()) > 100
 
 
 def test_before_any_death_suspects_are_like_other_messages() -> None:

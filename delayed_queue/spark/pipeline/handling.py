@@ -133,7 +133,12 @@ class Handling:
     def registered(self) -> Handler | None:
         """Return the registration of the function, if ``@handler`` decorates it."""
         function = load(self.handler)
-        return next((each for each in registry if each.function is function), None)
+        found = next((each for each in registry if each.function is function), None)
+        if found is not None and found.many:
+            raise InvalidConfiguration(
+                f"{self.handler} receives batches (many=True); name a handler of one message."
+            )
+        return found
 
 
 class HandledPartition:

@@ -18,6 +18,9 @@ from delayed_queue.worker.engine.consumers import Consumer
 
 # Maximum payload of the messages of one call, in bytes.
 MOST_BYTES: Final = 64 * 2**20
+# At most N messages are claimed at a time while some of a dead batch are left: each is handled
+# alone, and nothing else meanwhile.
+MOST_SUSPECTS: Final = 100
 
 
 def apart(claim: Claim, rows: Sequence[LeasedRow]) -> list[Claim]:
@@ -162,10 +165,11 @@ class Calls:
     def has_ended(self) -> bool:
         return any(each.has_ended for each in self._active)
 
-    def room(self, consumer: Consumer) -> int:
+    def room(self, consumer: Consumer, *, after_crash: bool) -> int:
         """Return how many messages the next call of the consumer can have."""
         gathering = self._gathering.get(consumer)
-        return consumer.limit - (len(gathering.members) if gathering else 0)
+        room = consumer.limit - (len(gathering.members) if gathering else 0)
+        return min(room, MOST_SUSPECTS) if after_crash and consumer.meets_suspects else room
 
     def add(self, claim: Claim, envelopes: Iterable[Envelope]) -> None:
         """Start a call with the messages of a claim, or let them wait for more."""

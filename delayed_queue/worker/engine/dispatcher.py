@@ -175,7 +175,9 @@ class Dispatcher:
         if consumer.handler.many:
             # One more call than the pool can start, if it will soon be able to.
             is_free = pool.room(2, load[pool], consumer.ahead_share) > 0
-            return min(self.calls.room(consumer), self.room_left) if is_free else 0
+            after_crash = self._board.alone_seconds > 0
+            room = self.calls.room(consumer, after_crash=after_crash)
+            return min(room, self.room_left) if is_free else 0
         if consumer.is_dynamic:
             room = pool.share(consumer.limit, load[pool], load[consumer])
         else:

@@ -87,6 +87,7 @@ class ClaimPlan:
         found = [each for part in parts for each in part.by_tick()]
         if not consumer.handler.many:
             return found
+        consumer.meets_suspects = bool(retaken)
         return [each for part in found for each in apart(part, rows)]
 
     def _end_poll(
