@@ -130,6 +130,13 @@ class Attempt:
 
     async def _try(self, route: Route) -> Settlement | None:
         """Call one provider; return how the attempt ends by that, or None for the next."""
+        if self._outgoing.mail and self._outgoing.extras is None:
+            # Before a permit, which a slow download would hold.
+            if pause := route.circuit.left():
+                self._pauses.append(pause)
+                return None
+            if (end := await self._add_extras()) is not None:
+                return end
         permit = await _admitted(route)
         if permit.wait:
             self._pauses.append(permit.wait)
@@ -141,18 +148,22 @@ class Attempt:
         outcome = await self._call(route)
         return self._judged(outcome, route)
 
+    async def _add_extras(self) -> Settlement | None:
+        """Read what the mail has beside its texts; return how the attempt ends if that fails."""
+        try:
+            self._outgoing = replace(self._outgoing, extras=await extras_of(self._outgoing))
+        except NotFetched as error:
+            if error.is_final:
+                return self._end(Status.FAILED, f"{error}{self._doubt}")
+            return self._again(IN_DOUBT if self._doubt else str(error), error.code)
+        return None
+
     async def _held_back(self, route: Route) -> Settlement | None:
         """Return how the attempt ends before a call that could be made; None if it may be made.
 
         The recipient's permit is taken after the provider's: an unused permit of a provider can be
         given to another message, one of the recipient cannot.
         """
-        if self._outgoing.mail and self._outgoing.extras is None:
-            try:
-                self._outgoing = replace(self._outgoing, extras=await extras_of(self._outgoing))
-            except NotFetched as error:
-                final = self._end(Status.FAILED, str(error))
-                return final if error.is_final else self._again(str(error), error.code)
         if is_late(self._outgoing):
             return self._end_unsent(Status.EXPIRED)
         if self._throttle is not None:
@@ -222,9 +233,12 @@ class Attempt:
         end = self._end(Status.ENQUEUED, outcome, least_wait(delay, self._asked))
         return replace(end, error=error)
 
+    @property
+    def _doubt(self) -> str:
+        return f", {IN_DOUBT}" if self._outgoing.in_doubt else ""
+
     def _end_unsent(self, status: Status) -> Settlement:
-        doubt = f", {IN_DOUBT}" if self._outgoing.in_doubt else ""
-        return self._end(status, _ENDINGS[status] + doubt)
+        return self._end(status, _ENDINGS[status] + self._doubt)
 
     def _end(self, status: Status, outcome: str | None, delay: timedelta = _NOW) -> Settlement:
         if status == Status.ENQUEUED and is_late(self._outgoing, delay):
