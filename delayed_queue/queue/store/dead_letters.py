@@ -297,7 +297,7 @@ class DeadLetterManager(models.Manager[M]):
         params = {
             "kind": kind, "after_at": after[0], "after": after[1], "reason": reason,
             "limit": limit, "fingerprint": None, "key_from": None, "key_before": None,
-            "newest": _MAX, "until": _MAX,
+            "group": None, "newest": _MAX, "until": _MAX,
         }  # fmt: skip
         return rows_of(MeantRow, fetch(using, NEXT_OF_QUEUE, params))
 
