@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from html import unescape
 from io import StringIO
 from typing import Final
 
+import psutil
 import pytest
 from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 from pytest_django import Settings
 
-from delayed_queue import DelayedQueue, Envelope, Groups, RetryPolicy
-from delayed_queue.models import Message
+from delayed_queue import DelayedQueue, Envelope, Groups
+from delayed_queue.models import DeadLetter, Message, Worker
 from delayed_queue.queue.fingerprints import fingerprint
-from delayed_queue.worker.board import InFlight
-from delayed_queue.worker.process.crashes import CrashReport, cause_of_death, give_back
 from tests.admin.support import page
 from tests.support.concurrency import raw_connection
-from tests.support.factories import from_now, worker_row
-from tests.support.processes import wait_until
+from tests.support.factories import from_now
+from tests.support.processes import wait_until, worker
 from tests.support.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,16 +48,26 @@ FROM generate_series(1, 200000) AS n
 REASONS: Final = ("the provider answered 503", "no answer in time", "no address")
 
 
-def poison() -> None:
-    """A message that killed its process on its last attempt becomes a dead letter."""
-    queue = DelayedQueue("poisoned", retry_policy=RetryPolicy.never())
-    queue.offer_or_update("poison-7", 1)
-    (envelope,) = queue.try_poll_many(1)
-    begun = (InFlight(envelope.message_id, False, False),)
-    cause = cause_of_death(-9, "web-1", 1, 4711)
-    give_back(CrashReport((envelope.lease_id,), begun, (), is_known=True, cause=cause), "default")
-    handler = handler_of("poisoned", lambda each: None, retry=RetryPolicy.never())
-    worker_with(handler, burst=True).run()
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """A message kills each process that handles it, and becomes a dead letter."""
+    DelayedQueue("poison").offer_or_update("poison-7", "out of memory")
+    queues = ("--queue", "poison", "--queue", "patient")
+    with worker(*queues, "--processes", "1", "--worker-id", "busy-1"):
+        wait_until(lambda: DeadLetter.objects.filter(kind="poison|json").exists(), 120)
+        yield
+
+
+@contextmanager
+def stopped() -> Iterator[None]:
+    """A worker without a heartbeat, as after ten minutes: SIGSTOP stops it."""
+    with worker("--queue", "ledger", "--processes", "0", "--worker-id", "stopped-1") as process:
+        rows = Worker.objects.filter(name="stopped-1")
+        wait_until(rows.exists, 120)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        rows.update(heartbeat_at=from_now(minutes=-10))
+        yield
 
 
 def kill_letters_and_schedule_many() -> None:
@@ -68,7 +78,7 @@ def kill_letters_and_schedule_many() -> None:
 
 
 def block() -> None:
-    queue = DelayedQueue("ordered")
+    queue = DelayedQueue("patient")
     queue.groups.set(Groups(order="fifo", on_dead="block"))
     queue.offer_or_update("first", 1, group="acme")
     (envelope,) = queue.try_poll_many(1)
@@ -91,13 +101,12 @@ def faults(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "HANDLER_SLOW": timedelta(seconds=1)}
     for module in ("delayed_queue.observe.lateness", "delayed_queue.admin.overview"):
         monkeypatch.setattr(f"{module}.OLD", timedelta(0))
-    poison()
     kill_letters_and_schedule_many()
     block()
     leave_late()
-    worker_row("stopped-1", silent_for=600, queues=["letters"])
-    worker_row("busy-1", queues=["ordered", "poisoned"], threads=8)
     with ExitStack() as stack:
+        stack.enter_context(poisoned())
+        stack.enter_context(stopped())
         holder = stack.enter_context(raw_connection())
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT 1")
@@ -116,12 +125,12 @@ class hanging(ExitStack):
             assert go_on.wait(300)
 
         DelayedQueue("hung").offer_or_update("hangs-3", 1)
-        worker = worker_with(handler_of("hung", hang), worker_id="hanging-1")
-        self.enter_context(running(worker))
+        hanging = worker_with(handler_of("hung", hang), worker_id="hanging-1")
+        self.enter_context(running(hanging))
         self.callback(go_on.set)
         assert begun.wait(30)
-        wait_until(lambda: worker.describe().load.columns()["slow"] == 1)
-        worker._heartbeat.beat()  # noqa: SLF001 - instead of ten seconds
+        wait_until(lambda: hanging.describe().load.columns()["slow"] == 1)
+        hanging._heartbeat.beat()  # noqa: SLF001 - instead of ten seconds
         return self
 
 
@@ -137,8 +146,8 @@ def links(html: str) -> list[str]:
 # to follow; and at most two commands whose output shows it.
 FOUND: Final[dict[str, tuple[tuple[str, ...], str, tuple[str, ...], str]]] = {
     "poison message": (
-        ("/deadletter/?kind=poisoned", "/deadletter/[0-9]+/change/"), "signal 9 (SIGKILL)",
-        ("queuedead list --queue poisoned", "queuedead groups"), "crashed",
+        ("/deadletter/?kind=poison", "/deadletter/[0-9]+/change/"), "signal 9 (SIGKILL)",
+        ("queuedead list --queue poison", "queuedead groups"), "crashed",
     ),
     "3,000 dead letters": (
         ("/deadletter/?kind=letters", "/failures/"), "no answer in time",
@@ -161,7 +170,7 @@ FOUND: Final[dict[str, tuple[tuple[str, ...], str, tuple[str, ...], str]]] = {
     "200,000 scheduled": ((), "≈ ", ("queuestats --cap 300000",), "200,000"),
     "blocked group": (
         (), "groups are blocked by a dead letter: acme",
-        ("queuestats",), "ordered is late: groups are blocked by a dead letter: acme",
+        ("queuestats",), "patient is late: groups are blocked by a dead letter: acme",
     ),
 }  # fmt: skip
 
