@@ -21,11 +21,19 @@ from django.utils.translation import ngettext_lazy
 from delayed_queue.admin import formats, searching
 from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin
 from delayed_queue.admin.failures import failures_view
-from delayed_queue.admin.filters import KIND, DiedFilter, FailureFilter, KindFilter, chosen_kind
+from delayed_queue.admin.filters import (
+    HOLDER_LENGTH,
+    KIND,
+    DiedFilter,
+    FailureFilter,
+    KindFilter,
+    chosen_kind,
+)
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock, parse_ids
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.admin.workers import names_of_holders
+from delayed_queue.models import DeadLetter, Message, Worker
 
 _ALIVE: Final = _("because a message has their key, or a newer dead letter of the key was redriven")
 _OUTCOMES: Final = {True: _("created"), False: _("overwritten")}
@@ -110,17 +118,19 @@ class DeadLetterAdmin(KeyedRowAdmin):
     terms: ClassVar = {
         "": searching.prefix(), "key": searching.whole_key(_OF_ONE_KEY),
         "group": searching.of_group(_BY_DEATH), "header": searching.with_header(_ordered),
+        "worker": searching.of_last_worker(_ordered),
         "reason": searching.with_text(_ordered, "reason"),
         "failure": searching.with_text(_ordered, "fingerprint", "reason", "last_error"),
     }  # fmt: skip
     search_help_text = _(
-        "The beginning of a key; or group:, reason:, failure: or header:name= before a value."
+        "The beginning of a key; or group:, worker:, reason:, failure: or header:name= before a "
+        "value."
     )
     list_filter = (KindFilter, DiedFilter, FailureFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
-        "reason_shown", "queue", "key_shown", "active", "attempts_column", "times", "last_failure",
-        "first_failure", "headers_shown", "payload_shown",
+        "reason_shown", "queue", "key_shown", "active", "last_worker", "attempts_column", "times",
+        "last_failure", "first_failure", "headers_shown", "payload_shown",
     )  # fmt: skip
 
     def get_urls(self) -> Any:
@@ -156,6 +166,12 @@ class DeadLetterAdmin(KeyedRowAdmin):
             return escape(_("no message has this key now"))
         url = self.url("delayed_queue_message_change", message.id)
         return formats.link(url, _("yes, a message has this key"))
+
+    @admin.display(description=_("last worker"))
+    def last_worker(self, row: Any) -> Any:
+        """Return the worker of the last lease, by the lease's id once its row is gone."""
+        names = names_of_holders([row], router.db_for_read(Worker, instance=row))
+        return names.get((row.lease_id or "")[:HOLDER_LENGTH]) or row.lease_id or formats.NOTHING
 
     @admin.display(description=_("timeline"))
     def times(self, row: Any) -> SafeString:

@@ -170,6 +170,10 @@ class LeaseFilter(LinkedFilter):
     title, parameter_name, column = _("lease"), LEASE, "lease_id"
 
 
+# A lease id starts with as many characters of its worker process.
+HOLDER_LENGTH: Final = 8
+
+
 def held_by(worker: Worker | None) -> Q:
     """Return the condition for messages under the worker's leases, which start with its prefix."""
     if worker is None or not worker.holder:

@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats, searching
 from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin, QueueModelAdmin
 from delayed_queue.admin.filters import (
+    HOLDER_LENGTH,
     LEASE,
     STATE,
     WORKER,
@@ -32,7 +33,7 @@ from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.message_operations import MESSAGE_OPERATIONS, Seen
 from delayed_queue.admin.overview import queues_view
 from delayed_queue.admin.rows import MessageRow, RowState, state_of
-from delayed_queue.admin.workers import HOLDER_LENGTH, holder_of, names_of_holders
+from delayed_queue.admin.workers import holder_of, names_of_holders
 from delayed_queue.models import Message, QueueOverview
 
 _NEXT: Final = {

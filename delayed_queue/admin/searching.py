@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Left
 
-from delayed_queue.admin.filters import held_by
+from delayed_queue.admin.filters import HOLDER_LENGTH, held_by
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.models import Worker
 
@@ -93,6 +94,13 @@ def _held(rows: Rows, value: str, kind: str | None) -> Rows:
     return rows.filter(leases)
 
 
+def _held_at_last(value: str) -> Q:
+    """Return the condition for dead letters whose last lease was of such a worker."""
+    named = Q(name__startswith=value.strip()) | Q(host__startswith=value.strip())
+    lease = Left(OuterRef("lease_id"), HOLDER_LENGTH)
+    return Q(Exists(Worker.objects.filter(named, holder=lease)))
+
+
 def _of_queue(rows: Rows, value: str, kind: str | None) -> Rows:
     return rows if kind is None else rows.filter(kind=kind)
 
@@ -120,6 +128,10 @@ def of_group(keyset: Keyset, *branches: Q) -> Term:
 
 def of_worker(keyset: Keyset) -> Term:
     return Term(lambda kind: keyset, _held)
+
+
+def of_last_worker(keyset: Callable[[str | None], Keyset]) -> Term:
+    return scanned(keyset, _held_at_last)
 
 
 def scanned(keyset: Callable[[str | None], Keyset], matches: Callable[[str], Q]) -> Term:

@@ -21,7 +21,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.filters import held_by
+from delayed_queue.admin.filters import HOLDER_LENGTH, held_by
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
@@ -248,9 +248,6 @@ def _count(number: int, *, is_bad: bool = False) -> SafeString:
     return format_html(
         '<span class="{}">{}</span>', "dq-alarm" if is_bad else "", formats.number(number)
     )
-
-
-HOLDER_LENGTH: Final = 8
 
 
 def names_of_holders(rows: Iterable[Any], using: str) -> dict[str, str]:

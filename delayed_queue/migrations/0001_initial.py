@@ -144,6 +144,10 @@ class Migration(migrations.Migration):
                     "group",
                     models.CharField(blank=True, db_collation="C", max_length=100, null=True),
                 ),
+                (
+                    "lease_id",
+                    models.CharField(blank=True, db_column="lockUuid", max_length=36, null=True),
+                ),
             ],
             options={
                 "verbose_name": "dead letter",

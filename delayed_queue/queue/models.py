@@ -164,6 +164,7 @@ class DeadLetter(models.Model):
     died_at = EpochMillisecondField(db_column="diedAt")
     fingerprint = models.CharField(max_length=16, blank=True, db_default="")
     group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
+    lease_id = models.CharField(max_length=36, null=True, blank=True, db_column="lockUuid")
 
     objects = DeadLetterManager["DeadLetter"]()
 

@@ -654,12 +654,13 @@ BEGIN
     )
     INSERT INTO public.delayed_queue_dead_letter (
         "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
-        "scheduledAtInitially", "createdAt", "diedAt", fingerprint, "group"
+        "scheduledAtInitially", "createdAt", "diedAt", fingerprint, "group",
+        "lockUuid"
     )
     SELECT
         "pKind", "pKey", payload, headers, attempts, why, COALESCE("firstError", note),
         COALESCE(note, "lastError"), "scheduledAtInitially", "createdAt", now,
-        left(encode(sha256(convert_to(cause, 'UTF8')), 'hex'), 16), "group"
+        left(encode(sha256(convert_to(cause, 'UTF8')), 'hex'), 16), "group", lease_id
     FROM rejected;
     GET DIAGNOSTICS changed = ROW_COUNT;
     RETURN changed;

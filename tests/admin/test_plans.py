@@ -355,6 +355,7 @@ SEARCHES: Final = [
     (f"{LETTERS}?q=key-", DEAD_KEYS, SCANNED),
     (f"{LETTERS}?q=key-&kind=small-1|json&died=older", DEAD_KEYS, SCANNED),
     (f"{LETTERS}?q=reason:exhausted", DEAD_PRIMARY, SCANNED),
+    (f"{LETTERS}?q=worker:worker-7", DEAD_PRIMARY, SCANNED),
     (f"{LETTERS}?q=failure:timeout&kind=bulk|json", DEAD_DIED, SCANNED),
     (f"{LETTERS}?q=group:customer&kind=grouped|json", DEAD_OF_GROUP, PAGE),
 ]

@@ -6,11 +6,12 @@ import pytest
 from django.test import Client
 from django.utils.http import urlencode
 
+from delayed_queue import DelayedQueue
 from delayed_queue.admin import lists
-from delayed_queue.models import Worker
+from delayed_queue.models import DeadLetter, Worker
 from tests.admin.lists import keys_of
 from tests.admin.support import LETTERS, MESSAGES, page
-from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
+from tests.support.factories import DeadLetterFactory, MessageFactory, from_now, worker_row
 
 pytestmark = pytest.mark.django_db
 
@@ -60,19 +61,37 @@ def test_messages(
         ("reason:exhausted", "", ["order-1"]), ("reason:exhausted", "b|json", []),
         ("failure:gateway", "", ["order-2"]), ("failure:abcd", "", ["order-1"]),
         ("header:tenant=acme", "b|json", ["order-2"]),
+        ("worker:web", "", ["order-1"]), ("worker:h-7", "a|json", ["order-1"]),
+        ("worker:w2", "", []), ("worker:web", "b|json", []),
     ],
 )  # fmt: skip
 def test_dead_letters(admin_client: Client, search: str, kind: str, keys: list[str]):
     DeadLetterFactory.create(
         key="order-1", kind="a|json", group="customer-1", reason="attempts exhausted",
-        fingerprint="abcd" * 4,
+        fingerprint="abcd" * 4, lease_id="0a1b2c3d-9",
     )  # fmt: skip
+    worker_row("web-2", host="h-7", holder="0a1b2c3d")
+    worker_row("web-1", host="h-8")
     DeadLetterFactory.create(
         key="order-2", kind="b|json", reason="rejected", last_error=ERROR,
         headers={"tenant": "acme"},
     )  # fmt: skip
     query = {"q": search} | ({"kind": kind} if kind else {})
     assert keys_of(page(admin_client, f"{LETTERS}?{urlencode(query)}")) == keys
+
+
+def test_a_dead_letter_keeps_its_last_lease(admin_client: Client):
+    DelayedQueue("orders").offer_or_update("order-1", 1)
+    (envelope,) = DelayedQueue("orders").try_poll_many(1)
+    assert envelope.reject("no address")
+    letter = DeadLetter.objects.get()
+    assert letter.lease_id == envelope.lease_id
+    url = f"{LETTERS}{letter.pk}/change/"
+    assert envelope.lease_id in page(admin_client, url)
+    worker_row("web-2", holder=envelope.lease_id[:8])
+    html = page(admin_client, url)
+    assert "web-2" in html
+    assert envelope.lease_id not in html
 
 
 def test_a_group_needs_its_queue_and_the_page_says_so(admin_client: Client):

@@ -175,13 +175,15 @@ dead_lettered AS (
 kept AS (
     INSERT INTO delayed_queue_dead_letter (
         "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
-        "scheduledAtInitially", "createdAt", "diedAt", fingerprint, "group"
+        "scheduledAtInitially", "createdAt", "diedAt", fingerprint, "group",
+        "lockUuid"
     )
     SELECT
         "pKind", "pKey", payload, headers, attempts, %(reason)s,
         COALESCE("firstError", %(error)s::text),
         COALESCE(%(error)s::text, "lastError"),
-        "scheduledAtInitially", "createdAt", (SELECT now FROM clock), %(fingerprint)s::text, "group"
+        "scheduledAtInitially", "createdAt", (SELECT now FROM clock), %(fingerprint)s::text,
+        "group", %(lease_id)s::text
     FROM dead_lettered
 )
 SELECT id
