@@ -49,7 +49,10 @@ HIDDEN = """
 [...document.querySelectorAll("*")].filter((each) =>
     each === document.documentElement
     || ["auto", "scroll", "hidden"].includes(getComputedStyle(each).overflowX)
-).filter((each) => each.clientWidth > 1 && each.scrollWidth > each.clientWidth).map((each) =>
+).filter((each) =>
+    each.scrollWidth > each.clientWidth && each.clientWidth > 1
+    && each.closest(".visually-hidden") === null
+).map((each) =>
     `${each.tagName} ${each.className}: ${each.scrollWidth} > ${each.clientWidth}`
 ).join(", ")
 """
