@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from django.conf import LazySettings
 
-from delayed_queue import DelayedQueue, Envelope, OfferOutcome, Reject, ScheduledMessage, Snooze
+from delayed_queue import (
+    Batch,
+    DelayedQueue,
+    Envelope,
+    OfferOutcome,
+    Reject,
+    ScheduledMessage,
+    Snooze,
+)
 from delayed_queue.codecs import codec_named
 from delayed_queue.handlers import Handler
 from delayed_queue.instruments import wrap
@@ -20,6 +28,7 @@ from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
 from tests.support.instruments import Recorder, registry_of
+from tests.support.running import handler_of, worker_with
 
 SOON = timedelta(milliseconds=50)
 
@@ -125,6 +134,22 @@ class TestHandlers:
         assert outer.seen == [
             "outer begins k", "inner begins k", "handler", "inner ends k", "outer ends k"
         ]  # fmt: skip
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_they_see_each_message_of_a_batch(self, settings: LazySettings, is_async: bool) -> None:
+        recorder = Recorder("it")
+        use(settings, recorder)
+
+        def handle(batch: Batch) -> None:
+            recorder.seen.append("handler")
+
+        async def ahandle(batch: Batch) -> None:
+            handle(batch)
+
+        DelayedQueue("orders").offer_batch([ScheduledMessage(key, 1) for key in "ab"])
+        handler = handler_of("orders", ahandle if is_async else handle, many=True)
+        assert worker_with(handler, burst=True).run() == Counts(done=2)
+        assert recorder.seen == ["it begins a", "it begins b", "handler", "it ends b", "it ends a"]
 
     @pytest.mark.parametrize(
         ("raised", "counts"),

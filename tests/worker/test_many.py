@@ -273,6 +273,28 @@ def test_a_call_has_a_limited_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(map(len, seen.keys)) == [1, 1, 3, 3]
 
 
+def test_a_stop_during_a_split_uses_up_no_attempt() -> None:
+    """B3: what has not been called is released; the call that runs is finished."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def handle(batch: Batch) -> None:
+        if len(batch) > 1:
+            raise ValueError("split")
+        begun.set()
+        may_end.wait(20)
+
+    handler = handler_of("events", handle, many=True, retry=NEVER)
+    offer(*numbered(4))
+    worker = worker_with(handler, concurrency=1)
+    with running(worker):
+        wait_until(begun.is_set)
+        worker.stop()
+        wait_until(lambda: Message.objects.filter(attempts=0, lease_id=None).count() == 3)
+        may_end.set()
+    assert worker.counts.done == 1
+    assert Message.objects.filter(attempts=0, lease_id=None).count() == 3
+
+
 def test_groups_hold() -> None:
     """B6: a batch has no more messages of a group than may run at a time."""
     seen = Calls()

@@ -45,6 +45,13 @@ def handled(
     return ended_of(key)
 
 
+def test_a_handler_of_many_messages_is_refused() -> None:
+    """B13"""
+    path = "tests.workerapp.handlers:die_of_one_in_a_thread"
+    with pytest.raises(InvalidConfiguration, match=r"receives batches \(many=True\)"):
+        Handling(path, "crowd").registered()
+
+
 class TestConcurrency:
     def test_threads_make_as_many_calls_at_once(self, queue: DelayedQueue) -> None:
         """Each call waits for two others: with fewer threads it would fail."""
