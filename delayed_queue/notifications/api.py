@@ -19,13 +19,7 @@ from delayed_queue.http.api.problems import invalid
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.events import receive
-from delayed_queue.notifications.intake import (
-    DEPTH,
-    Accepted,
-    Refused,
-    body_bytes,
-    read_json,
-)
+from delayed_queue.notifications.intake import DEPTH, Accepted, Refused, body_bytes, read_json
 from delayed_queue.notifications.models import (
     Channel,
     Notification,

@@ -106,13 +106,13 @@ class Attempt:
     async def _run(self) -> Settlement:
         if self._outgoing.verdict in _ENDINGS:
             return self._end_unsent(Status(self._outgoing.verdict))
-        if self._outgoing.in_doubt and not self._may_repeat():
+        may_repeat = any(each.provider.is_idempotent for each in self._routes)
+        if self._outgoing.in_doubt and not may_repeat:
             return self._end(Status.FAILED, IN_DOUBT)
         if self._outgoing.quiet and (pause := self._quiet_for()):
             return self._end(Status.ENQUEUED, None, pause)
         # A recipient's throttle is checked first: it needs no permit of a provider.
-        pause = self._throttle.left() if self._throttle else _NOW
-        if pause:
+        if self._throttle and (pause := self._throttle.left()):
             return self._end(Status.ENQUEUED, None, pause)
         for route in self._routes:
             end = await self._try(route)
@@ -124,9 +124,6 @@ class Attempt:
         now = database_now(USING)
         end = Quiet.read(self._outgoing.quiet).until(now)
         return None if end is None else end - now
-
-    def _may_repeat(self) -> bool:
-        return any(each.provider.is_idempotent for each in self._routes)
 
     async def _try(self, route: Route) -> Settlement | None:
         """Call one provider; return how the attempt ends by that, or None for the next."""

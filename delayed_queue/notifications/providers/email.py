@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import smtplib
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from email import policy
 from email.errors import ObsoleteHeaderDefect
@@ -135,7 +136,7 @@ class EmailProvider(ThreadedProvider):
     def send_now(self, outgoing: Outgoing) -> Outcome:
         """Send on a connection that no other thread uses; blocks."""
         try:
-            backend = self._idle.pop() if self._idle else self._made()
+            backend = self._taken()
         except _SETTING as error:
             return failed(Verdict.TRANSIENT, error)
         try:
@@ -147,6 +148,12 @@ class EmailProvider(ThreadedProvider):
         """Make a connection's backend and write a message; raises what is wrong."""
         self._made()
         self._message(probe).message().as_bytes()
+
+    def _taken(self) -> Any:
+        # Not by a check before: another thread may take the last one in between.
+        with suppress(IndexError):
+            return self._idle.pop()
+        return self._made()
 
     def _made(self) -> Any:
         backend = import_string(self._backend)(**self._options)

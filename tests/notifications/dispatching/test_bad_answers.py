@@ -164,6 +164,23 @@ def test_n8_a_server_without_what_we_need_of_it_refuses_no_message(options: dict
     assert (outcome.verdict, outcome.blames_provider) == (Verdict.TRANSIENT, True)
 
 
+class Contended(list[Any]):
+    """Idle connections of which another thread takes the last one just before."""
+
+    def pop(self, *args: Any) -> Any:
+        self.clear()
+        return super().pop(*args)
+
+
+def test_n25_a_connection_that_another_thread_takes_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    with FakeSmtp() as server:
+        provider = EmailProvider("mail", sender=SENDER, host="127.0.0.1", port=server.port)
+        monkeypatch.setattr(provider, "_idle", Contended())
+        outcomes = [provider.send_now(outgoing()).verdict for _ in range(3)]
+        provider.close()
+    assert outcomes == [Verdict.ACCEPTED] * 3
+
+
 # N24: faults of the settings
 
 
