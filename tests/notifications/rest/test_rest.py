@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
 from datetime import timedelta
@@ -88,6 +89,16 @@ def test_n1_what_is_no_strict_json_is_400(caller, body):
     assert answer.status_code == 400, answer.content
     assert answer["Content-Type"] == "application/problem+json"
     assert not Notification.objects.exists()
+
+
+def test_n20_a_request_with_attachments_of_a_mebibyte_is_accepted(caller):
+    def attached(size: int) -> dict[str, Any]:
+        content = base64.b64encode(bytes(size)).decode()
+        return email(attachments=[{"name": "a", "content": content}])
+
+    assert post(caller, attached(2**20)).status_code == 202
+    answer = post(caller, attached(2**20 + 1))
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (400, "attachments")
 
 
 def test_n1_too_large_is_413_and_another_type_415(caller):
