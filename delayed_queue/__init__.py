@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from delayed_queue.messages import Envelope as Envelope
     from delayed_queue.messages import OfferOutcome as OfferOutcome
     from delayed_queue.messages import ScheduledMessage as ScheduledMessage
+    from delayed_queue.queue.batches import MessageBatch as MessageBatch
     from delayed_queue.retries import Groups as Groups
     from delayed_queue.retries import RetryPolicy as RetryPolicy
 
@@ -40,6 +41,7 @@ _HOMES = {
     "DeliveryType": "messages",
     "Envelope": "messages",
     "Groups": "retries",
+    "MessageBatch": "queue.batches",
     "OfferOutcome": "messages",
     "PeriodicSchedule": "cron.schedules",
     "Reject": "handlers",

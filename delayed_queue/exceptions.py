@@ -45,6 +45,10 @@ class InvalidMessage(DelayedQueueError, ValueError):
     """The message cannot be stored; nothing was sent to the database."""
 
 
+class BatchClosed(InvalidMessage):
+    """The batch is closed or unknown; nothing was offered."""
+
+
 class PayloadNotEncodable(InvalidMessage):
     """The payload cannot be encoded by the queue's codec; nothing was sent to the database."""
 

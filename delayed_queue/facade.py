@@ -49,7 +49,7 @@ STATS_CAP: Final = 10_000
 _BATCH: Final = 1000
 
 
-class DelayedQueue(Offering, Polling):
+class DelayedQueue(Polling):
     """A named stream of messages, each delivered when it is due to one consumer at a time.
 
     An instance is cheap, holds no connection, and may be shared by threads. Every call runs

@@ -255,6 +255,8 @@ class Leases(Protocol):
 
     def acknowledge_batch(self, batch: Any) -> int: ...
 
+    def batch_of(self, envelope: Envelope) -> Any: ...
+
     async def in_thread(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 
@@ -284,12 +286,16 @@ class Envelope:
     expires_in_ms: int | None = None
     # The delivery before this one ended without a result: its process died, or its lease expired.
     is_retaken: bool = False
+    # The batch that it is a member of.
+    batch_id: int | None = None
     lease_lost: bool = False
     # The lease holds, but the handler should stop: its task was cancelled, for example.
     is_unwanted: bool = False
     # The handler itself offered the key anew, which ends the lease, not the handler. A rollback of
     # that offer goes unnoticed, so the flag stays.
     is_replaced: bool = False
+    # The transaction that handles it has taken it out of the queue.
+    is_consumed: bool = False
     # The handler's own statement has settled it, or consume() has recorded its failure.
     is_settled: bool = False
     # The name of the function that handles it, where a treatment has several.
@@ -331,6 +337,11 @@ class Envelope:
     def leased_until(self) -> datetime:
         """When the lease ends and others may take the message, on the database's clock."""
         return from_milliseconds(self.leased_until_ms)
+
+    @property
+    def batch(self) -> Any:
+        """The ``MessageBatch`` of the message, to add members; None without one."""
+        return None if self.batch_id is None else self.leases.batch_of(self)
 
     def acknowledge(self) -> bool:
         """Delete the message, if this lease still holds it."""

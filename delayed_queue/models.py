@@ -13,9 +13,10 @@ from delayed_queue.queue.models import (
     Message,
     MessageManager,
     QueueOverview,
+    StoredBatch,
 )
 
 __all__ = [
     "BulkRun", "DeadLetter", "Limit", "LimitManager", "Message", "MessageManager",
-    "QueueOverview", "Sample", "Schedule", "ScheduleRun", "Worker",
+    "QueueOverview", "Sample", "Schedule", "ScheduleRun", "StoredBatch", "Worker",
 ]  # fmt: skip

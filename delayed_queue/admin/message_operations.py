@@ -18,6 +18,7 @@ from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Message
 from delayed_queue.observe.overview import handler_of
+from delayed_queue.queue.store.finishing import DROPPED, batches_of
 
 CHANGED: Final = _("changed meanwhile")
 _NOT_LEASED: Final = _("not leased")
@@ -182,7 +183,9 @@ class Reject(MessageOperation):
 
     def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
         reason = storable(call.options["reason"])
-        return Message.objects.dead_letter(group.lease_id, ids, reason, using=call.using)
+        return Message.objects.dead_letter(
+            group.lease_id, ids, reason, batches=_batches(ids, call), using=call.using
+        )
 
 
 class Drop(MessageOperation):
@@ -200,7 +203,14 @@ class Drop(MessageOperation):
     flag = DELETION
 
     def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
-        return Message.objects.acknowledge(group.lease_id, ids, using=call.using)
+        return Message.objects.acknowledge(
+            group.lease_id, ids, outcome=DROPPED, batches=_batches(ids, call), using=call.using
+        )
+
+
+def _batches(ids: Sequence[int], call: Call) -> set[int]:
+    """Return the batches of messages."""
+    return batches_of(Message.objects.using(call.using).filter(pk__in=ids).only("batch_id"))
 
 
 MESSAGE_OPERATIONS: Final[tuple[Operation, ...]] = (

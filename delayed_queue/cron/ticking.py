@@ -213,9 +213,9 @@ class Ticks:
         self.queue = queue
         self._schedules = schedules
         # The in-memory queue replaces these.
-        self._repeat = queue._repeat  # noqa: SLF001
-        self._transaction = queue._transaction  # noqa: SLF001
-        self._now = queue._now  # noqa: SLF001
+        self._repeat = queue._repeat
+        self._transaction = queue._transaction
+        self._now = queue._now
 
     def __str__(self) -> str:
         return self.queue.kind

@@ -72,6 +72,7 @@ class Migration(migrations.Migration):
                     models.CharField(blank=True, db_collation="C", max_length=100, null=True),
                 ),
                 ("expires_at", instant("expiresAt", blank=True, null=True)),
+                ("batch_id", models.BigIntegerField(blank=True, db_column="batchId", null=True)),
             ],
             options={
                 "verbose_name": "message",
@@ -116,6 +117,11 @@ class Migration(migrations.Migration):
                         fields=["kind", "group", "lease_id", "scheduled_at", "id"],
                         name="delayed_queue__GroupPlusLockUuidIndex",
                     ),
+                    models.Index(
+                        condition=models.Q(("batch_id__isnull", False)),
+                        fields=["batch_id", "id"],
+                        name="message_of_batch",
+                    ),
                 ],
                 "constraints": [
                     models.UniqueConstraint(
@@ -148,6 +154,7 @@ class Migration(migrations.Migration):
                     "lease_id",
                     models.CharField(blank=True, db_column="lockUuid", max_length=36, null=True),
                 ),
+                ("batch_id", models.BigIntegerField(blank=True, db_column="batchId", null=True)),
             ],
             options={
                 "verbose_name": "dead letter",
@@ -179,10 +186,55 @@ class Migration(migrations.Migration):
                         fields=["kind", "group", "died_at"],
                         name="dead_letter_of_group",
                     ),
+                    models.Index(
+                        condition=models.Q(("batch_id__isnull", False)),
+                        fields=["batch_id", "id"],
+                        name="dead_letter_of_batch",
+                    ),
                 ],
             },
         ),
         migrations.RunSQL(STORAGE, reverse_sql=NO_STORAGE),
+        CreateModelOnce(
+            name="StoredBatch",
+            fields=[
+                ID,
+                ("kind", models.CharField(db_column="pKind", max_length=100)),
+                ("created_at", instant("createdAt")),
+                ("closed_at", instant("closedAt", blank=True, null=True)),
+                ("waits_for_dead", models.BooleanField(db_column="waitsForDead")),
+                ("then_kind", models.CharField(db_column="thenKind", max_length=100)),
+                (
+                    "then_key",
+                    models.CharField(db_collation="C", db_column="thenKey", max_length=200),
+                ),
+                ("then_payload", models.BinaryField(db_column="thenPayload")),
+                ("then_headers", models.JSONField(blank=True, db_column="thenHeaders", null=True)),
+                (
+                    "then_group",
+                    models.CharField(
+                        blank=True,
+                        db_collation="C",
+                        db_column="thenGroup",
+                        max_length=100,
+                        null=True,
+                    ),
+                ),
+                ("then_scheduled_at", instant("thenScheduledAt", blank=True, null=True)),
+                ("then_expires_at", instant("thenExpiresAt", blank=True, null=True)),
+                ("done", models.BigIntegerField(db_default=0)),
+                ("dead", models.BigIntegerField(db_default=0)),
+                ("dropped", models.BigIntegerField(db_default=0)),
+                ("expired", models.BigIntegerField(db_default=0)),
+            ],
+            options={
+                "verbose_name": "batch",
+                "verbose_name_plural": "batches",
+                "db_table": "delayed_queue_batch",
+                "permissions": [("cancel_storedbatch", "Can cancel batches")],
+                "default_permissions": ["view"],
+            },
+        ),
         CreateModelOnce(
             name="BulkRun",
             fields=[

@@ -13,13 +13,21 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.conf import check_interval, check_lease, get_settings
-from delayed_queue.db.resilience import Lost, announce, check_vendor, drop_if_lost, never, repeat
+from delayed_queue.db.resilience import (
+    Lost,
+    announce,
+    check_vendor,
+    drop_if_lost,
+    is_in_transaction,
+    never,
+    repeat,
+)
 from delayed_queue.db.statements import run
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.durations import Duration
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MILLISECOND, check_claim, to_milliseconds
-from delayed_queue.queue.models import DeadLetter, Limit, Message
+from delayed_queue.queue.models import DeadLetter, Limit, Message, StoredBatch
 from delayed_queue.queue.store.claim import HANDLER
 from delayed_queue.queue.store.groups import GroupRow
 from delayed_queue.queue.store.limits import RulesRow
@@ -64,6 +72,7 @@ class QueueBase:
         self._messages = Message.objects
         self._letters = DeadLetter.objects
         self._limits = Limit.objects
+        self._batches = StoredBatch.objects
         self.name = check_kind(name)
         self.codec = codec_named(codec)
         self.kind = check_kind(kind_of(name, self.codec) if kind is None else kind)
@@ -122,6 +131,14 @@ class QueueBase:
         if durable or not connections[self.using].in_atomic_block:
             drop_if_lost(self.using)
         return transaction.atomic(using=self.using, durable=durable)
+
+    def _is_in_transaction(self) -> bool:
+        return is_in_transaction(self.using)
+
+    @property
+    def _database(self) -> object:
+        """Equal for queues that one transaction can write."""
+        return self.using
 
     def _handler_block(self) -> Any:
         """Return a context manager that undoes the writes of its block when it raises."""

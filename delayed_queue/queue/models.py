@@ -10,6 +10,7 @@ from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.fields import EpochMillisecondField, LongNamedIndex
+from delayed_queue.queue.store.batches import BatchStore
 from delayed_queue.queue.store.bulk import BulkRunManager
 from delayed_queue.queue.store.claim import ClaimStore
 from delayed_queue.queue.store.dead_letters import DeadLetterManager
@@ -61,6 +62,8 @@ class Message(models.Model):
     expires_at = EpochMillisecondField(  # type: ignore[misc]
         null=True, blank=True, db_column="expiresAt"
     )
+    # No foreign key: a cancelled batch leaves its members as they are, and ids are never reused.
+    batch_id = models.BigIntegerField(null=True, blank=True, db_column="batchId")
 
     objects = MessageManager["Message"]()
 
@@ -110,6 +113,12 @@ class Message(models.Model):
                     lease_id__isnull=True,
                     scheduled_at__gt=F("scheduled_at_initially"),
                 ),
+            ),
+            # The newest member of a batch, which is usually the last to finish, is read first.
+            models.Index(
+                fields=["batch_id", "id"],
+                name="message_of_batch",
+                condition=Q(batch_id__isnull=False),
             ),
         ]
         permissions = [
@@ -165,6 +174,8 @@ class DeadLetter(models.Model):
     fingerprint = models.CharField(max_length=16, blank=True, db_default="")
     group = models.CharField(max_length=100, null=True, blank=True, db_collation="C")
     lease_id = models.CharField(max_length=36, null=True, blank=True, db_column="lockUuid")
+    # Only if its batch waits for dead letters.
+    batch_id = models.BigIntegerField(null=True, blank=True, db_column="batchId")
 
     objects = DeadLetterManager["DeadLetter"]()
 
@@ -188,6 +199,11 @@ class DeadLetter(models.Model):
                 name="dead_letter_of_group",
                 condition=Q(group__isnull=False),
             ),
+            models.Index(
+                fields=["batch_id", "id"],
+                name="dead_letter_of_batch",
+                condition=Q(batch_id__isnull=False),
+            ),
         ]
         permissions = [
             ("redrive_deadletter", "Can redrive dead letters"),
@@ -197,6 +213,51 @@ class DeadLetter(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.key} ({self.reason})"
+
+
+class BatchManager(BatchStore, models.Manager[M]):
+    """The statements of batches."""
+
+
+class StoredBatch(models.Model):
+    """A set of messages, and the message ``then`` that is offered when all have finished.
+
+    Members have its id. The counters are of those that have left it.
+    """
+
+    kind = models.CharField(max_length=100, db_column="pKind")
+    created_at = EpochMillisecondField(db_column="createdAt")
+    closed_at = EpochMillisecondField(null=True, blank=True, db_column="closedAt")  # type: ignore[misc]
+    waits_for_dead = models.BooleanField(db_column="waitsForDead")
+    then_kind = models.CharField(max_length=100, db_column="thenKind")
+    then_key = models.CharField(max_length=200, db_column="thenKey", db_collation="C")
+    then_payload = models.BinaryField(db_column="thenPayload")
+    then_headers = models.JSONField(null=True, blank=True, db_column="thenHeaders")
+    then_group = models.CharField(
+        max_length=100, null=True, blank=True, db_column="thenGroup", db_collation="C"
+    )
+    then_scheduled_at = EpochMillisecondField(  # type: ignore[misc]
+        null=True, blank=True, db_column="thenScheduledAt"
+    )
+    then_expires_at = EpochMillisecondField(  # type: ignore[misc]
+        null=True, blank=True, db_column="thenExpiresAt"
+    )
+    done = models.BigIntegerField(db_default=0)
+    dead = models.BigIntegerField(db_default=0)
+    dropped = models.BigIntegerField(db_default=0)
+    expired = models.BigIntegerField(db_default=0)
+
+    objects = BatchManager["StoredBatch"]()
+
+    class Meta:
+        verbose_name = _("batch")
+        verbose_name_plural = _("batches")
+        db_table = "delayed_queue_batch"
+        permissions = [("cancel_storedbatch", "Can cancel batches")]
+        default_permissions = ["view"]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.pk}"
 
 
 class BulkRun(models.Model):

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -26,10 +26,12 @@ from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import HandlerSignal, Verdict, error_text, judge, storable
 from delayed_queue.logs import log, log_poll
 from delayed_queue.messages import MILLISECOND, Envelope, check_delay, has_expired
-from delayed_queue.queue.base import P, QueueBase, T, nothing
+from delayed_queue.queue.base import P, T, nothing
+from delayed_queue.queue.batches import Batching
 from delayed_queue.queue.dealing import UNLIMITED
 from delayed_queue.queue.group_claims import IDLE_MS, GroupClaim, GroupWalk
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
+from delayed_queue.queue.store.finishing import DONE, EXPIRED, batches_of
 from delayed_queue.queue.store.groups import GroupLease
 from delayed_queue.retries import RetryPolicy
 
@@ -39,7 +41,7 @@ MOST_LOOKS: Final = 20
 TRUST_SECONDS: Final = 1.0
 
 
-class Leasing(QueueBase):
+class Leasing(Batching):
     """The operations on leased messages, called by envelopes and batches."""
 
     def acknowledge(self, envelope: Envelope) -> bool:
@@ -47,17 +49,21 @@ class Leasing(QueueBase):
 
         Raises OutcomeUnknown when the connection was lost and the message is gone.
         """
-        ids = [envelope.message_id]
-        deleted = self._repeat(
-            lambda: self._messages.acknowledge(envelope.lease_id, ids, using=self.using),
-            doubt=nothing,
-        )
-        return bool(deleted)
+        return bool(self._acknowledge(envelope.lease_id, [envelope]))
+
+    def _acknowledge(self, lease_id: str, envelopes: Sequence[Envelope]) -> list[int]:
+        acknowledge = partial(
+            self._messages.acknowledge, lease_id, [each.message_id for each in envelopes],
+            batches=batches_of(envelopes), now=self._now(), using=self.using,
+        )  # fmt: skip
+        return self._repeat(acknowledge, doubt=nothing)
 
     def acknowledge_batch(self, batch: Batch) -> int:
         """Delete every member of the batch still under its lease; return their number."""
         if not batch:
             return 0
+        if batches_of(batch):
+            return len(self._acknowledge(batch.lease_id, batch))
         deleted: int = self._repeat(
             lambda: self._messages.acknowledge_lease(batch.lease_id, using=self.using),
             doubt=nothing,
@@ -100,7 +106,10 @@ class Leasing(QueueBase):
         ids, lease_id = [envelope.message_id], envelope.lease_id
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
-            dead_letter = partial(self._dead_letter, lease_id, ids, reason, verdict.error or None)
+            dead_letter = partial(
+                self._dead_letter, lease_id, ids, reason, verdict.error or None,
+                batches_of([envelope]),
+            )  # fmt: skip
             return bool(self._repeat(dead_letter, doubt=nothing))
         release = partial(
             self._messages.release, lease_id, ids, delay=verdict.delay // MILLISECOND,
@@ -128,10 +137,15 @@ class Leasing(QueueBase):
         return released
 
     def _dead_letter(
-        self, lease_id: str, ids: Sequence[int], reason: str, error: str | None
+        self,
+        lease_id: str,
+        ids: Sequence[int],
+        reason: str,
+        error: str | None,
+        batches: Collection[int],
     ) -> list[int]:
         return self._messages.dead_letter(
-            lease_id, ids, reason, error=error, now=self._now(), using=self.using
+            lease_id, ids, reason, error=error, batches=batches, now=self._now(), using=self.using
         )
 
     async def in_thread(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -251,10 +265,11 @@ class Polling(Leasing):
         expired = [each for each in envelopes if has_expired(each)]
         if not expired:
             return envelopes
-        ids = [each.message_id for each in expired]
-        self._repeat(
-            partial(self._messages.acknowledge, lease_id, ids, using=self.using), doubt=never
-        )
+        delete = partial(
+            self._messages.acknowledge, lease_id, [each.message_id for each in expired],
+            outcome=EXPIRED, batches=batches_of(expired), now=self._now(), using=self.using,
+        )  # fmt: skip
+        self._repeat(delete, doubt=never)
         for each in expired:
             log(logging.INFO, "expired", queue=self.name, key=each.key)
         return [each for each in envelopes if not has_expired(each)]
@@ -266,7 +281,7 @@ class Polling(Leasing):
             try:
                 envelopes.append(open_row(row, lease_id))
             except PayloadNotDecodable as error:
-                self._dead_letter_undecodable(row.id, lease_id, error)
+                self._dead_letter_undecodable(row, lease_id, error)
         return envelopes
 
     def _envelope_of(self, row: TakenRow, lease_id: str) -> Envelope:
@@ -276,14 +291,16 @@ class Polling(Leasing):
             row.key, decode(self.codec, row.payload), self.name, row.attempts, lease_id, row.id,
             row.scheduled_at, row.due_at, row.leased_until,
             json.loads(row.headers) if row.headers else {}, self, row.group, row.expires_in,
-            row.is_retaken,
+            row.is_retaken, row.batch_id,
         )  # fmt: skip
 
     def _dead_letter_undecodable(
-        self, row_id: int, lease_id: str, error: PayloadNotDecodable
+        self, row: TakenRow, lease_id: str, error: PayloadNotDecodable
     ) -> None:
-        text = error_text(error)
-        self._repeat(partial(self._dead_letter, lease_id, [row_id], "payload not decodable", text))
+        reason, text = "payload not decodable", error_text(error)
+        self._repeat(
+            partial(self._dead_letter, lease_id, [row.id], reason, text, batches_of([row]))
+        )
 
     def poll(
         self, timeout: Duration | None = None, *, stop: StopSignal | None = None
@@ -346,6 +363,7 @@ class Polling(Leasing):
                 with self._handler_block():
                     yield envelope
                     if envelope is not None:
+                        self._leave_batch(envelope)
                         self._check_effects()
             # A handler may raise anything; the count must be written first.
             except Exception as error:
@@ -371,12 +389,20 @@ class Polling(Leasing):
             lease_id = str(uuid.uuid4())
             try:
                 envelope = self._envelope_of(rows[0], lease_id)
+                envelope.is_consumed = True
                 if not has_expired(envelope):  # else it is deleted already
                     return rows[0], envelope
+                self._leave_batch(envelope, EXPIRED)
                 log(logging.INFO, "expired", queue=self.name, key=envelope.key)
             except PayloadNotDecodable as error:
                 self._restore(rows[0], lease_id)
-                self._dead_letter_undecodable(rows[0].id, lease_id, error)
+                self._dead_letter_undecodable(rows[0], lease_id, error)
+
+    def _leave_batch(self, envelope: Envelope, outcome: str = DONE) -> None:
+        """Count a member that the open transaction has deleted."""
+        if envelope.batch_id is not None:
+            numbers = {(envelope.batch_id, outcome): 1}
+            self._batches.remove(numbers, now=self._now(), using=self.using)
 
     def _count_failure(self, row: ConsumedRow, envelope: Envelope, error: Exception) -> None:
         """Put the message back and settle the failure; an error rolls everything back."""

@@ -15,9 +15,11 @@ from delayed_queue.facade import DelayedQueue
 from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.models import Message, MessageManager
 from delayed_queue.queue.store.claim import ConsumedRow, LeasedRow
+from delayed_queue.queue.store.finishing import DIED, DONE, DROPPED
 from delayed_queue.queue.store.inspect import StatsRow, StoredRow
 from delayed_queue.queue.store.offer import Columns
 from delayed_queue.queue.store.settle import ExtendedRow
+from delayed_queue.testing.batches import InMemoryBatches
 from delayed_queue.testing.limits import InMemoryGroups, InMemoryLimits
 from delayed_queue.testing.stores import InMemoryStore, Letter, ManualClock, Row, instant
 from delayed_queue.testing.tables import InMemoryLetters, InMemorySchedules
@@ -57,7 +59,7 @@ class InMemoryMessages(InMemoryGroups, _Messages):
         self._store.put(
             Row(
                 row_id, kind, key, payload, due_at, due_at, at, headers, group=group,
-                expires_at=expires_at,
+                expires_at=expires_at, batch_id=None if old is None else old.batch_id,
             )
         )  # fmt: skip
         if channel is not None:
@@ -91,13 +93,14 @@ class InMemoryMessages(InMemoryGroups, _Messages):
     ) -> list[ConsumedRow]:
         at = instant(now)
         taken = self._store.earliest_due(kind, limit, at)
-        self._remove(taken)
+        for row in taken:
+            self._store.remove(row)
         return [
             ConsumedRow(
                 row.id, row.key, row.payload, row.scheduled_at_initially, row.scheduled_at,
                 row.scheduled_at, row.attempts + 1, row.headers, row.expires_in(at),
                 row.lease_id is not None, row.created_at, row.first_error, row.last_error,
-                row.group, row.expires_at,
+                row.group, row.expires_at, row.batch_id,
             )
             for row in taken
         ]  # fmt: skip
@@ -107,15 +110,18 @@ class InMemoryMessages(InMemoryGroups, _Messages):
             Row(
                 row.id, kind, row.key, row.payload, row.due_at, row.scheduled_at, row.created_at,
                 row.headers, lease_id, row.attempts, row.due_at, row.first_error, row.last_error,
-                row.group, row.expires_at,
+                row.group, row.expires_at, row.batch_id,
             )
         )  # fmt: skip
 
-    def acknowledge(self, lease_id: str | None, ids: Sequence[int], **_: Any) -> list[int]:
-        return self._remove(self._store.under_lease(lease_id, ids))
+    def acknowledge(
+        self, lease_id: str | None, ids: Sequence[int], *, outcome: str = DONE,
+        now: int | None = None, **_: Any,
+    ) -> list[int]:  # fmt: skip
+        return self._remove(self._store.under_lease(lease_id, ids), outcome, now)
 
     def acknowledge_lease(self, lease_id: str, **_: Any) -> int:
-        return len(self._remove(self._store.of_lease(lease_id)))
+        return len(self._remove(self._store.of_lease(lease_id), DONE))
 
     def release(
         self, lease_id: str | None, ids: Sequence[int], *, delay: int | None = 0, refund: int = 0,
@@ -145,9 +151,12 @@ class InMemoryMessages(InMemoryGroups, _Messages):
     ) -> list[int]:  # fmt: skip
         rows = self._store.under_lease(lease_id, ids)
         for row in rows:
-            letter = Letter(self._store.new_id(), row.after(error), reason, instant(now))
+            batch = self._store.batches.get(row.batch_id or 0)
+            kept = row.batch_id if batch is not None and batch.waits else None
+            dead = row.after(error, batch_id=kept)
+            letter = Letter(self._store.new_id(), dead, reason, instant(now))
             self._store.letters[letter.id] = letter
-        return self._remove(rows)
+        return self._remove(rows, DIED, now)
 
     def read(self, kind: str, key: str, *, now: int | None = None, **_: Any) -> StoredRow | None:
         row = self._store.find(kind, key)
@@ -164,10 +173,10 @@ class InMemoryMessages(InMemoryGroups, _Messages):
 
     def drop(self, kind: str, key: str, **_: Any) -> bool:
         row = self._store.find(kind, key)
-        return bool(self._remove([] if row is None else [row]))
+        return bool(self._remove([] if row is None else [row], DROPPED))
 
     def drop_all(self, kind: str, **_: Any) -> int:
-        return len(self._remove(self._store.of_kind(kind)))
+        return len(self._remove(self._store.of_kind(kind), DROPPED))
 
     def next_due(
         self, kinds: Sequence[str], horizon: int, *, now: int | None = None, **_: Any
@@ -190,10 +199,11 @@ class InMemoryMessages(InMemoryGroups, _Messages):
         """Wake every poll on the store, also those of other kinds."""
         self._store.wake()
 
-    def _remove(self, rows: Iterable[Row]) -> list[int]:
+    def _remove(self, rows: Iterable[Row], outcome: str, now: int | None = None) -> list[int]:
         found = list(rows)
         for row in found:
             self._store.remove(row)
+        InMemoryBatches(self._store, self.offer).leave(found, outcome, now)
         return [row.id for row in found]
 
 
@@ -218,7 +228,8 @@ class InMemoryQueue(DelayedQueue):
         super().__init__(name, **options)
         self.store = InMemoryStore() if store is None else store
         self._messages = InMemoryMessages(self.store)
-        self._letters = InMemoryLetters(self.store)
+        self._batches = InMemoryBatches(self.store, self._messages.offer)
+        self._letters = InMemoryLetters(self.store, self._batches)
         self._limits = InMemoryLimits(self.store)
 
     def _schedules(self) -> InMemorySchedules:
@@ -236,6 +247,13 @@ class InMemoryQueue(DelayedQueue):
         if durable and _in_a_transaction(self.using):
             raise RuntimeError("consume() cannot be used inside a transaction.")
         return self.store.transaction(durable=durable)
+
+    def _is_in_transaction(self) -> bool:
+        return self.store.is_in_transaction
+
+    @property
+    def _database(self) -> InMemoryStore:
+        return self.store
 
     def _handler_block(self) -> Any:
         return self.store.transaction()

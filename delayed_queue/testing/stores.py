@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final
@@ -17,6 +17,7 @@ from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.queue.store.claim import LeasedRow
+from delayed_queue.queue.store.offer import Offered
 
 START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -81,6 +82,7 @@ class Row:
     last_error: str | None = None
     group: str | None = None
     expires_at: int | None = None
+    batch_id: int | None = None
 
     @property
     def is_begun(self) -> bool:
@@ -130,6 +132,16 @@ class LimitRow:
     resumed_at: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A row of the batches' table: its message ``then``, and how members have left it."""
+
+    then: Offered
+    waits: bool
+    is_closed: bool = False
+    left: Mapping[str, int] = field(default_factory=dict)
+
+
 NO_LIMITS: Final = LimitRow()
 
 
@@ -146,6 +158,7 @@ class InMemoryStore:
         self.letters: dict[int, Letter] = {}
         self.schedules: dict[tuple[str, str], ScheduleRow] = {}
         self.limits: dict[tuple[str, str], LimitRow] = {}
+        self.batches: dict[int, BatchRow] = {}
         self.new_id = count(1).__next__
         self._ids: dict[tuple[str, str], int] = {}
         self._wake_channels: set[WakeChannel] = set()
@@ -163,7 +176,7 @@ class InMemoryStore:
         )
         return LeasedRow(
             row.id, row.key, row.payload, row.scheduled_at_initially, due_at, until, attempts,
-            row.headers, row.expires_in(now), row.lease_id is not None, row.group,
+            row.headers, row.expires_in(now), row.lease_id is not None, row.group, row.batch_id,
         )  # fmt: skip
 
     def put(self, row: Row) -> Row:
@@ -202,6 +215,10 @@ class InMemoryStore:
         rows = (self.rows.get(row_id) for row_id in dict.fromkeys(ids))
         return [row for row in rows if row is not None and row.lease_id == lease_id]
 
+    @property
+    def is_in_transaction(self) -> bool:
+        return self._depth > 0
+
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[None]:
         """Keep all changes of the block, or none if it raises."""
@@ -210,13 +227,15 @@ class InMemoryStore:
                 raise RuntimeError("A durable transaction cannot be nested within another.")
             before = (
                 self.rows.copy(), self.letters.copy(), self._ids.copy(), self.schedules.copy(),
-                self.limits.copy(),
+                self.limits.copy(), self.batches.copy(),
             )  # fmt: skip
             self._depth += 1
             try:
                 yield
             except BaseException:
-                self.rows, self.letters, self._ids, self.schedules, self.limits = before
+                (
+                    self.rows, self.letters, self._ids, self.schedules, self.limits, self.batches,
+                ) = before  # fmt: skip
                 raise
             finally:
                 self._depth -= 1

@@ -11,6 +11,7 @@ from delayed_queue.models import DeadLetter, Schedule
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.bulk import MeantRow
 from delayed_queue.queue.store.dead_letters import DeadLetterManager, RedrivenRow
+from delayed_queue.testing.batches import InMemoryBatches
 from delayed_queue.testing.stores import InMemoryStore, Letter, Row, instant
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ else:
 class InMemoryLetters(_Letters):
     """The statements of DeadLetterManager."""
 
-    def __init__(self, store: InMemoryStore) -> None:
+    def __init__(self, store: InMemoryStore, batches: InMemoryBatches) -> None:
         self._store = store
+        self._batches = batches
 
     def redrive(
         self, ids: Sequence[int], *, overwrite: bool = False, kind: str | None = None,
@@ -58,9 +60,11 @@ class InMemoryLetters(_Letters):
             Row(
                 row_id, dead.kind, dead.key, dead.payload, due_at, first, at, dead.headers,
                 group=dead.group,
+                batch_id=dead.batch_id if active is None else active.batch_id or dead.batch_id,
             )
         )  # fmt: skip
         del self._store.letters[letter.id]
+        self._batches.take_back(dead)
         return active is None
 
     def next_letters(
@@ -94,6 +98,7 @@ class InMemoryLetters(_Letters):
         )[:limit]
         for _at, letter_id in old:
             del self._store.letters[letter_id]
+        self._batches.finish(self._store.batches, now)
         return len(old)
 
     def _blocks(self, letter: Letter) -> bool:

@@ -20,7 +20,8 @@ from tests.plans.rows import NOW
 DUE: Final = "due|json"
 LETTERS: Final = [
     *cases("REDRIVE", DEAD_PRIMARY, KEYS, ids=Each(1, 1000), overwrite=Each(False, True),
-           kind=Each(DUE, None), **family_params()),
+           kind=Each(DUE, None), max_rows=6,
+           scans={"delayed_queue_batch"}, **family_params()),
     *cases("LOCK_TOPICS_OF_LETTERS", ids=Each(1, 1000), kind=Each(DUE), most=200),
     *cases("LOCK_TOPICS_OF_LETTERS", DEAD_PRIMARY, ids=Each(1, 1000), kind=Each(None), most=200),
     *cases("LOCK_JOBS_OF_LETTERS", DEAD_PRIMARY, TOPICS, ids=Each(1, 200), kind=Each(DUE, None),

@@ -84,6 +84,7 @@ CLAIMS: Final = [
 _RESTORED: Final[dict[str, Any]] = {
     "id": 10**9, "key": "restored", "due_at": NOW, "scheduled_at": NOW, "created_at": NOW,
     "attempts": 1, "first_error": None, "last_error": None,
+    "batch_id": None,
 }  # fmt: skip
 SETTLEMENTS: Final = [
     *cases("ACKNOWLEDGE", PRIMARY, ids=Each(1, 100)),

@@ -73,6 +73,20 @@ _ORDERED: Final = scrambled(
     scheduledAtInitially=f"{NOW} + n - 100000", createdAt=f"{NOW} - 1000000",
     group="'group-' || lpad((n % 200)::text, 3, '0')",
 )  # fmt: skip
+# 1,000 closed batches, each with ten members, of which the last lies behind the others.
+_BATCHES: Final = (
+    scrambled(
+        "delayed_queue_batch", 1_000, pKind="'members|json'", createdAt="0", closedAt="0",
+        waitsForDead="n % 2 = 0", thenKind="'then|json'", thenKey="'then-' || n",
+        thenPayload="'x'::bytea",
+    ),
+    scrambled(
+        "delayed_queue", 10_000, pKey="'member-' || n", pKind="'members|json'",
+        payload="repeat('x', 100)::bytea", scheduledAt=f"{NOW} + n",
+        scheduledAtInitially=f"{NOW} + n", createdAt="0", lockUuid="'held-' || n / 100",
+        batchId="1 + n % 1000",
+    ),
+)  # fmt: skip
 _LIMITS: Final = (
     scrambled("delayed_queue_limit", 2_000, pKind="'paused-' || n || '|json'", pausedAt=f"{NOW}"),
     scrambled(
@@ -202,6 +216,7 @@ _REPORTS: Final = scrambled(
 
 FILLS: Final = (
     _MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _FULL, _ONE_GROUP, _ORDERED, *_LIMITS,
+    *_BATCHES,
     _RUNS, _TOPICS, _ANSWERS, _RATES, _TOKENS, _ENDPOINTS, _SLOTS, _HOSTS, _ATTEMPTS,
     _LEDGER, _STAGE, _OFFERED, _RESULTS, _PRIORITIES, _SAMPLES, _ARCHIVES, _REPORTS,
 )  # fmt: skip

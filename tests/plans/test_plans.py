@@ -12,6 +12,7 @@ from delayed_queue.queue.dealing import candidate
 from delayed_queue.queue.group_claims import MOST_GROUPS
 from delayed_queue.queue.store.claim import CLAIM, CONSUME, NO_FLOOR
 from delayed_queue.queue.store.groups import GROUPS_AHEAD, LEASE_GROUPS, GroupRow
+from tests.plans.batch_cases import BATCH_CASES
 from tests.plans.case import DEAD_PRIMARY, LEASE, Case, lease_ids
 from tests.plans.dead_letter_cases import DEAD_LETTER_CASES
 from tests.plans.explain import Plan, explain
@@ -25,7 +26,9 @@ from tests.support.statements import STATEMENTS, sql
 # The tests use their own connection; the mark creates the test database.
 pytestmark = pytest.mark.django_db
 
-CASES: Final = [*QUEUE_CASES, *DEAD_LETTER_CASES, *HTTP_CASES, *TASK_CASES, *SPARK_CASES]
+CASES: Final = [
+    *QUEUE_CASES, *BATCH_CASES, *DEAD_LETTER_CASES, *HTTP_CASES, *TASK_CASES, *SPARK_CASES,
+]  # fmt: skip
 
 # Two machines, as planner settings. COLD is a table much larger than the cache, on a disk that
 # seeks: there PostgreSQL avoids indexes unless it expects few rows.
@@ -35,7 +38,7 @@ COLD: Final = {"effective_cache_size": "8kB", "random_page_cost": "8"}
 # Above this estimate PostgreSQL compiles each plan, which takes seconds.
 COMPILED: Final = 100_000
 # Estimated above it on tables without statistics.
-DEAR: Final = {"FIND_RESULT", "REDRIVE"}
+DEAR: Final = {"COUNT_KIND", "FIND_RESULT", "REDRIVE"}
 
 # They walk an index in order and stop at a limit.
 WALKS: Final = {

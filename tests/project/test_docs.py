@@ -49,7 +49,16 @@ from delayed_queue.http.models import (
 )
 from delayed_queue.management.commands import installcron, runqueueworker
 from delayed_queue.messages import QueueStats, StoredMessage
-from delayed_queue.models import BulkRun, DeadLetter, Limit, Message, Sample, ScheduleRun, Worker
+from delayed_queue.models import (
+    BulkRun,
+    DeadLetter,
+    Limit,
+    Message,
+    Sample,
+    ScheduleRun,
+    StoredBatch,
+    Worker,
+)  # fmt: skip
 from delayed_queue.models import Schedule as StoredSchedule
 from delayed_queue.notifications.conf import CONSOLES, NotificationSettings
 from delayed_queue.observe import signals
@@ -384,10 +393,9 @@ class TestInternals:
     def test_columns_are_those_of_the_models(self) -> None:
         header = ("column", "type", "Django field", "why")
         models: tuple[Any, ...] = (
-            Message, DeadLetter, BulkRun, StoredSchedule, ScheduleRun, Worker, Sample, Limit, Rate,
-            ApiToken,
-            Topic, IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt, OfferLedger, OfferStage,
-            ArchiveManifest, PipelineReport,
+            Message, DeadLetter, StoredBatch, BulkRun, StoredSchedule, ScheduleRun, Worker, Sample,
+            Limit, Rate, ApiToken, Topic, IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt,
+            OfferLedger, OfferStage, ArchiveManifest, PipelineReport,
         )  # fmt: skip
         found = [rows for page in SCHEMAS for rows in documents.tables(page, *header)]
         for rows, model in zip(found, models, strict=True):

@@ -40,8 +40,8 @@ SCHEMA = DOCS / "internals/schema.md"
 OF_APPS = DOCS / "internals/schema-apps.md"
 # The models of these pages' tables, in order.
 DOCUMENTED: Any = (
-    models.Message, models.DeadLetter, models.BulkRun, models.Schedule, models.ScheduleRun,
-    models.Worker, models.Sample, models.Limit,
+    models.Message, models.DeadLetter, models.StoredBatch, models.BulkRun, models.Schedule,
+    models.ScheduleRun, models.Worker, models.Sample, models.Limit,
     http.Rate, http.ApiToken, http.Topic, http.IdempotencyKey, http.Endpoint,
     http.Host, http.Slot, http.CallbackAttempt,
     spark.OfferLedger, spark.OfferStage, spark.ArchiveManifest,

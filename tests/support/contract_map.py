@@ -19,7 +19,7 @@ PAGE: Final = ROOT / "docs/internals/coverage.md"
 HARSH: Final = {"chaos", "faults", "kills", "races"}
 
 _LETTERS: Final = "BCGJNOPQRSTW"
-_RANGE: Final = re.compile(rf"\b([{_LETTERS}])(\d{{1,2}})(?: to \1?(\d{{1,2}}))?\b")
+_RANGE: Final = re.compile(rf"(?<!%)\b([{_LETTERS}])(\d{{1,2}})(?: to \1?(\d{{1,2}}))?\b")
 _NAME: Final = re.compile(rf"def test_((?:[{_LETTERS.lower()}]\d{{1,2}}_(?:and_|to_)?)+)")
 _ROW: Final = re.compile(rf"^\| ([{_LETTERS}]\d{{1,2}}) \| ([^|]+) \| ")
 

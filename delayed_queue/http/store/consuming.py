@@ -35,7 +35,7 @@ POP_JOBS: Final[LiteralString] = CLOCK + lease_due(
     select_due_of_kinds(limited="asked.kind"),
     lease_id="%(lease_id)s::varchar",
     lease=_TTR,
-    returning=f"""{LEASED_COLUMNS}, false, "group\"""",
+    returning=f"""{LEASED_COLUMNS}, false, "group", "batchId\"""",
 )
 
 # Change how long the messages of a lease are held, from now on; each has its own time.

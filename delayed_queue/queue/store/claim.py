@@ -75,7 +75,7 @@ def lease_due(
         WHEN "lockUuid" IS NULL THEN %(lease_id)s::varchar ELSE %(retaken_id)s::varchar
     END""",
     lease: LiteralString = "%(lease)s::bigint",
-    returning: LiteralString = f"""{LEASED_COLUMNS}, {_RETAKEN}, "group\"""",
+    returning: LiteralString = f"""{LEASED_COLUMNS}, {_RETAKEN}, "group", "batchId\"""",
 ) -> LiteralString:
     """Return an UPDATE that leases the messages whose ids ``due`` selects, in no order.
 
@@ -126,7 +126,7 @@ CLAIM_STRICT: Final[LiteralString] = CLOCK + lease_due(select_due(where=_FLOOR +
 # Reads: as CLAIM, for each kind.
 CLAIM_RANKED: Final[LiteralString] = CLOCK + lease_due(
     select_due_of_kinds(limited="%(kind)s"),
-    returning=f"""{LEASED_COLUMNS}, {_RETAKEN}, "group",
+    returning=f"""{LEASED_COLUMNS}, {_RETAKEN}, "group", "batchId",
     array_position(%(kinds)b::text[], "pKind"::text)""",
 )
 
@@ -187,7 +187,7 @@ WHERE id = ANY (ARRAY({select_due(where=_FLOOR)}
 RETURNING
     id, "pKey", payload, "scheduledAtInitially", "scheduledAt", "scheduledAt", {ATTEMPTS} + 1,
     ({HEADERS})::text, {EXPIRES_AT} - (SELECT now FROM clock), "lockUuid" IS NOT NULL, "createdAt",
-    {FIRST_ERROR}, {LAST_ERROR}, "group", {EXPIRES_AT}
+    {FIRST_ERROR}, {LAST_ERROR}, "group", {EXPIRES_AT}, "batchId"
 """
 
 # Put a consumed message back under a lease, in the transaction that took it, so that RELEASE or
@@ -197,12 +197,12 @@ RESTORE: Final[LiteralString] = """
 INSERT INTO delayed_queue (
     id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "lockUuid",
     "createdAt", attempts, headers, "dueAt", "firstError", "lastError", "versionAt",
-    "group", "expiresAt"
+    "group", "expiresAt", "batchId"
 )
 VALUES (
     %(id)s, %(key)s, %(kind)s, %(payload)s::bytea, %(due_at)s, %(scheduled_at)s, %(lease_id)s,
     %(created_at)s, %(attempts)s, %(headers)s::jsonb, %(due_at)s, %(first_error)s, %(last_error)s,
-    %(created_at)s, %(group)s, %(expires_at)s
+    %(created_at)s, %(group)s, %(expires_at)s, %(batch_id)s
 )
 """
 
@@ -222,6 +222,7 @@ class LeasedRow(NamedTuple):
     expires_in: int | None = None
     is_retaken: bool = False
     group: str | None = None
+    batch_id: int | None = None
 
 
 class ConsumedRow(NamedTuple):
@@ -242,6 +243,7 @@ class ConsumedRow(NamedTuple):
     last_error: str | None
     group: str | None
     expires_at: int | None
+    batch_id: int | None
 
 
 # Below any time: a claim from the start of the queue.

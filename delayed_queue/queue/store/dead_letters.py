@@ -8,9 +8,10 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from django.db import DEFAULT_DB_ALIAS, models
 
 from delayed_queue.db.sql import CLOCK, Step, column_of, rows_of, value_of
-from delayed_queue.db.statements import execute, fetch, run
+from delayed_queue.db.statements import fetch, run
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.bulk import NEXT_OF_QUEUE, MeantRow
+from delayed_queue.queue.store.finishing import finish_step
 from delayed_queue.queue.store.fragments import REPLACE, offer_again
 from delayed_queue.queue.store.inspect import distinct_values
 
@@ -28,11 +29,12 @@ _FIRST_SCHEDULE: Final[LiteralString] = (
 # %(overwrite)s. Returns each letter found: created, updated (false), or still dead (NULL). Locks of
 # guards come first, because a message that another transaction moves is not visible.
 # A NULL kind stands for any; COALESCE keeps the planner from its index, because a few ids are
-# wanted. The letters are deleted by a list of ids, so that no plan scans the table for each.
+# wanted. The letters are deleted by a list of ids, so that no plan scans the table for each. Their
+# batches, which wait for them, no longer count them as dead.
 # Reads: the primary key of the dead letters; delayed_queue__PKeyPlusKindUniqueIndex.
 REDRIVE: Final[LiteralString] = f"""{CLOCK},
 locked AS MATERIALIZED (
-    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group"
+    SELECT id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group", "batchId"
     FROM delayed_queue_dead_letter
     WHERE id = ANY (%(ids)b::bigint[])
         AND COALESCE("pKind" = %(kind)s::text, true)
@@ -45,8 +47,8 @@ families AS MATERIALIZED (
 ),
 newest AS MATERIALIZED (
     SELECT DISTINCT ON ("pKey", family)
-        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group", family,
-        keeps_schedule
+        id, "pKind", "pKey", payload, headers, "scheduledAtInitially", "group", "batchId",
+        family, keeps_schedule
     FROM locked
     JOIN families USING ("pKind")
     ORDER BY "pKey", family, id DESC
@@ -64,14 +66,26 @@ newest AS MATERIALIZED (
             true
         )
     ORDER BY "pKey" COLLATE "C", "pKind"
-{REPLACE}
+{REPLACE},
+    "batchId" = COALESCE(stored."batchId", EXCLUDED."batchId")
     WHERE %(overwrite)s::boolean
     RETURNING "pKey", "pKind", xmax = 0 AS created
 ),
 redriven AS MATERIALIZED (
-    SELECT id, created
+    SELECT id, created, "batchId"
     FROM newest
     JOIN offered USING ("pKey", "pKind")
+),
+counted AS (
+    UPDATE delayed_queue_batch AS batch
+    SET dead = dead - number
+    FROM (
+        SELECT "batchId", count(*) AS number
+        FROM redriven
+        WHERE "batchId" IS NOT NULL
+        GROUP BY "batchId"
+    ) AS back
+    WHERE batch.id = back."batchId"
 ),
 gone AS (
     DELETE FROM delayed_queue_dead_letter
@@ -116,12 +130,14 @@ WHERE id = ANY (ARRAY(
     ) AS oldest
     LIMIT %(limit)s::integer
 ))
+RETURNING id
 """
 
 # Delete dead letters by id, from the admin. Reads: the primary key.
 DROP_DEAD_LETTERS: Final[LiteralString] = """
 DELETE FROM delayed_queue_dead_letter
 WHERE id = ANY (%(ids)b::bigint[])
+RETURNING id
 """
 
 # Reads: dead_letter_kind_died.
@@ -245,6 +261,12 @@ def _guarding(ids: Sequence[int], kind: str | None) -> list[Step]:
     return [step for guard in hooks.redrive_guards for step in guard.locks(ids, kind)]
 
 
+def _remove(using: str, step: Step) -> int:
+    """Delete letters, which batches may wait for; return their number."""
+    removed, _ = run(using, [step, finish_step(None)])
+    return len(removed)
+
+
 class DeadLetterManager(models.Manager[M]):
     """The statements of dead letters."""
 
@@ -332,7 +354,7 @@ class DeadLetterManager(models.Manager[M]):
     ) -> int:
         """Delete up to ``limit`` letters older than ``age``, unless they block their group."""
         params = {"kind": kind, "age": age, "limit": limit, "now": now}
-        return execute(using, PRUNE_DEAD_LETTERS, params)
+        return _remove(using, (PRUNE_DEAD_LETTERS, params))
 
     def drop(self, ids: Sequence[int], *, using: str = DEFAULT_DB_ALIAS) -> int:
-        return execute(using, DROP_DEAD_LETTERS, {"ids": list(ids)})
+        return _remove(using, (DROP_DEAD_LETTERS, {"ids": list(ids)}))

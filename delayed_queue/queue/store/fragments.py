@@ -39,7 +39,7 @@ def crash_error(last_error: LiteralString) -> LiteralString:
         )"""
 
 
-# The columns of LeasedRow but its last two.
+# The columns of LeasedRow but its last three.
 LEASED_COLUMNS: Final[LiteralString] = """id, "pKey", payload, "scheduledAtInitially", "dueAt",
     "scheduledAt", attempts, headers::text, "expiresAt" - (SELECT now FROM clock)"""
 
@@ -146,12 +146,12 @@ def offer_again(first_schedule: LiteralString) -> LiteralString:
 offered AS (
     INSERT INTO delayed_queue AS stored (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt", "group"
+        "versionAt", "group", "batchId"
     )
     SELECT
         "pKey", "pKind", payload,
         CASE WHEN "group" IS NULL THEN now ELSE LEAST(now, "scheduledAtInitially" + 1) END,
         CASE WHEN "group" IS NULL THEN {first_schedule} ELSE "scheduledAtInitially" END,
-        now, headers, now, "group"
+        now, headers, now, "group", "batchId"
     FROM newest
     CROSS JOIN clock"""

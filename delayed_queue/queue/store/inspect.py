@@ -7,6 +7,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, column_of, first_row, row_of, rows_of, value_of
+from delayed_queue.queue.store.finishing import COUNT_KEY, COUNT_KIND, finish_step
 from delayed_queue.queue.store.fragments import (
     ALL_TIMES,
     ATTEMPTS,
@@ -39,14 +40,23 @@ SELECT EXISTS (
 )
 """
 
-# Delete by key in any state; the holder of a lease is notified, and its settlement finds nothing.
-# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-DROP: Final[LiteralString] = f"""
+
+def _drop(condition: LiteralString) -> LiteralString:
+    return f"""
 DELETE FROM delayed_queue AS stored
 WHERE "pKey" = %(key)s
     AND "pKind" = %(kind)s
+    AND {condition}
 RETURNING {TELL_HOLDER}
 """
+
+
+# Delete by key in any state; the holder of a lease is notified, and its settlement finds nothing.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+DROP: Final[LiteralString] = _drop('"batchId" IS NULL')
+
+# As DROP, for members of batches, which COUNT_KEY has counted. Reads: as DROP.
+DROP_MEMBER: Final[LiteralString] = _drop("""COALESCE("batchId" > 0, false)""")
 
 # Reads: delayed_queue__KindPlusScheduledAtIndex, or the table when the kind fills most of it.
 DROP_ALL: Final[LiteralString] = f"""
@@ -267,10 +277,15 @@ class InspectStore:
 
     def drop(self, kind: str, key: str, *, using: str = db.DEFAULT_ALIAS) -> bool:
         """Delete the message in any state; True if there was one."""
-        return db.execute(using, DROP, {"kind": kind, "key": key}) == 1
+        params = {"kind": kind, "key": key}
+        if db.execute(using, DROP, params) == 1:
+            return True
+        steps = [(COUNT_KEY, params), (DROP_MEMBER, params), finish_step(None)]
+        return bool(db.run(using, steps)[1])
 
     def drop_all(self, kind: str, *, using: str = db.DEFAULT_ALIAS) -> int:
-        dropped: int = value_of(db.fetch(using, DROP_ALL, {"kind": kind}))
+        steps = [(COUNT_KIND, {"kind": kind}), (DROP_ALL, {"kind": kind}), finish_step(None)]
+        dropped: int = value_of(db.run(using, steps)[1])
         return dropped
 
     def stats(

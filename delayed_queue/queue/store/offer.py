@@ -64,32 +64,49 @@ ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING true AS created
 """
 
-# Ids are drawn in input order, so equal schedules are delivered as they were offered (Q15). Rows
-# are inserted in key order, so two batches cannot deadlock. Keys must be distinct.
-_BATCH_SOURCE: Final[LiteralString] = """
-INSERT INTO delayed_queue AS stored (
+_DUE_AT: Final[LiteralString] = "COALESCE(offered.schedule_at, (SELECT now FROM clock))"
+
+
+def batch_source(
+    due_at: LiteralString = _DUE_AT,
+    expires_at: LiteralString = "offered.expires_at",
+    *,
+    column: LiteralString = "",
+    value: LiteralString = "",
+    joined: LiteralString = "",
+) -> LiteralString:
+    """Return the INSERT of a chunk, without its ON CONFLICT; ``joined`` may add a column.
+
+    Ids are drawn in input order, so equal schedules are delivered as they were offered (Q15). Rows
+    are inserted in key order, so two batches cannot deadlock. Keys must be distinct.
+    """
+    return f"""
+INSERT INTO delayed_queue AS stored ({column}
     id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
     "versionAt", "group", "expiresAt"
 )
-SELECT
+SELECT{value}
     id, key, %(kind)s, payload, due_at, due_at, created_at, headers, created_at, grouped, expires_at
 FROM (
     SELECT
         nextval('delayed_queue_id_seq') AS id,
         offered.key,
         offered.payload,
-        COALESCE(offered.schedule_at, (SELECT now FROM clock)) AS due_at,
+        {due_at} AS due_at,
         (SELECT now FROM clock) AS created_at,
         offered.headers,
         offered.grouped,
-        offered.expires_at
+        {expires_at}
     FROM unnest(
         %(keys)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[], %(headers)s::jsonb[],
         %(groups)s::text[], %(expiries)b::bigint[]
     ) AS offered (key, payload, schedule_at, headers, grouped, expires_at)
-) AS numbered
+) AS numbered{joined}
 ORDER BY key COLLATE "C"
 """
+
+
+_BATCH_SOURCE: Final[LiteralString] = batch_source()
 
 # OFFER_OR_UPDATE for a chunk; keys without a returned row were ignored. A key that another
 # transaction inserts is waited for and affects only itself (Q13).

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK, column_of, rows_of
+from delayed_queue.queue.store.finishing import DIED, DONE, settle_members
 from delayed_queue.queue.store.fragments import (
     ATTEMPTS,
     EXPIRES_AT,
@@ -160,7 +161,8 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id, "lockUuid", "scheduledAt"
 """
 
-# Move messages to the dead letters: in the queue or there, never both or neither (Q28).
+# Move messages to the dead letters: in the queue or there, never both or neither (Q28). They stay
+# members of a batch that waits for them.
 # Reads: the primary key.
 DEAD_LETTER: Final[LiteralString] = f"""{CLOCK},
 dead_lettered AS (
@@ -170,20 +172,25 @@ dead_lettered AS (
     RETURNING
         id, "pKind", "pKey", payload, {HEADERS} AS headers, {ATTEMPTS} AS attempts,
         {FIRST_ERROR} AS "firstError", {LAST_ERROR} AS "lastError",
-        "scheduledAtInitially", "createdAt", "group"
+        "scheduledAtInitially", "createdAt", "group", (
+            SELECT batch.id
+            FROM delayed_queue_batch AS batch
+            WHERE batch.id = "batchId"
+                AND "waitsForDead"
+        ) AS "batchId"
 ),
 kept AS (
     INSERT INTO delayed_queue_dead_letter (
         "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
         "scheduledAtInitially", "createdAt", "diedAt", fingerprint, "group",
-        "lockUuid"
+        "lockUuid", "batchId"
     )
     SELECT
         "pKind", "pKey", payload, headers, attempts, %(reason)s,
         COALESCE("firstError", %(error)s::text),
         COALESCE(%(error)s::text, "lastError"),
         "scheduledAtInitially", "createdAt", (SELECT now FROM clock), %(fingerprint)s::text,
-        "group", %(lease_id)s::text
+        "group", %(lease_id)s::text, "batchId"
     FROM dead_lettered
 )
 SELECT id
@@ -196,7 +203,7 @@ FROM dead_lettered
 LEASED_MEMBERS: Final[LiteralString] = f"""{CLOCK}
 SELECT
     id, "pKey", payload, "scheduledAtInitially", COALESCE("dueAt", "scheduledAt"), "scheduledAt",
-    attempts, headers::text, NULL::bigint, false, "group"
+    attempts, headers::text, NULL::bigint, false, "group", "batchId"
 FROM delayed_queue
 WHERE id = ANY (%(ids)b::bigint[])
     AND "lockUuid" = %(lease_id)s
@@ -292,11 +299,21 @@ class SettleStore:
     """The statements that settle messages and change leases."""
 
     def acknowledge(
-        self, lease_id: str | None, ids: Sequence[int], *, using: str = db.DEFAULT_ALIAS
+        self,
+        lease_id: str | None,
+        ids: Sequence[int],
+        *,
+        outcome: str = DONE,
+        batches: Collection[int] = (),
+        now: int | None = None,
+        using: str = db.DEFAULT_ALIAS,
     ) -> list[int]:
-        """Delete those messages that are under the lease; return their ids."""
-        params = {"lease_id": lease_id, "ids": list(ids)}
-        return column_of(db.fetch(using, ACKNOWLEDGE, params))
+        """Delete those messages that are under the lease; return their ids.
+
+        They leave their ``batches`` with the outcome.
+        """
+        step = ACKNOWLEDGE, {"lease_id": lease_id, "ids": list(ids)}
+        return column_of(settle_members(using, step, lease_id, ids, outcome, batches, now))
 
     def acknowledge_lease(self, lease_id: str, *, using: str = db.DEFAULT_ALIAS) -> int:
         """Delete all messages under the lease; return their number."""
@@ -386,8 +403,10 @@ class SettleStore:
         reason: str,
         *,
         error: str | None = None,
+        batches: Collection[int] = (),
         now: int | None = None,
         using: str = db.DEFAULT_ALIAS,
     ) -> list[int]:
-        """Move those messages to the dead letters; return their ids."""
-        return column_of(db.fetch(using, *dead_letter_step(lease_id, ids, reason, error, now)))
+        """Move those messages, which may leave their ``batches``, to the dead letters."""
+        step = dead_letter_step(lease_id, ids, reason, error, now)
+        return column_of(settle_members(using, step, lease_id, ids, DIED, batches, now))

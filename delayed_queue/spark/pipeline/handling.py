@@ -363,6 +363,9 @@ class ExecutorLeases:
         params = {"reason": said, "error": None, "fingerprint": fingerprint(said, None)}
         return self._one(envelope, DEAD_LETTER, **params, now=None)
 
+    def batch_of(self, envelope: Envelope) -> None:
+        """Return nothing: executors add no members to batches."""
+
     def acknowledge_batch(self, batch: Batch) -> int:
         return sum(self.acknowledge(each) for each in batch)
 

@@ -56,8 +56,10 @@ class BatchRun(TransactionalRun):
         outcomes = self._call_many(wanted) if wanted else {}
         for row, envelope in zip(rows, envelopes, strict=True):
             if envelope in outcomes:
-                self._decide(row, envelope, outcomes[envelope])
-        self.done += [each for each in envelopes if each not in outcomes]
+                envelope.lease_id = self._restore(row)
+        self._end([each for each in envelopes if each not in outcomes])
+        for envelope in outcomes:
+            self._decide(envelope, outcomes[envelope])
 
     def _check_size(self, rows: list[ConsumedRow]) -> None:
         """Undo a batch with messages to handle alone, or with more than a call receives."""
@@ -84,9 +86,11 @@ class BatchRun(TransactionalRun):
             self._function = self.consumer.call
         return batch.outcomes
 
-    def _decide(self, row: ConsumedRow, envelope: Envelope, outcome: BaseException) -> None:
-        """Settle a message that the handler has not handled, in the transaction of the others."""
-        envelope.lease_id = self._restore(row)
+    def _decide(self, envelope: Envelope, outcome: BaseException) -> None:
+        """Settle a restored message that the handler has not handled.
+
+        All are restored before: one that dies must not finish the batch that others are members of.
+        """
         self.consumer.queue.fail(envelope, outcome, self.consumer.policy)
         self._decided.append((envelope, outcome))
 
@@ -137,13 +141,17 @@ class BatchRun(TransactionalRun):
     def _fail_whole(self, count: int, last: tuple[int, int] | None, error: BaseException) -> None:
         """Record the failure of a call with all its messages."""
         queue, self._decided, self._scan.last = self.consumer.queue, [], last
+        failed: list[Envelope] = []
         with transaction.atomic(using=queue.using, durable=True):
             for row in Message.objects.take(
                 queue.kind, count, floor=self._position, using=queue.using
             ):
                 envelope = self._opened(row)
+                envelope.lease_id = self._restore(row)
                 if row.id in self._ids:
-                    self._decide(row, envelope, error)
+                    failed.append(envelope)
                 else:  # offered or due since
-                    queue._release_unacknowledged(self._restore(row), [row.id], refund=1)
+                    queue._release_unacknowledged(envelope.lease_id, [row.id], refund=1)
+            for envelope in failed:
+                self._decide(envelope, error)
         self.failures.extend(self._decided)

@@ -18,19 +18,21 @@ from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe.store import SAMPLES_BY_DAY
 from delayed_queue.queue.bulk import step
-from delayed_queue.queue.models import BulkRun, DeadLetter, Limit
+from delayed_queue.queue.models import BulkRun, DeadLetter, Limit, StoredBatch
 
 _LONGEST_WAIT: Final = 5.0
 _STOP_TIMEOUT: Final = 5.0
 # Seconds between prunings of dead letters. All workers prune; each skips rows that another deletes.
 _FIRST_PRUNE: Final = 60.0
 _PRUNE_INTERVAL: Final = 600.0
+# Seconds between searches for batches whose last members were removed by others.
+_SWEEP_INTERVAL: Final = 45.0
 _PRUNE_BATCH: Final = 1000
 _MAX_KINDS: Final = 10_000
 
 
 class Chores:
-    """Bulk runs and pruning, in a thread that exists only while there is work.
+    """Bulk runs and pruning, in a thread that exists only while there is work; batches.
 
     The heartbeat calls ``look`` on its connection. Workers share the runs, batch by batch.
     """
@@ -38,18 +40,27 @@ class Chores:
     def __init__(self, using: str, *, first_prune: float = _FIRST_PRUNE) -> None:
         self._using = using
         self._prunes_at = time.monotonic() + first_prune
+        self._sweeps_at = 0.0
         self._stopped = threading.Event()
         self._hurried = threading.Event()
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Start the thread if a bulk run is waiting or pruning is due."""
+        """Start the thread if a bulk run is waiting or pruning is due; sweep batches."""
+        self._sweep()
         if self._thread is not None and self._thread.is_alive():
             self._hurried.set()
             return
         if self._is_time_to_prune() or BulkRun.objects.next_in(using=self._using) is not None:
             self._thread = threading.Thread(target=self._run, name="chores", daemon=True)
             self._thread.start()
+
+    def _sweep(self) -> None:
+        """Finish batches whose last members were removed by others."""
+        if time.monotonic() >= self._sweeps_at:
+            self._sweeps_at = time.monotonic() + _SWEEP_INTERVAL
+            sweep = partial(StoredBatch.objects.sweep, using=self._using)
+            self._unless_refused(sweep, "batches")
 
     def stop(self) -> None:
         """Finish the batch; a later thread or another worker continues."""

@@ -21,6 +21,7 @@ from delayed_queue.logs import described, first_line, log
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.observe import signals
 from delayed_queue.queue.models import Message
+from delayed_queue.queue.store.finishing import batches_of
 
 # The worker's row, and so queuehealth, shows a refusal for N seconds.
 SHOWN_SECONDS: Final = 600.0
@@ -126,7 +127,9 @@ def _move(message: Message, error: Error, delay: timedelta, using: str) -> str:
     held, text = (message.lease_id, [message.pk]), storable(str(WriteRefused(error)))
     release = partial(Message.objects.release, *held, delay=delay // MILLISECOND, error=text)
     reason = f"claim refused: {state_of(error)}"
-    dead_letter = partial(Message.objects.dead_letter, *held, reason, error=text)
+    dead_letter = partial(
+        Message.objects.dead_letter, *held, reason, error=text, batches=batches_of([message])
+    )
     for place, move in (("queue", release), ("dead_letter", dead_letter)):
         try:
             return place if move(using=using) else ""

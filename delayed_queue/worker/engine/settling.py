@@ -13,13 +13,23 @@ from typing import Any, Final, NamedTuple
 
 from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
-from delayed_queue.cron.runs import DEAD, DONE, FAILED, Run, record_step
+from delayed_queue.cron import runs as cron_runs
+from delayed_queue.cron.runs import Run, record_step
 from delayed_queue.db.sql import Row, Step, column_of
 from delayed_queue.handlers import Failure, Snooze, Treatment, Verdict, storable
 from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.observe import signals
 from delayed_queue.queue.models import Message
+from delayed_queue.queue.store.finishing import (
+    DIED,
+    DONE,
+    EXPIRED,
+    Leaving,
+    batches_of,
+    count_step,
+    finish_step,
+)
 from delayed_queue.queue.store.settle import (
     acknowledge_leases_step,
     acknowledge_members_step,
@@ -95,11 +105,14 @@ class Settler:
                 parts.append((claim, ids))
             failures.extend((claim, *each) for each in claim.failures[claim.judged :])
         alike = list(self._alike(failures))
+        leaving, batches = _leaving(parts, alike)
         return [
+            *([Settlement(count_step(leaving), _ignore)] if leaving else []),
             *self._of_runs(parts, alike),
             *self._of_done(parts),
             *self._of_treatments(alike),
             *map(self._of_failures, alike),
+            *([Settlement(finish_step(batches), _ignore)] if batches else []),
         ]  # fmt: skip
 
     def _of_done(self, parts: Iterable[_Part]) -> Iterable[Settlement]:
@@ -137,11 +150,11 @@ class Settler:
         runs: dict[str, list[Run]] = {}
         for claim, ids in parts:
             if claim.ticks is not None:
-                found = [claim.ticks.run(each, DONE) for each in claim.members(ids)]
+                found = [claim.ticks.run(each, cron_runs.DONE) for each in claim.members(ids)]
                 runs.setdefault(claim.consumer.queue.kind, []).extend(found)
         for each in chain.from_iterable(alike):
             if each.claim.ticks is not None and not isinstance(each.error, Snooze):
-                outcome = DEAD if each.verdict.is_dead else FAILED
+                outcome = cron_runs.DEAD if each.verdict.is_dead else cron_runs.FAILED
                 run = each.claim.ticks.run(each.envelope, outcome)
                 runs.setdefault(each.claim.consumer.queue.kind, []).append(run)
         for kind, found in runs.items():
@@ -287,6 +300,23 @@ class Settler:
             signals.announce(signals.acknowledged, self._sender, envelopes=envelopes)
 
 
+def _leaving(
+    parts: Iterable[_Part], alike: Iterable[list[_Failure]]
+) -> tuple[list[Leaving], set[int]]:
+    """Return the members that leave their batches, and these."""
+    left = [
+        (each, EXPIRED if each.message_id in claim.expired else DONE)
+        for claim, ids in parts for each in claim.members(ids) if each.batch_id is not None
+    ]  # fmt: skip
+    left += [
+        (each.envelope, DIED)
+        for each in chain.from_iterable(alike)
+        if each.envelope.batch_id is not None and each.verdict.is_dead
+    ]
+    leaving = [Leaving(each.message_id, each.lease_id, outcome) for each, outcome in left]
+    return leaving, batches_of(each for each, _ in left)
+
+
 def _note_times(claim: Claim) -> None:
     """Count what handlers took; they may append meanwhile."""
     took = claim.took[:]
@@ -361,8 +391,12 @@ class LockDeferral:
         return min(times) - time.monotonic() if times else math.inf
 
     def _treated(self, claims: list[Claim]) -> set[int]:
-        """Return the messages of apps, if it is rows of an app that are locked."""
-        treated = (each for each in claims if each.consumer.handler.treatment is not None)
+        """Return the messages of apps and batches, if it is their rows that are locked."""
+        treated = (
+            each
+            for each in claims
+            if each.consumer.handler.treatment is not None or batches_of(each.envelopes)
+        )
         return {message_id for claim in treated for message_id in claim.unwritten_ids()}
 
     def _held(self, claims: list[Claim]) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -25,7 +25,8 @@ from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.handlers import Snooze, attempts_used_up, judge
 from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND, Envelope, has_expired, to_milliseconds
-from delayed_queue.queue.models import Message
+from delayed_queue.queue.models import Message, StoredBatch
+from delayed_queue.queue.store import finishing as store
 from delayed_queue.queue.store.claim import ConsumedRow
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.consumers import Consumer
@@ -249,17 +250,32 @@ class TransactionalRun(Run):
             raise SuspectsFound
 
     def _handle_all(self, rows: list[ConsumedRow], began_at: float) -> None:
+        handled = []
         for row in rows:
             envelope = self._opened(row)
             if has_expired(envelope, time.monotonic() - began_at):
                 self.expired.add(envelope.message_id)
             else:
                 self._call(envelope)
-            self.done.append(envelope)
+            handled.append(envelope)
+        self._end(handled)
+
+    def _end(self, handled: list[Envelope]) -> None:
+        """Note what this transaction has handled, and count it in batches of messages."""
+        self.done += handled
+        outcomes = {True: store.EXPIRED, False: store.DONE}
+        numbers = Counter(
+            (each.batch_id, outcomes[each.message_id in self.expired])
+            for each in handled
+            if each.batch_id is not None
+        )
+        if numbers:
+            StoredBatch.objects.remove(numbers, using=self.consumer.queue.using)
 
     def _opened(self, row: ConsumedRow) -> Envelope:
         try:
             envelope = self.consumer.queue._envelope_of(row, "")
+            envelope.is_consumed = True
         except PayloadNotDecodable as error:
             raise BatchFailed from error
         if envelope.attempt > self.consumer.policy.max_attempts:

@@ -24,11 +24,12 @@ TURNS: Final = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = [
-        each
-        for each in items
-        if not (each.name.startswith(TURNS) and each.name.endswith("[functions]"))
-    ]
+    items[:] = [each for each in items if not _is_for_queues_only(each)]
+
+
+def _is_for_queues_only(item: pytest.Item) -> bool:
+    has_batches = item.path.stem == "test_message_batches"
+    return (has_batches or item.name.startswith(TURNS)) and "[functions" in item.name
 
 
 def _backends(mark: pytest.MarkDecorator) -> list[Any]:

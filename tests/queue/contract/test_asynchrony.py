@@ -11,13 +11,14 @@ from asgiref.sync import async_to_sync
 
 from delayed_queue import Batch, DelayedQueue, Envelope, OfferOutcome, ScheduledMessage
 from delayed_queue.facade import DROP_ALL_CONFIRMATION
+from delayed_queue.queue.batches import MessageBatch
 from delayed_queue.testing import ManualClock, assert_dead, assert_offered, dead_letters
 from tests.queue.contract.support import HOUR, MINUTE, SECOND, MakeQueue
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
 
 
-@pytest.mark.parametrize("owner", [DelayedQueue, Envelope, Batch])
+@pytest.mark.parametrize("owner", [DelayedQueue, Envelope, Batch, MessageBatch])
 def test_wrappers_take_what_their_namesakes_take(owner: type):
     wrappers = {
         name: function

@@ -1,0 +1,63 @@
+"""The statements of batches."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tests.plans.case import KEYS, Each, cases, leased
+from tests.plans.rows import NOW
+
+_BATCHES: Final = "delayed_queue_batch_pkey"
+_MEMBERS: Final = "message_of_batch"
+_LETTERS: Final = "dead_letter_of_batch"
+
+_NEW: Final = [f"joined-{each * 7919 % 100_000}" for each in range(500)]
+_JOINED: Final[dict[str, Any]] = {
+    "batch": 7, "member": None, "lease_id": None, "is_inside": True, "delay": 0,
+    "kind": "members|json",
+}  # fmt: skip
+
+
+def _offers(n: int) -> dict[str, Any]:
+    keys = [f"member-{each}" for each in range(n)] + _NEW[:n]
+    return {
+        "keys": Each(keys), "payloads": [b"y"] * 2 * n, "schedules": [NOW + 1] * 2 * n,
+        "headers": [None] * 2 * n, "groups": [None] * 2 * n, "expiries": [None] * 2 * n,
+    }  # fmt: skip
+
+
+def _removed(n: int) -> dict[str, Any]:
+    return {
+        "batches": Each(list(range(1, n + 1))), "outcomes": ["done"] * n, "numbers": [1] * n,
+    }  # fmt: skip
+
+
+BATCH_CASES: Final = [
+    *cases("OPEN_BATCH", waits=False, then_kind="then|json", max_rows=10),
+    *(
+        case
+        for name in ("JOIN_OR_UPDATE", "JOIN_IF_NOT_EXISTS")
+        for n in (1, 500)
+        for case in cases(
+            name, _BATCHES, KEYS, **_JOINED, **_offers(n), n=2 * n, max_buffers=40,
+            fixed=60,
+        )
+    ),
+    *cases("MOVE_MEMBERS", KEYS, batch=8, kind="members|json", n=100,
+           keys=[f"member-{each}" for each in range(100)]),
+    *cases("CLOSE_BATCH", _BATCHES, id=9),
+    *cases("CANCEL_BATCH", _BATCHES, id=9),
+    *leased("COUNT_MEMBERS", outcomes=lambda ids: ["done"] * len(ids)),
+    *cases("COUNT_KEY", KEYS, key="member-7", kind="members|json", n=1_000,
+           scans={"delayed_queue_batch"}),
+    *cases("COUNT_KIND", _MEMBERS, kind=Each("members|json", "bulk|json"), n=10_000,
+           max_rows=6, max_buffers=10, scans={"delayed_queue_batch"}),
+    *(
+        case
+        for n in (1, 100)
+        for case in cases("COUNT_REMOVED", _BATCHES, **_removed(n), n=n, max_rows=8)
+    ),
+    *cases("FINISH_BATCHES", _BATCHES, _MEMBERS, batches=Each([7], list(range(1, 101))), n=100),
+    *cases("SWEEP_BATCHES", _MEMBERS, n=1_000, max_buffers=6),
+    *cases("DROP_MEMBER", KEYS, key="member-7", kind="members|json"),
+]  # fmt: skip
