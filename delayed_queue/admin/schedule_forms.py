@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
@@ -31,18 +32,23 @@ _CODEC: Final = "json"
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _TYPES: Final = [("cron", "cron"), ("daily", "daily"), ("periodic", "periodic")]
 _GAPS: Final = [
-    ("shift", _("shift: run after the change")),
-    ("skip", _("skip: do not run on that day")),
-]
+    ("shift", _("shift: run after the change")), ("skip", _("skip: do not run on that day")),
+]  # fmt: skip
 _FOLDS: Final = [
     ("", _("default")), ("first", _("the first time")), ("second", _("the second time")),
     ("both", _("both")),
 ]  # fmt: skip
 _MISSED: Final = [
-    ("latest", _("latest: the latest one")),
-    ("skip", _("skip: none")),
-    ("all", _("all")),
-]
+    ("latest", _("latest: the latest one")), ("skip", _("skip: none")), ("all", _("all")),
+]  # fmt: skip
+
+
+def _choice(label: Any, choices: Sequence[tuple[str, Any]], help_text: Any) -> forms.ChoiceField:
+    """Return a field that starts with the first choice."""
+    first = choices[0][0]
+    return forms.ChoiceField(
+        label=label, choices=choices, initial=first, required=bool(first), help_text=help_text
+    )
 
 
 class PayloadField(forms.JSONField):
@@ -78,27 +84,13 @@ class ScheduleForm(_Base):
             "periodic: a duration such as 90s, 5m or 12h."
         ),
     )
-    gap = forms.ChoiceField(
-        label=_("Gap"),
-        choices=_GAPS,
-        initial="shift",
-        help_text=_("For local times that the clocks skip in spring."),
-    )
-    fold = forms.ChoiceField(
-        label=_("Fold"),
-        choices=_FOLDS,
-        required=False,
-        help_text=_(
+    gap = _choice(_("Gap"), _GAPS, _("For local times that the clocks skip in spring."))
+    fold = _choice(
+        _("Fold"), _FOLDS, _(
             "For local times that occur twice in autumn. Default: both for a cron "
-            "expression that repeats, otherwise the first."
-        ),
-    )
-    missed = forms.ChoiceField(
-        label=_("Missed"),
-        choices=_MISSED,
-        initial="latest",
-        help_text=_("How to treat runs missed while no worker was up."),
-    )
+            "expression that repeats, otherwise the first."),
+    )  # fmt: skip
+    missed = _choice(_("Missed"), _MISSED, _("How to treat runs missed while no worker was up."))
     missed_cap = forms.IntegerField(
         label=_("Missed cap"),
         min_value=1,
