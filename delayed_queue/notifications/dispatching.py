@@ -30,7 +30,6 @@ from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.hours import Quiet
-from delayed_queue.notifications.mail import NotFetched, extras_of
 from delayed_queue.notifications.models import Delivery, Status
 from delayed_queue.notifications.providers import Outcome, Verdict, is_late
 from delayed_queue.notifications.services import USING, Outgoing
@@ -147,6 +146,9 @@ class Attempt:
 
     async def _add_extras(self) -> Settlement | None:
         """Read what the mail has beside its texts; return how the attempt ends if that fails."""
+        # Imported late, because it imports msgspec and few mails need it.
+        from delayed_queue.notifications.mail import NotFetched, extras_of
+
         try:
             self._outgoing = replace(self._outgoing, extras=await extras_of(self._outgoing))
         except NotFetched as error:
