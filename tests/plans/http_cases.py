@@ -30,7 +30,7 @@ def adding(n: int) -> dict[str, Any]:
         "topic": "bulk", "shards": 4, "hosts": "", "places": kinds_of_topic("bulk", 4),
         "keys": ids, "kind": None, "kinds": ["bulk#1|json"] * n, "payloads": [b"y"] * n,
         "schedules": [None] * n, "delay": None, "delays": [0] * n, "headers": ['{"a": 1}'] * n,
-        "groups": None, "now": NOW,
+        "groups": None, "expiries": None, "lives": None, "now": NOW,
     }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class Release(Lease, rename="camel", forbid_unknown_fields=True):
 async def pop(request: ApiRequest, topic: TopicName, query: PopQuery) -> list[PoppedJob] | None:
     """Lease due jobs without a url, waiting up to ``timeout`` for the first one.
 
-    204 when none fell due. A job that is not finished before ``expiresAt`` goes to another
+    204 when none fell due. A job that is not finished before ``leasedUntil`` goes to another
     consumer.
     """
     settings = api_settings()

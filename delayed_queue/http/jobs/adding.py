@@ -133,10 +133,15 @@ def _write_again(
     rows = [AddedRow(each.key, True, each.scheduled_at_initially, each.now) for each in created]
     if not again:
         return rows
-    due = {each.key: each.schedule_at for each in again}
+    fixed = {each.key: each for each in again}
     missing = [
-        replace(job, schedule_at=due[job.job_id], delay=0) for job in jobs if job.job_id in due
-    ]
+        replace(
+            job, schedule_at=offer.schedule_at, delay=0, expires_at=offer.expires_at,
+            expires_in=None,
+        )
+        for job in jobs
+        if (offer := fixed.get(job.job_id)) is not None
+    ]  # fmt: skip
     more = write_jobs(topic, missing, if_exists, using)
     return None if more is None else rows + more
 
@@ -170,8 +175,9 @@ def _offered(job: NewJob, topic: TopicRow) -> Offered:
         shard = shard_of(job.job_id, topic.shards)
     kind = topic_kind(topic.name, shard, job.way)
     return Offered(
-        job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers, job.group
-    )
+        job.job_id, kind, job.payload, job.schedule_at, job.delay, job.headers, job.group,
+        job.expires_at, job.expires_in,
+    )  # fmt: skip
 
 
 def _channels(offered: list[Offered]) -> list[str]:
@@ -265,7 +271,8 @@ def job_of(topic: str, job_id: str, row: JobRow) -> Job:
         state=state,
         retry=initial_retry(headers) + max(failures, 0),
         run_at=at if state in {JobState.DELAYED, JobState.READY} else None,
-        expires_at=at if state is JobState.RESERVED else None,
+        leased_until=at if state is JobState.RESERVED else None,
+        expires_at=None if row.expires_at is None else from_milliseconds(row.expires_at),
         died_at=at if state is JobState.DEAD else None,
         dead_letter_id=row.id if row.is_dead else None,
         created_at=from_milliseconds(row.created_at),

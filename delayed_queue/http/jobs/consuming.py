@@ -7,6 +7,7 @@ ready at once. A failed attempt after the last step makes it a dead letter.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -48,6 +49,7 @@ from delayed_queue.http.jobs.kinds import Way, check_topic, kinds_of_topic, topi
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.finding import JobRow
 from delayed_queue.http.store.topics import TopicRow
+from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import Limit, Message
 from delayed_queue.queue.base import nothing
@@ -207,7 +209,12 @@ def limited_topic(topic: str, using: str) -> LimitedTopic:
 
 
 def _open(row: LeasedRow, token: str, topic: TopicRow, using: str) -> PoppedJob | None:
-    """Return the job; None when it became a dead letter instead of another attempt."""
+    """Return the job; None when it had expired, or became a dead letter."""
+    if row.expires_in is not None and row.expires_in <= 0:
+        delete = partial(Message.objects.acknowledge, token, [row.id], using=using)
+        repeat(using, delete, doubt=never)
+        log(logging.INFO, "expired", queue=topic.name, key=row.key)
+        return None
     headers = read_headers(row.headers)
     attempt = initial_retry(headers) + row.attempts
     is_repeated = row.attempts > 1

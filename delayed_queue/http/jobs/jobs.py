@@ -140,7 +140,7 @@ INTERNAL: Final = {"is_internal": True}
 # Not frozen, as a bulk has a thousand of them: that takes three times as long to make one.
 @dataclass(slots=True)
 class NewJob:
-    """A validated job, as it is stored; ``schedule_at`` and ``delay`` in milliseconds.
+    """A validated job, as it is stored; all times in milliseconds.
 
     ``host`` is that of its url, if it has one.
     """
@@ -154,6 +154,8 @@ class NewJob:
     delay: int = 0
     host: str = ""
     group: str | None = None
+    expires_at: int | None = None
+    expires_in: int | None = None
 
 
 @dataclass(slots=True)
@@ -181,6 +183,7 @@ class Job:
     run_at: datetime | None
     created_at: datetime
     url: str | None = field(default=None, repr=False)
+    leased_until: datetime | None = None
     expires_at: datetime | None = None
     died_at: datetime | None = None
     dead_letter_id: int | None = None
@@ -196,7 +199,7 @@ class PoppedJob:
     body: Any = field(repr=False)
     attempt: int
     lease_token: str = field(repr=False)
-    expires_at: datetime
+    leased_until: datetime
     message_id: int = field(repr=False, metadata=INTERNAL)
     group: str | None = None
 

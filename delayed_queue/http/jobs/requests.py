@@ -152,6 +152,10 @@ _Url = Annotated[
 ]  # fmt: skip
 _Delay = Annotated[Delay, Meta(description="From now, by the database's clock. Default: 0.")]
 _RunAt = Annotated[Instant, Meta(description="Instead of delay: a time, at most 10 years ahead.")]
+_ExpiresAt = Annotated[
+    Instant, Meta(description="The time after which it is deleted instead of being delivered.")
+]
+_ExpiresIn = Annotated[Delay, Meta(description="Instead of expiresAt: from now.")]
 _Retry = Annotated[int, between(0, MAX_RETRY, "Failures so far: where on the ladder it starts.")]
 _Ttr = Annotated[Ttr, Meta(description="How long a consumer may hold the job.")]
 _Ladder = Annotated[
@@ -179,6 +183,8 @@ class JobRequest(Struct, rename="camel", forbid_unknown_fields=True):
     ladder: _Ladder | None = None
     jitter: _Jitter | None = None
     group: _Group | None = None
+    expires_at: _ExpiresAt | None = None
+    expires_in: _ExpiresIn | None = None
 
 
 def job_from(
@@ -198,6 +204,8 @@ def job_from(
     if check_url is not None and "url" not in dict(errors):
         errors += _url_errors(fields.get("url"), check_url)
     errors += _time_errors(fields)
+    if found is not None and (found.expires_at is not None or found.expires_in is not None):
+        errors += _expiry_errors(found)
     if found is None or errors:
         raise InvalidJob(errors=errors)
     return NewJob(
@@ -210,6 +218,8 @@ def job_from(
         _milliseconds(found.delay),
         "" if found.url is None else host_of(found.url),
         found.group,
+        None if found.expires_at is None else int(found.expires_at),
+        None if found.expires_in is None else _milliseconds(found.expires_in),
     )
 
 
@@ -224,6 +234,19 @@ def _url_errors(url: str | None, check: Callable[[str], object]) -> Iterator[tup
 def _time_errors(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if fields.get("delay") is not None and fields.get("runAt") is not None:
         yield "runAt", "Give delay or runAt, not both."
+
+
+def _expiry_errors(job: JobRequest) -> Iterator[tuple[str, str]]:
+    """Yield the error of an expiry that is given twice, or not after the due time."""
+    if job.expires_at is not None and job.expires_in is not None:
+        yield "expiresIn", "Give expiresAt or expiresIn, not both."
+        return
+    now = to_milliseconds(datetime.now(UTC))
+    due_at = now + _milliseconds(job.delay) if job.run_at is None else int(job.run_at)
+    if job.expires_in is not None and now + _milliseconds(job.expires_in) <= due_at:
+        yield "expiresIn", "The job would expire at or before its due time."
+    if job.expires_at is not None and job.expires_at <= due_at:
+        yield "expiresAt", "The job would expire at or before its due time."
 
 
 def _payload(body: Any) -> bytes:

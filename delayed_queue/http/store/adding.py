@@ -52,11 +52,13 @@ offered AS MATERIALIZED (
         COALESCE(job.schedule_at, now + COALESCE(job.delay, %(delay)s::bigint)) AS due_at,
         job.headers,
         job.grouped,
+        COALESCE(job.expires_at, now + job.expires_in) AS expires_at,
         now AS created_at
     FROM unnest(
         %(keys)b::text[], %(kinds)b::text[], %(payloads)b::bytea[], %(schedules)b::bigint[],
-        %(delays)b::bigint[], %(headers)s::jsonb[], %(groups)s::text[]
-    ) AS job (key, kind, payload, schedule_at, delay, headers, grouped)
+        %(delays)b::bigint[], %(headers)s::jsonb[], %(groups)s::text[], %(expiries)b::bigint[],
+        %(lives)b::bigint[]
+    ) AS job (key, kind, payload, schedule_at, delay, headers, grouped, expires_at, expires_in)
     CROSS JOIN clock
     CROSS JOIN topic
 )"""
@@ -64,9 +66,10 @@ offered AS MATERIALIZED (
 _COLUMNS: Final[LiteralString] = """
     INSERT INTO delayed_queue AS stored (
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt", "group"
+        "versionAt", "group", "expiresAt"
     )
-    SELECT id, key, kind, payload, due_at, due_at, created_at, headers, created_at, grouped
+    SELECT
+        id, key, kind, payload, due_at, due_at, created_at, headers, created_at, grouped, expires_at
     FROM offered"""
 
 # Add jobs whose ids are new in all kinds of the topic, dead jobs included, which no unique index
@@ -138,6 +141,8 @@ added AS ({_COLUMNS}
         OR CASE WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored.headers END
             IS DISTINCT FROM EXCLUDED.headers
         OR stored."group" IS DISTINCT FROM EXCLUDED."group"
+        OR CASE WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored."expiresAt" END
+            IS DISTINCT FROM EXCLUDED."expiresAt"
     RETURNING "pKey", xmax = 0 AS created, "scheduledAt"
 ),
 written AS (
@@ -214,11 +219,12 @@ def _adding(
     topic: TopicRow, jobs: Sequence[Offered], places: Sequence[str], *, can_update: bool
 ) -> tuple[str, dict[str, Any]]:
     columns = map(list, zip(*jobs, strict=True))
-    keys, kinds, payloads, schedules, delays, headers, groups, *_ = columns
+    keys, kinds, payloads, schedules, delays, headers, groups, expiries, lives = columns
     params = {
         "keys": keys, **_alike("kind", kinds), "payloads": payloads,
         "schedules": array_of(schedules), **_alike("delay", delays), "headers": array_of(headers),
-        "groups": array_of(groups), "topic": topic.name, "shards": topic.shards,
+        "groups": array_of(groups), "expiries": array_of(expiries), "lives": array_of(lives),
+        "topic": topic.name, "shards": topic.shards,
         "hosts": topic.hosts, "places": list(places), "now": None,
     }  # fmt: skip
     return (PUT_JOBS if can_update else ADD_JOBS), params

@@ -14,7 +14,13 @@ from delayed_queue.db.sql import CLOCK, beside, first_row, rows_of
 from delayed_queue.db.statements import fetch, run
 from delayed_queue.http.store.kinds import PLACES
 from delayed_queue.http.store.topics import locking_jobs
-from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR, TELL_HOLDER
+from delayed_queue.queue.store.fragments import (
+    ATTEMPTS,
+    EXPIRES_AT,
+    HEADERS,
+    LAST_ERROR,
+    TELL_HOLDER,
+)
 
 # The active job, or else its newest dead letter. One snapshot, so that a job that dies meanwhile is
 # found in one of the two tables.
@@ -22,7 +28,7 @@ from delayed_queue.queue.store.fragments import ATTEMPTS, HEADERS, LAST_ERROR, T
 FIND_JOB: Final[LiteralString] = f"""{CLOCK},{PLACES}
 SELECT
     false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", {ATTEMPTS},
-    ({HEADERS})::text, {LAST_ERROR}, '', now, "group"
+    ({HEADERS})::text, {LAST_ERROR}, '', now, "group", {EXPIRES_AT}
 FROM delayed_queue AS message
 CROSS JOIN clock
 WHERE "pKey" = %(key)s
@@ -31,7 +37,7 @@ UNION ALL
 (
     SELECT
         true, letter.id, "pKind", "diedAt", "createdAt", NULL, attempts, headers::text,
-        "lastError", reason, now, "group"
+        "lastError", reason, now, "group", NULL
     FROM delayed_queue_dead_letter AS letter
     CROSS JOIN clock
     WHERE "pKey" = %(key)s
@@ -47,17 +53,18 @@ LIMIT 1
 PEEK_JOBS: Final[LiteralString] = f"""{CLOCK}
 SELECT
     job."pKey", false, job.id, job."pKind", job."scheduledAt", job."createdAt", job."lockUuid",
-    job.attempts, job.headers::text, job."lastError", '', now, job."group"
+    job.attempts, job.headers::text, job."lastError", '', now, job."group", job."expiresAt"
 FROM unnest(%(kinds)b::text[]) AS queue (kind)
 CROSS JOIN clock
 CROSS JOIN LATERAL (
     SELECT
         id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", attempts, headers,
-        "lastError", "group"
+        "lastError", "group", "expiresAt"
     FROM (
         SELECT
             id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", {ATTEMPTS} AS attempts,
-            {HEADERS} AS headers, {LAST_ERROR} AS "lastError", "group"
+            {HEADERS} AS headers, {LAST_ERROR} AS "lastError", "group",
+            {EXPIRES_AT} AS "expiresAt"
         FROM delayed_queue
         WHERE "pKind" = queue.kind
             AND "scheduledAt" > CASE WHEN %(is_due)s::boolean
@@ -150,6 +157,7 @@ class JobRow(NamedTuple):
     reason: str
     now: int
     group: str | None
+    expires_at: int | None
 
 
 class DroppedRow(NamedTuple):

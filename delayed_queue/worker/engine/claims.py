@@ -85,8 +85,7 @@ class Claim:
             return True
         if not has_expired(envelope, now - self.leased_at):
             return False
-        handler = self.consumer.handler
-        if handler.on_expired == "dead" or handler.treatment is not None:
+        if self.consumer.handler.on_expired == "dead":
             self.failures.append((envelope, Reject("expired")))
         else:
             self.expired.add(envelope.message_id)

@@ -162,13 +162,13 @@ def test_how_long_a_lease_lasts(
     before = server_now()
     (job,) = pop_jobs("orders", ttr=None if asked is None else timedelta(seconds=asked))
 
-    assert before + timedelta(seconds=expected) <= job.expires_at
-    assert job.expires_at <= server_now() + timedelta(seconds=expected)
+    assert before + timedelta(seconds=expected) <= job.leased_until
+    assert job.leased_until <= server_now() + timedelta(seconds=expected)
     if asked is None:
         let_pass(timedelta(seconds=expected - 1))
         before = server_now()
         assert touch_job("orders", "a", job.lease_token) is DONE
-        until = found().expires_at
+        until = found().leased_until
         assert until is not None
         assert until >= before + timedelta(seconds=expected)
 

@@ -136,8 +136,8 @@ class TestPops:
         ttr = None if asked is None else timedelta(seconds=asked)
         (job,) = pop_jobs("orders", ttr=ttr)
         (stored,) = Message.objects.all()
-        assert job.expires_at == stored.scheduled_at
-        leased_for = job.expires_at - found().created_at
+        assert job.leased_until == stored.scheduled_at
+        leased_for = job.leased_until - found().created_at
         assert timedelta(seconds=seconds) <= leased_for < timedelta(seconds=seconds + 3)
 
     def test_limits_that_go_and_come_are_heard_of_within_a_second(self) -> None:

@@ -60,6 +60,7 @@ def put(connection: Connection) -> bool:
             "topic": "orders", "shards": 1, "hosts": "", "places": [PULLED, CALLED],
             "keys": ["x", "a"], "kind": CALLED, "kinds": None, "payloads": [b"2"] * 2,
             "schedules": [FAR] * 2, "delay": 0, "delays": None, "headers": None, "groups": None,
+            "expiries": None, "lives": None,
             "now": NOW,
         },
     ).fetchall()  # fmt: skip
