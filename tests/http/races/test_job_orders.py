@@ -113,7 +113,7 @@ def failure() -> Sequence[Step]:
                 "id": row[0], "key": row[1], "kind": PULLED, "payload": row[2], "due_at": 0,
                 "scheduled_at": 0, "lease_id": "mine", "created_at": 0, "attempts": 1,
                 "headers": None, "group": None, "expires_at": None, "first_error": None,
-                "last_error": None,
+                "batch_id": None, "last_error": None,
             }  # fmt: skip
             connection.execute(RESTORE, kept)
             connection.execute(RELEASE, ended | {"delay": -1})
