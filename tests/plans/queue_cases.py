@@ -181,7 +181,7 @@ INSPECTIONS: Final = [
     *cases("TELL_HOLDERS", lease_ids=["lease-1700"], max_rows=0),
     *cases("LIMIT_WAITS", milliseconds=1000, max_rows=0),
     # One row for each kind.
-    *cases("KINDS", DUE, n=9, max_rows=1),
+    *cases("KINDS", DUE, n=10, max_rows=1),
     *cases("DEAD_LETTER_KINDS", DEAD_DIED, n=4, max_rows=1),
     *(
         case

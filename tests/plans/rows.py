@@ -83,7 +83,7 @@ _BATCHES: Final = (
     scrambled(
         "delayed_queue", 10_000, pKey="'member-' || n", pKind="'members|json'",
         payload="repeat('x', 100)::bytea", scheduledAt=f"{NOW} + n",
-        scheduledAtInitially=f"{NOW} + n", createdAt="0", lockUuid="'held-' || n / 100",
+        scheduledAtInitially=f"{NOW} + n", createdAt="0",
         batchId="1 + n % 1000",
     ),
 )  # fmt: skip

@@ -51,8 +51,8 @@ INTERNAL: Final = {
         "install", "install_daily_schedule", "install_periodic_tick", "install_schedule",
         "installer",
     },
-    # Envelopes call the others in it.
-    "DelayedQueue": {"in_thread"},
+    # Envelopes call the others in it, or in batches, which send nothing themselves.
+    "DelayedQueue": {"batch", "batch_of", "in_thread", "join_batch"},
     "DelayedQueueBackend": {"cancel_message", "check", "task_class", "validate_task"},
     "bulk": {"step"},
     "adding": {"add_batch", "find_row", "write_jobs"},
