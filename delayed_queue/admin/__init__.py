@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from delayed_queue.admin.batches import BatchAdmin
 from delayed_queue.admin.bulk_runs import BulkRunAdmin
 from delayed_queue.admin.dead_letters import DeadLetterAdmin
 from delayed_queue.admin.messages import MessageAdmin, QueueOverviewAdmin
@@ -9,6 +10,7 @@ from delayed_queue.admin.schedules import ScheduleAdmin
 from delayed_queue.admin.workers import WorkerAdmin
 
 __all__ = [
+    "BatchAdmin",
     "BulkRunAdmin",
     "DeadLetterAdmin",
     "MessageAdmin",

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import codec_of
 from delayed_queue.admin.lists import KIND as KIND
-from delayed_queue.admin.rows import DatabaseClock, RowState, find
+from delayed_queue.admin.rows import DatabaseClock, RowState, find, is_id
 from delayed_queue.codecs import check_kind
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.models import Worker
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LEASE: Final = "lease"
 WORKER: Final = "worker"
+BATCH: Final = "batch"
 STATE: Final = "state"
 DIED: Final = "died"
 FAILURE: Final = "failure"
@@ -202,6 +203,20 @@ class WorkerFilter(LinkedFilter):
 def _worker(chosen: str, using: str) -> Worker | None:
     found: Worker | None = find(Worker.objects.using(using).all(), chosen)
     return found
+
+
+class BatchFilter(LinkedFilter):
+    """By batch: the members that are left."""
+
+    title, parameter_name = _("batch"), BATCH
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        # With equality the planner would walk the primary key: only the id would order the rows.
+        chosen_only = Q(batch_id__gte=chosen, batch_id__lte=chosen)
+        return queryset.filter(chosen_only if is_id(chosen) else Q(pk__in=[]))
 
 
 class FailureFilter(LinkedFilter):

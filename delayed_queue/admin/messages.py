@@ -17,10 +17,12 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats, searching
 from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin, QueueModelAdmin
 from delayed_queue.admin.filters import (
+    BATCH,
     HOLDER_LENGTH,
     LEASE,
     STATE,
     WORKER,
+    BatchFilter,
     KindFilter,
     LeaseFilter,
     StateFilter,
@@ -45,6 +47,7 @@ _NEXT: Final = {
 _BY_SCHEDULE: Final = Keyset("scheduled_at", is_partial=True)
 _BY_LEASE: Final = Keyset("lease_id", is_text=True)
 _BY_KIND: Final = Keyset("kind", is_text=True)
+_BY_BATCH: Final = Keyset("batch_id")
 
 
 def _ordered(kind: str | None) -> Keyset:
@@ -67,7 +70,7 @@ class MessageAdmin(KeyedRowAdmin):
     search_help_text = _(
         "The beginning of a key; or group:, worker:, failure: or header:name= before a value."
     )
-    list_filter = (KindFilter, StateFilter, LeaseFilter, WorkerFilter)
+    list_filter = (KindFilter, StateFilter, LeaseFilter, WorkerFilter, BatchFilter)
     list_display: Any = (
         "key_column", "queue_column", "state_column", "when_column", "lease_column",
         "attempts_column", "age_column",
@@ -89,6 +92,8 @@ class MessageAdmin(KeyedRowAdmin):
     )
 
     def listed_by(self, request: HttpRequest) -> Keyset:
+        if BATCH in request.GET:
+            return _BY_BATCH
         if not {LEASE, WORKER}.isdisjoint(request.GET):
             return _BY_LEASE
         if request.GET.get(STATE) in {RowState.LEASED, RowState.EXPIRED}:

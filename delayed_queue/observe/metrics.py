@@ -24,6 +24,7 @@ from delayed_queue.observe import signals
 from delayed_queue.observe.lateness import Reason, is_late, why_late
 from delayed_queue.observe.overview import QueueDepth, measure, name_of
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
+from delayed_queue.observe.stored_batches import Unfinished, unfinished
 from delayed_queue.observe.workers import Running, Worker
 from delayed_queue.queue.groups import HeldGroup
 from delayed_queue.queue.models import Limit
@@ -170,6 +171,11 @@ class QueueCollector(Collector):
         yield _gauge_of_handlers(live.running)
         yield from _gauges_of_snapshot(snapshot)
         yield from _gauges_of_groups(_held(depths, using), using)
+        yield from _gauges_of_batches(list(filter(self._is_wanted, unfinished(using=using))))
+
+    def _is_wanted(self, found: Unfinished) -> bool:
+        names = {found.kind, name_of(found.kind).queue}
+        return not self._queues or not names.isdisjoint(self._queues)
 
 
 def _gauge(
@@ -244,6 +250,20 @@ def _gauges_of_groups(held: Held, using: str) -> Iterator[Metric]:
         [([*queue, each.name, each.reason], _lateness(each, now))
          for queue, groups in held.items() for each in groups[:TOP_GROUPS]],
     )  # fmt: skip
+
+
+def _gauges_of_batches(found: list[Unfinished]) -> Iterator[Metric]:
+    rows = [
+        ([name_of(each.kind).queue, each.kind, "open" if each.is_open else "closed"], each)
+        for each in found
+    ]
+    labels = ["queue", "kind", "state"]
+    yield _gauge("batches", "Unfinished batches, among the oldest 10,000.", labels, [
+        (of_batch, each.number) for of_batch, each in rows
+    ])  # fmt: skip
+    yield _gauge("oldest_batch_age_seconds", "Age of the oldest unfinished batch.", labels, [
+        (of_batch, each.seconds) for of_batch, each in rows
+    ])  # fmt: skip
 
 
 def _lateness(group: HeldGroup, now: float) -> float:

@@ -47,7 +47,7 @@ DEAD_KEYS: Final = "dead_letter_key"
 DEAD_OF_GROUP: Final = "dead_letter_of_group"
 TABLES: Final = (
     "delayed_queue, delayed_queue_dead_letter, delayed_queue_worker, delayed_queue_limit, "
-    "delayed_queue_sample"
+    "delayed_queue_sample, delayed_queue_batch"
 )
 
 ROWS: Final = int(os.environ.get("ADMIN_ROWS", "200000"))
@@ -102,14 +102,22 @@ SELECT 'paused-' || n || '|json', 0, 'maintenance' FROM generate_series(1, 50) A
 """
 
 
-# One group of most of a queue, waiting and leased, and of as many dead letters.
+# Each with members of its own or none.
+FILL_BATCHES: Final = """
+INSERT INTO delayed_queue_batch (
+    "pKind", "createdAt", "waitsForDead", "thenKind", "thenKey", "thenPayload"
+)
+SELECT 'grouped|json', 0, false, 'reports|json', 'report-' || n, ''
+FROM generate_series(1, 2000) AS n
+"""
+# One batch and one group of most of a queue, waiting and leased, and of as many dead letters.
 FILL_GROUP: Final = """
 INSERT INTO delayed_queue (
     "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", "lockUuid",
-    "group"
+    "group", "batchId"
 )
 SELECT 'grouped-' || n, 'grouped|json', '', n, n, 0, CASE WHEN n % 10 = 0 THEN 'lease-g' END,
-    CASE WHEN n % 50 = 0 THEN 'other' ELSE 'customer' END
+    CASE WHEN n % 50 = 0 THEN 'other' ELSE 'customer' END, 7
 FROM generate_series(1, 20000) AS n;
 INSERT INTO delayed_queue_dead_letter (
     "pKind", "pKey", payload, attempts, reason, "scheduledAtInitially", "createdAt", "diedAt",
@@ -144,6 +152,7 @@ LETTERS: Final = "/admin/delayed_queue/deadletter/"
 QUEUES: Final = "/admin/delayed_queue/queueoverview/"
 FAILURES: Final = f"{LETTERS}failures/"
 WORKERS: Final = "/admin/delayed_queue/worker/"
+BATCHES: Final = "/admin/delayed_queue/storedbatch/"
 
 # Each list, the index that serves it, and its maximum of rows read.
 LISTS: Final = [
@@ -162,6 +171,7 @@ LISTS: Final = [
     (f"{MESSAGES}?state=leased&kind=small-1|json", LEASES, 3 * IN_FLIGHT),
     # A lease may have few enough messages for a bitmap, which counts twice.
     (f"{MESSAGES}?lease=lease-1950", LEASES, 2 * PAGE),
+    (f"{MESSAGES}?batch=7", "message_of_batch", PAGE),
     (f"{MESSAGES}?q=key:key-4711", KEYS, 1),
     (f"{MESSAGES}?q=key:nothing", KEYS, 0),
     (f"{MESSAGES}?q=key:key-4711&kind=bulk|json&state=due", KEYS, 1),
@@ -188,7 +198,15 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
             cursor.execute(f"TRUNCATE {TABLES}")
             cursor.execute("SET jit = off")
             indexes = dropped_indexes(cursor)
-            for fill in (FILL, FILL_LETTERS, FILL_WORKERS, FILL_PAUSES, FILL_SAMPLES, FILL_GROUP):
+            for fill in (
+                FILL,
+                FILL_LETTERS,
+                FILL_WORKERS,
+                FILL_PAUSES,
+                FILL_SAMPLES,
+                FILL_GROUP,
+                FILL_BATCHES,
+            ):
                 cursor.execute(fill)
             for definition in indexes:
                 cursor.execute(definition)
@@ -319,6 +337,14 @@ def test_workers_pages_read_the_workers_and_their_leases(operator: Client):
         assert plan.rows_read() <= 2 * 20 * 100, plan
 
 
+def test_b12_the_list_of_batches_reads_a_page_and_counts_members_by_their_index(operator: Client):
+    listed, left = statements(operator, BATCHES)
+    assert explained(listed).rows_read() <= PAGE
+    plan = explained(left)
+    assert plan.scanned_whole() == [], plan
+    assert {"message_of_batch", "dead_letter_of_batch"} <= plan.indexes, plan
+
+
 def test_kinds_are_found_by_one_descent_each(operator: Client):
     """The loose index scan: 100,000 messages of one kind cost as much as one."""
     kinds, *_ = statements(operator, MESSAGES)
@@ -386,6 +412,7 @@ PAGES: Final = [
     f"{QUEUES}history/?kind=grouped|json",
     "/admin/delayed_queue/schedule/",
     "/admin/delayed_queue/bulkrun/",
+    BATCHES,
     "/admin/delayed_queue_tasks/taskresult/",
 ]
 

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope, Reject, ScheduledMessage, Snooze
 from delayed_queue.checks import check_instruments
-from delayed_queue.models import Message
+from delayed_queue.models import Message, StoredBatch
 from delayed_queue.observe.metrics import (
     TOP_GROUPS,
     PrometheusInstrument,
@@ -180,6 +180,27 @@ class TestCollector:
         age = found.of("group_held_seconds", reason="paused", group="group-00", **labels)
         assert age is not None
         assert age > 0
+
+    def test_b12_batches_are_counted_by_state_with_the_age_of_the_oldest(
+        self, scrape: Callable[..., Samples]
+    ) -> None:
+        queue = DelayedQueue("orders")
+        labels = {"queue": "orders", "kind": "orders|json"}
+        assert scrape().of("batches", state="open", **labels) is None
+        for number in range(3):
+            batch = queue.batch(ScheduledMessage("report", None))
+            batch.offer_or_update(f"k{number}", None)
+        batch.close()
+        oldest = StoredBatch.objects.earliest("pk")
+        StoredBatch.objects.filter(pk=oldest.pk).update(created_at=from_now(hours=-1))
+        found = scrape()
+        assert found.of("batches", state="open", **labels) == 2
+        assert found.of("batches", state="closed", **labels) == 1
+        age = found.of("oldest_batch_age_seconds", state="open", **labels)
+        assert age is not None
+        assert 3600 <= age < 3660
+        assert scrape("mail").of("batches", state="open", **labels) is None
+        assert scrape("orders").of("batches", state="open", **labels) == 2
 
     def test_o5_who_holds_the_oldest_snapshot_is_told_by_its_sort(
         self, scrape: Callable[..., Samples]

@@ -59,5 +59,14 @@ BATCH_CASES: Final = [
     ),
     *cases("FINISH_BATCHES", _BATCHES, _MEMBERS, batches=Each([7], list(range(1, 101))), n=100),
     *cases("SWEEP_BATCHES", _MEMBERS, n=1_000, max_buffers=6),
+    *cases("UNFINISHED_BATCHES", n=1_000, max_rows=2, max_buffers=3,
+           scans={"delayed_queue_batch"}),
+    *(
+        case
+        for n in (1, 100)
+        for case in cases("COUNT_LEFT", _MEMBERS, _LETTERS, batches=Each(list(range(1, n + 1))),
+                          cap=100, n=10 * n)
+    ),
+    *cases("FIRST_LEFT", _MEMBERS, _LETTERS, batch=7, limit=25),
     *cases("DROP_MEMBER", KEYS, key="member-7", kind="members|json"),
 ]  # fmt: skip

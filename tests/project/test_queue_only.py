@@ -43,8 +43,8 @@ def test_it_works_from_end_to_end(project: dict[str, str]) -> None:
     assert code == 0, said
     assert "wrong pages []\n" in said
     assert (
-        "models ['bulkrun', 'deadletter', 'message', 'queueoverview', 'schedule', 'worker']\n"
-        in said
+        "models ['bulkrun', 'deadletter', 'message', 'queueoverview', 'schedule', 'storedbatch', "
+        "'worker']\n" in said
     )
     assert "redriven 1\n" in said
     assert sorted(line for line in said.splitlines() if line.startswith("closed")) == [

@@ -79,6 +79,8 @@ def _queues() -> None:
                 kind=f"{queue}|json", key=key, reason=FAILED, first_error=TRACEBACK
             )
     BulkPlan("redrive", f"{QUEUES[0]}|json", pace=50, canary=3).start(by="operator@example.org")
+    with DelayedQueue(QUEUES[3]).batch(ScheduledMessage(KEYS[2], {"n": 7})) as batch:
+        batch.offer_batch([ScheduledMessage(f"{each}-{KEYS[1]}", None) for each in range(30)])
     Limit.objects.create(
         kind=f"{QUEUES[0]}|json", paused_at=from_now(hours=-3), paused_by="operator@example.org",
         reason="The gateway is being moved; it is back at four, says the provider's status page.",
