@@ -21,6 +21,7 @@ from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import DeadLetter
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.models import Status
+from delayed_queue.notifications.recipients import hash_of
 from delayed_queue.queue import bulk
 from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.spark import dsn_from_django
@@ -278,6 +279,9 @@ ON_NOTIFICATIONS: Final[dict[str, Case]] = {
     "managing.find": (ANY, lambda it: partial(managing.find, enqueue().id, None)),
     "managing.page": (ANY, lambda it: partial(managing.page, [Status.ENQUEUED], None, None, 9)),
     "managing.suppress": (COMMIT, lambda it: partial(managing.suppress, *it.suppressed())),
+    "managing.suppress_once": (
+        COMMIT, lambda it: partial(managing.suppress_once, "email", hash_of("email", it.tag)),
+    ),
     "managing.lift": (COMMIT, lambda it: partial(managing.lift, *it.suppressed())),
     "managing.cancel": (COMMIT, lambda it: partial(managing.cancel, enqueue().id)),
     "managing.retry": (COMMIT, lambda it: partial(managing.retry, it.failed())),

@@ -62,7 +62,7 @@ INTERNAL: Final = {
     "Pop": {"give_back", "kinds", "next_in"},
     "consuming": {"limited_topic"},
     "dead": {"is_topic"},
-    "intake": {"read_json"},
+    "intake": {"body_bytes", "read_json"},
     "managing": {"as_id"},
 }  # fmt: skip
 CLASSES: Final = (
