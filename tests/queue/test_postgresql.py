@@ -239,7 +239,8 @@ class TestStatements:
         _dead_letter_many(queue, 2 * CHUNK + 1)
         with CaptureQueriesContext(connection) as captured:
             assert queue.prune_dead_letters(timedelta(0)) == 2 * CHUNK + 1
-        assert len(captured) == 4
+        deletes = "DELETE FROM delayed_queue_dead_letter"
+        assert len([each for each in captured if deletes in each["sql"]]) == 4
         assert dead_letters(queue) == []
 
     @pytest.mark.parametrize("overwrite", [False, True])

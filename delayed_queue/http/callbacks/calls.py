@@ -39,7 +39,7 @@ class CallbackRequest:
     url: str = field(repr=False)
     body: bytes = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    fetches: int = 0
+    fetches: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
