@@ -172,7 +172,8 @@ class BatchAdmin(RecordAdmin):
         heads = (_("queue"), _("key"), _("state"), _("time"), _("attempts"), _("why"))
         table = formats.table(heads, [self._line(each, row) for each in row.first])
         url = self.url("delayed_queue_message_changelist", **{BATCH: row.pk})
-        return format_html("{}{}", table, formats.link(url, _("Show the messages left")))
+        link = formats.link(url, _("Show the messages left"))
+        return format_html('<div class="dq-groups">{}</div>{}', table, link)
 
     def _line(self, each: MemberLeft, row: Any) -> tuple[Any, ...]:
         is_dead = each.state == _DEAD
