@@ -24,6 +24,7 @@ from tests.support.processes import manage
 # Minimal arguments of each command, so that it gets as far as the mistake.
 LEAST: dict[str, list[str]] = {
     "installcron": ["--once"],
+    "queuebatches": ["list"],
     "queuedead": ["groups"],
     "queueendpoint": ["list"],
     "queuehealth": [],
