@@ -1,4 +1,4 @@
-"""What a mail has beside its texts: copies, an address for replies, headers, and attachments."""
+"""Copies, reply address, headers and attachments of mails: their checks, and their files."""
 
 from __future__ import annotations
 

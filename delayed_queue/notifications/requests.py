@@ -80,7 +80,7 @@ class Attachment(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Mail(Struct, rename="camel", omit_defaults=True):
-    """What a mail has beside its texts, as it is stored."""
+    """Copies, reply address, headers and attachments of a mail, as they are stored."""
 
     cc: Sequence[str] = ()
     reply_to: str = ""

@@ -142,7 +142,7 @@ class Outgoing:
     mail: str = field(default="", repr=False)
     # When it expires, on the monotonic clock of this process.
     deadline: float | None = None
-    # What ``mail`` says, without suppressed copies and with fetched files; read before a call.
+    # ``mail`` without suppressed copies and with fetched files; read before a call.
     extras: Mail | None = field(default=None, repr=False)
 
 

@@ -79,11 +79,7 @@ class BatchRun(TransactionalRun):
         name = f"{first.key} and {len(envelopes) - 1} more"
         call = replace(first, key=name, message_id=-first.message_id)
         batch = CalledBatch.of(envelopes, call)
-        self._function = lambda envelope: self.consumer.call_many(batch)
-        try:
-            self._call(call)
-        finally:
-            self._function = self.consumer.call
+        self._call(call, lambda _: self.consumer.call_many(batch))
         return batch.outcomes
 
     def _decide(self, envelope: Envelope, outcome: BaseException) -> None:

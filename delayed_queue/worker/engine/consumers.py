@@ -104,7 +104,7 @@ class Consumer:
     # these is a rate, whose permits are for messages that start now.
     walk: GroupWalk | None = field(init=False, default=None)
     is_rated: bool = field(init=False, default=True)
-    # Whether its last claim found suspects; unknown before the first.
+    # True if its last claim found suspects; unknown before the first.
     meets_suspects: bool = field(init=False, default=True)
     # Nothing is claimed before the limits that the handler declares are written.
     is_declared: bool = field(init=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -111,7 +112,6 @@ class TransactionalRun(Run):
         self._wake_channel = wake_channel
         self._board = board
         self._worker = worker
-        self._function = consumer.call
         self._ticks = TickTimes(consumer.call, is_async=False)
         self._goes_on = goes_on
         self._slot = 0
@@ -262,7 +262,7 @@ class TransactionalRun(Run):
 
     def _end(self, handled: list[Envelope]) -> None:
         """Note what this transaction has handled, and count it in batches of messages."""
-        self.done += handled
+        self.done.extend(handled)
         outcomes = {True: store.EXPIRED, False: store.DONE}
         numbers = Counter(
             (each.batch_id, outcomes[each.message_id in self.expired])
@@ -282,7 +282,7 @@ class TransactionalRun(Run):
             raise BatchFailed
         return envelope
 
-    def _call(self, envelope: Envelope) -> None:
+    def _call(self, envelope: Envelope, function: Callable[[Envelope], Any] | None = None) -> None:
         self._board.take(self._slot, envelope.message_id)
         self.handling = envelope, time.monotonic()
         try:
@@ -290,7 +290,7 @@ class TransactionalRun(Run):
                 self._ticks.call(envelope)
                 self.record_runs([envelope], DONE)
             else:
-                self._function(envelope)
+                (function or self.consumer.call)(envelope)
         except Exception:
             raise
         # A SystemExit is a failure, too, and does not end the worker.

@@ -1,4 +1,4 @@
-"""Processes that are replaced in order, after so many messages or at so much memory (W16)."""
+"""Processes that are replaced in order, after N messages or above a limit of memory (W16)."""
 
 from __future__ import annotations
 
