@@ -10,6 +10,8 @@ from tests.plans.rows import NOW
 _BATCHES: Final = "delayed_queue_batch_pkey"
 _MEMBERS: Final = "message_of_batch"
 _LETTERS: Final = "dead_letter_of_batch"
+# There are few batches, here 1,000: the planner may read all of them. PostgreSQL 15 does.
+_FEW: Final = {"delayed_queue_batch"}
 
 _NEW: Final = [f"joined-{each * 7919 % 100_000}" for each in range(500)]
 _JOINED: Final[dict[str, Any]] = {
@@ -47,20 +49,21 @@ BATCH_CASES: Final = [
            keys=[f"member-{each}" for each in range(100)]),
     *cases("CLOSE_BATCH", _BATCHES, id=9),
     *cases("CANCEL_BATCH", _BATCHES, id=9),
-    *leased("COUNT_MEMBERS", outcomes=lambda ids: ["done"] * len(ids)),
+    *leased("COUNT_MEMBERS", outcomes=lambda ids: ["done"] * len(ids), scans=_FEW),
     *cases("COUNT_KEY", KEYS, key="member-7", kind="members|json", n=1_000,
-           scans={"delayed_queue_batch"}),
+           scans=_FEW),
     *cases("COUNT_KIND", _MEMBERS, kind=Each("members|json", "bulk|json"), n=10_000,
-           max_rows=6, max_buffers=10, scans={"delayed_queue_batch"}),
+           max_rows=6, max_buffers=10, scans=_FEW),
     *(
         case
         for n in (1, 100)
-        for case in cases("COUNT_REMOVED", _BATCHES, **_removed(n), n=n, max_rows=8)
+        for case in cases("COUNT_REMOVED", **_removed(n), n=1_000, max_rows=8, scans=_FEW)
     ),
-    *cases("FINISH_BATCHES", _BATCHES, _MEMBERS, batches=Each([7], list(range(1, 101))), n=100),
-    *cases("SWEEP_BATCHES", _MEMBERS, n=1_000, max_buffers=6),
+    *cases("FINISH_BATCHES", _MEMBERS, batches=Each([7], list(range(1, 101))), n=1_000,
+           scans=_FEW),
+    *cases("SWEEP_BATCHES", _MEMBERS, n=1_000, max_buffers=6, scans=_FEW),
     *cases("UNFINISHED_BATCHES", n=1_000, max_rows=2, max_buffers=3,
-           scans={"delayed_queue_batch"}),
+           scans=_FEW),
     *(
         case
         for n in (1, 100)
