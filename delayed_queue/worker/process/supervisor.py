@@ -346,6 +346,7 @@ class Supervisor:
             successor.board.isolate(child.board.alone_seconds)
             successor.board.drain(is_drained=child.board.is_drained)
             self.children = [*self.children, successor]
+            self.look_after(successor)  # now: health checks count a process that has not started
         elif child.successor.board.turned_at:
             child.signal(signal.SIGTERM)
 
