@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from delayed_queue.tasks._api import task as task
     from delayed_queue.tasks.backend import DelayedQueueBackend as DelayedQueueBackend
     from delayed_queue.tasks.policies import Cancelled as Cancelled
+    from delayed_queue.tasks.policies import Expired as Expired
     from delayed_queue.tasks.policies import cron as cron
     from delayed_queue.tasks.policies import policy as policy
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cancelled": "policies",
     "DelayedQueueBackend": "backend",
+    "Expired": "policies",
     "cron": "policies",
     "policy": "policies",
     "task": "_api",
 }
-__all__ = ["Cancelled", "DelayedQueueBackend", "cron", "policy", "task"]
+__all__ = ["Cancelled", "DelayedQueueBackend", "Expired", "cron", "policy", "task"]
 
 
 def __getattr__(name: str) -> Any:

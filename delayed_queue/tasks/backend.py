@@ -103,12 +103,17 @@ class DelayedQueueBackend(BaseTaskBackend):
         (result,) = self._results(task, [(args, kwargs)])
         policy, run_after = policies.policy_of(task), _aware(task.run_after)
         key = policies.unique_key(task, policy, result.args, result.kwargs)
-        group = policies.group_of(task, policy, result.args, result.kwargs)
+        policies.expiry_of(task, policy, result.enqueued_at, run_after)
+        options = {
+            "schedule_at": run_after, "expires_at": policy.expires_at,
+            "expires_in": policy.expires_in,
+            "group": policies.group_of(task, policy, result.args, result.kwargs),
+        }  # fmt: skip
         try:
             if key is not None:
-                return self._enqueue_unique(_checked(key), result, policy.replace, group)
+                return self._enqueue_unique(_checked(key), result, policy.replace, options)
             payload = payloads.payload_of(result)
-            self._queue(task).offer_if_not_exists(result.id, payload, run_after, group=group)
+            self._queue(task).offer_if_not_exists(result.id, payload, **options)
         except PayloadNotEncodable as error:
             raise payloads.not_json(task, error, (args, kwargs)) from error
         return result
@@ -125,10 +130,11 @@ class DelayedQueueBackend(BaseTaskBackend):
         if policy.unique is not None:
             raise InvalidTask(f"{task.module_path} is unique: enqueue its calls one by one.")
         common = payloads.payload_of(results.bare)
+        expires_at = policies.expiry_of(task, policy, results.bare.enqueued_at, run_after)
         messages = [
             ScheduledMessage(
                 task_id, {**common, **payloads.arguments_of(args, kwargs)}, run_after,
-                group=policies.group_of(task, policy, args, kwargs),
+                group=policies.group_of(task, policy, args, kwargs), expires_at=expires_at,
             )
             for task_id, args, kwargs in results.calls
         ]  # fmt: skip
@@ -184,10 +190,12 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     # Unique tasks
 
-    def _enqueue_unique(self, key: str, result: Any, replaces: bool, group: str | None) -> Any:
+    def _enqueue_unique(
+        self, key: str, result: Any, replaces: bool, options: dict[str, Any]
+    ) -> Any:
         """Enqueue, replace the task of that key, or return its result."""
         using, own_id = self.settings.database, result.id
-        write = partial(self._write_unique, key, result, replaces, group)
+        write = partial(self._write_unique, key, result, replaces, options)
 
         def truth(lost: Lost) -> Any:
             with transaction.atomic(using=using):
@@ -197,22 +205,20 @@ class DelayedQueueBackend(BaseTaskBackend):
 
         return repeat(using, write, truth=truth)
 
-    def _write_unique(self, key: str, result: Any, replaces: bool, group: str | None) -> Any:
+    def _write_unique(self, key: str, result: Any, replaces: bool, options: dict[str, Any]) -> Any:
         using, task = self.settings.database, result.task
         with transaction.atomic(using=using):
             active = self._active(key)
-            if active is not None and not replaces:
+            if active is not None and not replaces and not active.has_expired:
                 return self.get_result(active.id) if self.supports_get_result else result
             queue = self._queue(task)
             if active is not None:
                 change(result, id=active.id)
                 if active.kind != queue.kind:
                     TaskQueue(*split_kind(active.kind), using).drop_message(key)
-            payload, run_after = (
-                payloads.payload_of(result) | {"id": result.id},
-                _aware(task.run_after),
-            )
-            queue.offer_or_update(key, payload, run_after, group=group)
+            payload = payloads.payload_of(result) | {"id": result.id}
+            run_after = options["schedule_at"]
+            queue.offer_or_update(key, payload, **options)
             if self.supports_get_result:
                 store.record_enqueued(
                     using=using, id=result.id, task=task.module_path, backend=self.alias,
@@ -223,11 +229,12 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     def _active(self, key: str) -> _Active | None:
         """Lock a key; return the waiting or running task under it."""
-        for kind, data in store.lock_key(key, using=self.settings.database):
+        for row in store.lock_key(key, using=self.settings.database):
             try:
-                payload = json.loads(data)
+                payload = json.loads(row.payload)
                 payloads.unpack(payload)
-                return _Active(kind, payloads.id_in(payload, kind, key, 0), payload)
+                task_id = payloads.id_in(payload, row.kind, key, 0)
+                return _Active(row.kind, task_id, payload, row.has_expired)
             except (ValueError, payloads.TaskGone):
                 continue
         return None
@@ -314,6 +321,7 @@ class _Active(NamedTuple):
     kind: str
     id: str
     payload: Any
+    has_expired: bool
 
 
 def declared() -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from delayed_queue.cron.registry import schedule as declare
 from delayed_queue.cron.rules import MissedTicks
 from delayed_queue.durations import FORMS, ZERO, Duration, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage, did_you_mean
-from delayed_queue.messages import check_group
+from delayed_queue.messages import MILLISECOND, check_expiry, check_group, to_milliseconds
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.tasks._api import AnyTask, InvalidTask, Task, normalize_json
 from delayed_queue.tasks.priorities import kind_of_priority
@@ -35,6 +35,13 @@ class Cancelled(Exception):
         super().__init__(message)
 
 
+class Expired(Exception):
+    """The task expired before it was run."""
+
+    def __init__(self) -> None:
+        super().__init__("The task expired before it was run.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """The policy of a task; None or False stand for the default.
@@ -46,6 +53,7 @@ class Policy:
     as ``"user-{0}"``, or a function of the arguments; only one task of a name exists at a time.
     ``replace``: a new task replaces the waiting one. ``group``: the name, by template or function,
     of the group whose limits apply. ``http``: callers of the HTTP API may enqueue the task.
+    ``expires_at``, ``expires_in``: the task is not started after that instant, or that time.
     """
 
     max_attempts: int | None = None
@@ -57,6 +65,8 @@ class Policy:
     replace: bool = False
     http: bool = False
     group: str | Callable[..., str] | None = None
+    expires_at: datetime | None = None
+    expires_in: Duration | None = None
 
     def seconds_or(self, default: timedelta | None) -> float | None:
         """Return the timeout in seconds; a transaction does not take the default."""
@@ -79,12 +89,19 @@ class QueueTask(Policy, AnyTask):
     """A task with the fields of ``Policy``, where ``@task`` passes them on (Django 6.1)."""
 
     def using(self, *, group: Any = None, **changes: Any) -> Any:
-        """Return the task with other defaults; ``group`` is a template or a function."""
+        """Return the task with other defaults; ``group`` is a template or a function.
+
+        ``expires_at`` and ``expires_in`` replace each other.
+        """
+        own: dict[str, Any] = {} if group is None else {"group": group}
+        if not changes.keys().isdisjoint(_EXPIRY):
+            own |= {name: changes.pop(name, None) for name in _EXPIRY}
         changed = AnyTask.using(self, **changes)
-        return changed if group is None else changed_to(changed, group=group)
+        return changed_to(changed, **own) if own else changed
 
 
 _NAMES: Final = tuple(each.name for each in fields(Policy))
+_EXPIRY: Final = ("expires_at", "expires_in")
 
 
 def policy(**options: Any) -> Callable[[F], F]:
@@ -107,11 +124,12 @@ def policy(**options: Any) -> Callable[[F], F]:
 
 def policy_of(task: Any) -> Policy:
     """Return the policy of a task; its own fields win over those of its function."""
+    own = {name: getattr(task, name, None) for name in _NAMES}
+    own = {name: value for name, value in own.items() if value is not None and value is not False}
     said = dict(getattr(task.func, _ATTRIBUTE, {}))
-    for name in _NAMES:
-        if (value := getattr(task, name, None)) not in (None, False):
-            said[name] = value
-    return Policy(**said)
+    if not own.keys().isdisjoint(_EXPIRY):
+        said = {name: value for name, value in said.items() if name not in _EXPIRY}
+    return Policy(**said | own)
 
 
 def check_policy(task: Any) -> None:
@@ -135,6 +153,8 @@ def _wrongs(said: Policy, *, is_async: bool) -> Iterator[str]:
             yield f"has {name}={value!r}: write {hint}."
     if said.retry is not None and (said.max_attempts is not None or said.backoff is not None):
         yield "has retry and max_attempts or backoff: write one or the other."
+    if said.expires_at is not None and said.expires_in is not None:
+        yield "has expires_at and expires_in: write one or the other."
     if said.replace and said.unique is None:
         yield "has replace=True without unique, so there is nothing to replace."
     if said.transactional and said.timeout is not None:
@@ -145,6 +165,10 @@ def _wrongs(said: Policy, *, is_async: bool) -> Iterator[str]:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) or callable(value)
+
+
+def _is_aware(value: Any) -> bool:
+    return isinstance(value, datetime) and timezone.is_aware(value)
 
 
 def _is_time(value: Any) -> bool:
@@ -163,6 +187,8 @@ _VALUES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     ),
     "unique": (_is_name, "a template as 'user-{0}', or a function"),
     "group": (_is_name, "a template as 'customer-{0}', or a function"),
+    "expires_at": (_is_aware, "an aware datetime"),
+    "expires_in": (_is_time, f"more than 0: {FORMS}"),
 }  # fmt: skip
 
 
@@ -198,6 +224,20 @@ def _name_of(what: str, task: Any, made_by: Any, args: Any, kwargs: Any) -> str 
             f"{what} of {task.module_path} returned {name!r}: return a non-empty text."
         )
     return name
+
+
+def expiry_of(
+    task: Any, said: Policy, now: datetime, run_after: datetime | None
+) -> datetime | None:
+    """Return when the task expires, or None; raise InvalidTask if it could never be run."""
+    schedule = None if run_after is None else to_milliseconds(run_after)
+    try:
+        _, life = check_expiry(
+            said.expires_at, said.expires_in, schedule=schedule, delay=0, now=now
+        )
+    except InvalidMessage as error:
+        raise InvalidTask(f"{task.module_path}: {error}") from error
+    return said.expires_at if life is None else now + life * MILLISECOND
 
 
 def refused(task: Any, error: Exception, queues: Set[str]) -> InvalidTask:

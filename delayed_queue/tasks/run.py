@@ -43,7 +43,7 @@ from delayed_queue.tasks._api import (
 from delayed_queue.tasks.backend import backend_of
 from delayed_queue.tasks.ids import time_of
 from delayed_queue.tasks.options import Options
-from delayed_queue.tasks.policies import Cancelled, Policy, policy_of
+from delayed_queue.tasks.policies import Cancelled, Expired, Policy, policy_of
 from delayed_queue.tasks.results import QueueTaskResult, as_enqueued, change
 from delayed_queue.tasks.store import Attempt, acknowledging
 
@@ -291,6 +291,11 @@ class Run(Attempt):
             _return_value=json.loads(self.value) if self.value else None,
         )
 
+    def expired(self) -> None:
+        """Record that the task expired before this delivery was started."""
+        self._record(Expired())
+        self.ended = time.monotonic()
+
     # Progress
 
     def report(self, fraction: float, message: str) -> None:
@@ -389,10 +394,16 @@ def _call_in_transaction(run: Run, envelope: Envelope, args: Sequence[Any]) -> N
 
 
 def acknowledgement(done: Sequence[Envelope]) -> Step | None:
-    """Return the statement that deletes messages and records their runs; None if none is kept."""
+    """Return the statement that deletes messages and records their runs; None if none is kept.
+
+    A worker acknowledges messages that have expired without a call.
+    """
     kept = [each.state for each in done if not each.is_settled and each.state.runnable.is_kept]
     if not kept:
         return None
+    for run in kept:
+        if run.began is None and run.error is None:
+            run.expired()
     ids = sorted([each.message_id for each in done])
     return acknowledging(ids, {each.lease_id for each in done}, kept, worker.as_json)
 

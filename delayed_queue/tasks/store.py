@@ -13,7 +13,7 @@ from django.db import DEFAULT_DB_ALIAS
 from delayed_queue.db.days import DailyTable
 from delayed_queue.db.sql import CLOCK, Step, column_of
 from delayed_queue.db.statements import execute, fetch
-from delayed_queue.queue.store.fragments import TELL_HOLDER
+from delayed_queue.queue.store.fragments import EXPIRES_AT, TELL_HOLDER
 from delayed_queue.queue.store.inspect import distinct_values
 from delayed_queue.tasks.ids import first_id
 
@@ -150,8 +150,10 @@ LEFT JOIN LATERAL (
 LOCK_KEY: Final[LiteralString] = """
 SELECT pg_advisory_xact_lock(hashtextextended(%(key)s::text, 7310600482201520))
 """
-FIND_KEY: Final[LiteralString] = """
-SELECT "pKind", payload
+FIND_KEY: Final[LiteralString] = f"""{CLOCK}
+SELECT
+    "pKind", payload,
+    COALESCE("lockUuid" IS NULL AND {EXPIRES_AT} <= (SELECT now FROM clock), false)
 FROM delayed_queue
 WHERE "pKey" = %(key)s
 LIMIT 300
@@ -335,11 +337,20 @@ def find(task_id: str, *, using: str = DEFAULT_DB_ALIAS) -> list[FoundRow]:
     return [FoundRow(*(each and json.loads(each) for each in row)) for row in rows]
 
 
-def lock_key(key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[tuple[str, bytes]]:
-    """Lock a key for the transaction; return kind and payload of its messages."""
+class KeyRow(NamedTuple):
+    """A message under a key; ``has_expired``: it will never be run."""
+
+    kind: str
+    payload: bytes
+    has_expired: bool
+
+
+def lock_key(key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[KeyRow]:
+    """Lock a key for the transaction; return its messages."""
     fetch(using, LOCK_KEY, {"key": key})
     # A second statement, because the snapshot of the first is older than the lock.
-    return [(row[0], bytes(row[1])) for row in fetch(using, FIND_KEY, {"key": key})]
+    rows = fetch(using, FIND_KEY, {"key": key, "now": None})
+    return [KeyRow(kind, bytes(payload), *more) for kind, payload, *more in rows]
 
 
 def cancel(*, using: str = DEFAULT_DB_ALIAS, **params: Any) -> bool | None:

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
-from delayed_queue.messages import Envelope
+from delayed_queue.messages import Envelope, has_expired
 from delayed_queue.tasks.backend import DelayedQueueBackend, declared
 from delayed_queue.tasks.priorities import TaskQueue, priorities
 from delayed_queue.tasks.serving import UNLIMITED, Serving, servings
@@ -37,6 +37,13 @@ def drain(*queues: str, limit: int = _LIMIT, using: str | None = None) -> Draine
     return Drained(**ends, errors=tuple(errors))
 
 
+class _Queue(TaskQueue):
+    """A queue whose expired tasks are settled, and so get a result, as by a worker."""
+
+    def _drop_expired(self, envelopes: list[Envelope], lease_id: str) -> list[Envelope]:
+        return envelopes
+
+
 def _databases() -> Iterable[str]:
     return dict.fromkeys(each.settings.database for _, each in declared()) or ["default"]
 
@@ -48,6 +55,8 @@ def _run_due(
     while ends.total() < limit and (found := _next(queues, using)) is not None:
         serving, envelope = found
         end, error = deliver_treated(envelope, serving.call, serving, UNLIMITED, using)
+        if has_expired(envelope):
+            continue
         ends[end] += 1
         if end == "failed" and isinstance(error, Exception):
             errors.append(error)
@@ -61,7 +70,7 @@ def _next(queues: Sequence[str], using: str) -> tuple[Serving, Envelope] | None:
                 f"{name!r}.{did_you_mean(name, servings)}"
             )
         for priority in priorities.of(name):
-            if (found := TaskQueue(name, priority, using).try_poll()) is not None:
+            if (found := _Queue(name, priority, using).try_poll()) is not None:
                 return servings[name], found
     return None
 

@@ -30,6 +30,7 @@ from delayed_queue.messages import (
     MessageState,
     StoredMessage,
     from_milliseconds,
+    has_expired,
     to_milliseconds,
 )
 from delayed_queue.models import DeadLetter
@@ -170,7 +171,8 @@ def deliver_treated(
 ) -> tuple[str, BaseException | None]:
     """Handle and settle a message by its treatment; return its outcome and any error."""
     is_async = treatment.manner(envelope).is_async
-    error = _error_of(treatment.acall if is_async else function, envelope, using)
+    call = treatment.acall if is_async else function
+    error = None if has_expired(envelope) else _error_of(call, envelope, using)
     if error is None:
         members = acknowledge_members_step([envelope.lease_id], [envelope.message_id])
         step = treatment.acknowledging([envelope]) or members

@@ -171,6 +171,11 @@ def latest(name: str, value: int) -> int:
 
 
 @task
+@policy(expires_in="1h")
+def fleeting() -> None: ...
+
+
+@task
 def effect(key: str) -> None:
     Effect.objects.create(queue="effect", key=key, attempt=1, pid=os.getpid())
 
