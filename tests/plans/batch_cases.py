@@ -49,7 +49,7 @@ BATCH_CASES: Final = [
            keys=[f"member-{each}" for each in range(100)]),
     *cases("CLOSE_BATCH", _BATCHES, id=9),
     *cases("CANCEL_BATCH", _BATCHES, id=9),
-    *leased("COUNT_MEMBERS", outcomes=lambda ids: ["done"] * len(ids), scans=_FEW),
+    *leased("COUNT_MEMBERS", dead=[], dropped=[], expired=[], scans=_FEW),
     *cases("COUNT_KEY", KEYS, key="member-7", kind="members|json", n=1_000,
            scans=_FEW),
     *cases("COUNT_KIND", _MEMBERS, kind=Each("members|json", "bulk|json"), n=10_000,

@@ -61,20 +61,26 @@ RETURNING stored.id
 
 # Count members that the next statement of the transaction removes from the queue, and lock them, so
 # that it removes the same. An empty lease id stands for none. COALESCE keeps the planner from the
-# index of members.
+# index of members. Outcomes are arrays, because a join would be a nested loop over all members.
 # Reads: the primary key; delayed_queue_batch_pkey.
 COUNT_MEMBERS: Final[LiteralString] = _count("""
-    SELECT held.batch, settled.outcome, 1 AS number
+    SELECT held.batch, held.outcome, 1 AS number
     FROM (
-        SELECT id, "batchId" AS batch
+        SELECT
+            "batchId" AS batch,
+            CASE
+                WHEN id = ANY (%(dead)b::bigint[]) THEN 'dead'
+                WHEN id = ANY (%(dropped)b::bigint[]) THEN 'dropped'
+                WHEN id = ANY (%(expired)b::bigint[]) THEN 'expired'
+                ELSE 'done'
+            END AS outcome
         FROM delayed_queue
         WHERE id = ANY (%(ids)b::bigint[])
             AND COALESCE("lockUuid", '') = ANY (%(lease_ids)s::text[])
             AND COALESCE("batchId" > 0, false)
         ORDER BY id
         FOR UPDATE
-    ) AS held
-    JOIN unnest(%(ids)b::bigint[], %(outcomes)s::text[]) AS settled (id, outcome) USING (id)""")
+    ) AS held""")
 
 # Count the member under a key as dropped, and lock it.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex, delayed_queue_batch_pkey.
@@ -203,8 +209,15 @@ class Leaving(NamedTuple):
 
 def count_step(members: Collection[Leaving]) -> Step:
     """Count members that the next step of the transaction settles, and lock them."""
-    ids, leases, outcomes = map(list, zip(*members, strict=True))
-    params = {"ids": ids, "lease_ids": [each or "" for each in leases], "outcomes": outcomes}
+    by_outcome: dict[str, list[int]] = {DIED: [], DROPPED: [], EXPIRED: [], DONE: []}
+    for each in members:
+        by_outcome[each.outcome].append(each.message_id)
+    del by_outcome[DONE]
+    params = {
+        "ids": [each.message_id for each in members],
+        "lease_ids": sorted({each.lease_id or "" for each in members}),
+        **by_outcome,
+    }
     return COUNT_MEMBERS, params
 
 
