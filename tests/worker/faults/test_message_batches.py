@@ -86,15 +86,20 @@ def test_b7_a_worker_cut_off_there_offers_one_then(proxy: Proxy, point: str) -> 
     check_then(MEMBERS)
 
 
-def test_b7_thousands_of_members_with_kills_offer_one_then_with_true_counts() -> None:
+@pytest.mark.parametrize(
+    ("count", "kills", "batch_size"),
+    [(3_000, 5, "20"), pytest.param(100_000, 20, "500", marks=pytest.mark.long)],
+)
+def test_b7_members_with_kills_offer_one_then_with_true_counts(
+    count: int, kills: int, batch_size: str
+) -> None:
     """Each member is counted when it is settled, so a repeated delivery counts once."""
-    count, kills = 3000, 5
     fill(count)
-    options = ("--queue", "ledger", "--lease", "1", "--processes", "2", "--batch-size", "20")
+    options = ("--queue", "ledger", "--lease", "1", "--processes", "2", "--batch-size", batch_size)
     with working(*options) as worker:
-        for _ in range(kills):
-            seen = Effect.objects.count()
-            wait_while_tending(worker, partial(_has_moved, seen + 50))
+        for number in range(1, kills + 1):
+            seen = count * number // (kills + 2)
+            wait_while_tending(worker, partial(_has_moved, seen))
             if len(processes := worker.tree()) > 1:
                 kill(processes[-1])
             terminate_backends()
