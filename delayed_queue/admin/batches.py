@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.contrib import admin
-from django.contrib.admin import SimpleListFilter
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -16,7 +15,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.filters import BATCH
+from delayed_queue.admin.filters import BATCH, ChoiceFilter
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report
@@ -69,19 +68,15 @@ class CancelBatch(BatchOperation):
         return StoredBatch.objects.cancel(row.pk, using=call.using)
 
 
-class OpenFilter(SimpleListFilter):
+class OpenFilter(ChoiceFilter):
     """By state: open to producers, or waiting for the members left."""
 
-    title = _("state")
-    parameter_name = "state"
+    title, parameter_name = _("state"), "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("open", _("Open")), ("closed", _("Closed"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if self.value() not in {"open", "closed"}:
-            return queryset
-        return queryset.filter(closed_at__isnull=self.value() == "open")
+    offered: ClassVar = {
+        "open": (_("Open"), Q(closed_at=None)),
+        "closed": (_("Closed"), Q(closed_at__isnull=False)),
+    }
 
 
 def _number(words: Any, name: str) -> Any:

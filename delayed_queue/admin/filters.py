@@ -33,12 +33,6 @@ BATCH: Final = "batch"
 STATE: Final = "state"
 DIED: Final = "died"
 FAILURE: Final = "failure"
-_PERIODS: Final = {
-    "hour": (_("In the past hour"), timedelta(hours=1)),
-    "day": (_("In the past day"), timedelta(days=1)),
-    "week": (_("In the past week"), timedelta(days=7)),
-    "older": (_("More than a week ago"), timedelta(days=7)),
-}
 
 
 def chosen_kind(request: HttpRequest) -> str | None:
@@ -93,28 +87,14 @@ def _label(kind: str) -> str:
     return f"{name.queue} ({codec})" if codec else name.queue
 
 
-class NarrowFilter(SimpleListFilter):
-    """A filter by time, which needs a queue: the index on times starts with the kind."""
+class ChoiceFilter(SimpleListFilter):
+    """A filter with a condition for each of its choices."""
 
-    # The choices, those that need no queue, and a hint in place of the others.
-    offered: ClassVar[dict[str, Any]]
-    always: ClassVar[frozenset[str]] = frozenset()
-    hint: Any
+    # The words and the condition of each choice.
+    offered: ClassVar[dict[str, tuple[Any, Q]]]
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        self.request = request
-        self.site_name = model_admin.admin_site.name
-        is_every = is_narrow(request)
-        return [each for each in self.offered.items() if is_every or each[0] in self.always]
-
-    def has_output(self) -> bool:
-        return True
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        yield from super().choices(changelist)
-        if not is_narrow(self.request):
-            url = _overview_url(self.site_name)
-            yield {"selected": False, "query_string": url, "display": self.hint}
+        return [(value, words) for value, (words, _condition) in self.offered.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
@@ -122,10 +102,33 @@ class NarrowFilter(SimpleListFilter):
             return queryset
         if value not in dict(self.lookup_choices):
             raise IncorrectLookupParameters(f"{self.parameter_name}={value} is not offered here")
-        return queryset.filter(self.condition(value))
+        return queryset.filter(self.offered[value][1])
 
-    def condition(self, value: str) -> Q:
-        raise NotImplementedError
+
+class NarrowFilter(ChoiceFilter):
+    """A filter by time, which needs a queue: the index on times starts with the kind."""
+
+    # The choices that need no queue, and a hint in place of the others.
+    always: ClassVar[frozenset[str]] = frozenset()
+    hint: Any
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
+        self.site_name = model_admin.admin_site.name
+        self.is_narrow = is_narrow(request)
+        choices = super().lookups(request, model_admin)
+        return [each for each in choices if self.is_narrow or each[0] in self.always]
+
+    def has_output(self) -> bool:
+        return True
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        yield from super().choices(changelist)
+        if not self.is_narrow:
+            url = _overview_url(self.site_name)
+            yield {"selected": False, "query_string": url, "display": self.hint}
+
+
+_NOW: Final = DatabaseClock()
 
 
 class StateFilter(NarrowFilter):
@@ -135,17 +138,28 @@ class StateFilter(NarrowFilter):
     parameter_name = STATE
     hint = _("Due, scheduled: choose a queue…")
     offered: ClassVar = {
-        RowState.DUE.value: _("Due"),
-        RowState.SCHEDULED.value: _("Scheduled"),
-        RowState.LEASED.value: _("Leased"),
-        RowState.EXPIRED.value: _("Lease expired, due again"),
-    }
+        RowState.DUE.value: (_("Due"), Q(lease_id=None, scheduled_at__lte=_NOW)),
+        RowState.SCHEDULED.value: (_("Scheduled"), Q(lease_id=None, scheduled_at__gt=_NOW)),
+        RowState.LEASED.value: (_("Leased"), Q(lease_id__isnull=False, scheduled_at__gt=_NOW)),
+        RowState.EXPIRED.value: (
+            _("Lease expired, due again"), Q(lease_id__isnull=False, scheduled_at__lte=_NOW)
+        ),
+    }  # fmt: skip
     always = frozenset({RowState.LEASED.value, RowState.EXPIRED.value})
 
-    def condition(self, value: str) -> Q:
-        is_ahead = value in {RowState.LEASED, RowState.SCHEDULED}
-        side = "scheduled_at__gt" if is_ahead else "scheduled_at__lte"
-        return Q(("lease_id__isnull", value not in self.always), (side, DatabaseClock()))
+
+class DiedFilter(NarrowFilter):
+    """By the time of death."""
+
+    title = _("time of death")
+    parameter_name = DIED
+    hint = _("By time: choose a queue…")
+    offered: ClassVar = {
+        "hour": (_("In the past hour"), Q(died_at__gte=DatabaseClock(timedelta(hours=1)))),
+        "day": (_("In the past day"), Q(died_at__gte=DatabaseClock(timedelta(days=1)))),
+        "week": (_("In the past week"), Q(died_at__gte=DatabaseClock(timedelta(days=7)))),
+        "older": (_("More than a week ago"), Q(died_at__lt=DatabaseClock(timedelta(days=7)))),
+    }
 
 
 class LinkedFilter(SimpleListFilter):
@@ -228,19 +242,6 @@ class FailureFilter(LinkedFilter):
         if self.value() is not None and chosen_kind(request) is None:
             raise IncorrectLookupParameters("choose a queue for a failure")
         return super().queryset(request, queryset)
-
-
-class DiedFilter(NarrowFilter):
-    """By the time of death."""
-
-    title = _("time of death")
-    parameter_name = DIED
-    hint = _("By time: choose a queue…")
-    offered: ClassVar = {value: words for value, (words, _span) in _PERIODS.items()}
-
-    def condition(self, value: str) -> Q:
-        side = "died_at__lt" if value == "older" else "died_at__gte"
-        return Q((side, DatabaseClock(_PERIODS[value][1])))
 
 
 def _overview_url(site_name: str) -> str:

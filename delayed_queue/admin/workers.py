@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.contrib import admin
-from django.contrib.admin import SimpleListFilter
-from django.db.models import QuerySet
+from django.db.models import Q
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
@@ -21,7 +20,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.filters import HOLDER_LENGTH, held_by
+from delayed_queue.admin.filters import HOLDER_LENGTH, ChoiceFilter, held_by
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
@@ -90,24 +89,16 @@ class Restart(WorkerOperation):
     command, already = RESTART, _("restarts already")
 
 
-class AliveFilter(SimpleListFilter):
+class AliveFilter(ChoiceFilter):
     """By the age of the last heartbeat."""
 
-    title = _("state")
-    parameter_name = "state"
+    title, parameter_name = _("state"), "state"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [("alive", _("Alive")), ("silent", _("Silent")), ("slow", _("With slow handlers"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        match self.value():
-            case "alive":
-                return queryset.filter(heartbeat_at__gt=DatabaseClock(ALIVE))
-            case "silent":
-                return queryset.filter(heartbeat_at__lte=DatabaseClock(ALIVE))
-            case "slow":
-                return queryset.filter(heartbeat_at__gt=DatabaseClock(ALIVE), slow__gt=0)
-        return queryset
+    offered: ClassVar = {
+        "alive": (_("Alive"), Q(heartbeat_at__gt=DatabaseClock(ALIVE))),
+        "silent": (_("Silent"), Q(heartbeat_at__lte=DatabaseClock(ALIVE))),
+        "slow": (_("With slow handlers"), Q(heartbeat_at__gt=DatabaseClock(ALIVE), slow__gt=0)),
+    }
 
 
 @admin.register(Worker)

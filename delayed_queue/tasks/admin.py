@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from django.contrib import admin
-from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -18,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import NEWEST_FIRST
+from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.history import Figure, figure_of
 from delayed_queue.admin.lists import AFTER, Keyset, KeysetChangeList
@@ -55,20 +55,16 @@ _SPAN: Final = timedelta(hours=24)
 _STEP: Final = timedelta(minutes=15)
 
 
-class StatusFilter(admin.SimpleListFilter):
+class StatusFilter(ChoiceFilter):
     """States that an index gives: of messages, and of failed results."""
 
     title, parameter_name = _("status"), STATUS
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[Any, Any]]:
-        return [("running", _("running")), ("waiting", _("waiting")), ("FAILED", _("failed"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if self.value() not in (None, *dict(self.lookup_choices)):
-            raise IncorrectLookupParameters("there is no such status")
-        if self.value() == "FAILED":
-            return queryset.filter(status="FAILED")
-        return queryset if self.value() is None else queryset.none()
+    # Running and waiting tasks are messages: ``complete`` adds them.
+    offered: ClassVar = {
+        "running": (_("running"), Q(pk__in=[])), "waiting": (_("waiting"), Q(pk__in=[])),
+        "FAILED": (_("failed"), Q(status="FAILED")),
+    }  # fmt: skip
 
 
 class TaskFilter(admin.SimpleListFilter):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.contrib import admin
-from django.contrib.admin.options import IncorrectLookupParameters
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.urls import path
 from django.utils.html import format_html
@@ -16,6 +15,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.lists import Keyset, KeysetChangeList
 from delayed_queue.db.clock import database_now
@@ -81,21 +81,14 @@ class RetryInDoubt(Retry):
     even_in_doubt = True
 
 
-class StatusFilter(admin.SimpleListFilter):
+class StatusFilter(ChoiceFilter):
     """By state, as a range: for one value the planner may scan the primary key instead."""
 
     title, parameter_name = _("state"), "status"
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(each.value, str(capfirst(each.label))) for each in Status]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        status = self.value()
-        if status is None:
-            return queryset
-        if status not in Status.values:
-            raise IncorrectLookupParameters("there is no such state")
-        return queryset.filter(status__gte=status, status__lte=status)
+    offered: ClassVar = {
+        each.value: (capfirst(each.label), Q(status__gte=each, status__lte=each)) for each in Status
+    }
 
 
 _BY_ID: Final = Keyset(descending=True)
