@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest
 from django.utils.html import format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
@@ -19,7 +19,7 @@ from delayed_queue.admin.formats import MAX_READ, column, number, quiet, show_pa
 from delayed_queue.admin.lists import Keyset, KeysetChangeList
 from delayed_queue.admin.operating import OperatingAdmin
 from delayed_queue.admin.operations import Call, parse_ids
-from delayed_queue.admin.rows import DatabaseClock, as_read, find
+from delayed_queue.admin.rows import as_read, find
 from delayed_queue.admin.searching import Search, Term, search_of
 from delayed_queue.observe.overview import name_of
 from delayed_queue.queue.hooks import hooks
@@ -49,7 +49,7 @@ class QueueModelAdmin(OperatingAdmin):
 
     def keyset_of(self, request: HttpRequest) -> Keyset:
         search = self.search_in(request)
-        return self.listed_by(request) if search is None else search.keyset
+        return (search and search.term.keyset) or self.listed_by(request)
 
     def search_in(self, request: HttpRequest) -> Search | None:
         return search_of(self.terms, request.GET.get(SEARCH_VAR, ""), chosen_kind(request))
@@ -76,17 +76,6 @@ class QueueModelAdmin(OperatingAdmin):
             title = _("%(title)s of %(queue)s") % {"title": title, "queue": name_of(kind).queue}
         search = request.GET.get(SEARCH_VAR)
         return f"{title}: {search}" if search else title
-
-    def _get_obj_does_not_exist_redirect(
-        self, request: HttpRequest, opts: Any, object_id: str
-    ) -> HttpResponse:
-        """Return to the list: a worker may have handled a message before the click."""
-        self.message_user(request, self.gone_text(), messages.WARNING)
-        return HttpResponseRedirect(self.list_url())
-
-    def gone_text(self) -> Any:
-        text = _("This %(noun)s no longer exists: it was handled, moved or dropped.")
-        return text % {"noun": self.opts.verbose_name}
 
     def rows_of(self, call: Call) -> QuerySet[Any]:
         return call.queryset.filter(id__in=parse_ids(t.partition(".")[0] for t in call.tokens))
@@ -158,7 +147,7 @@ class RecordAdmin(QueueModelAdmin):
     search_fields: ClassVar[Any] = ()
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        found: QuerySet[Any] = super().get_queryset(request).annotate(read_at=DatabaseClock())
+        found = super().get_queryset(request)
         return found if self.name_field == "key" else found.annotate(key=F(self.name_field))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
@@ -168,22 +157,12 @@ class RecordAdmin(QueueModelAdmin):
             self.complete(request, [row], queryset.db)
         return row
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.readonly_fields
-
 
 class MadeByForm(RecordAdmin):
     """Records that a form adds, and then shows read-only."""
 
     change_list_template = "admin/delayed_queue/made_list.html"
     change_form_template = "admin/delayed_queue/made_detail.html"
-    add_fields: tuple[str, ...] = ()
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return self.may(request, f"{self.opts.app_label}.add_{self.opts.model_name}")
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.add_fields if obj is None else self.readonly_fields
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return () if obj is None else self.readonly_fields

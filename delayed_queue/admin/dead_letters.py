@@ -106,21 +106,16 @@ class DropLetter(LetterOperation):
         yield from ((row, True) for row in rows)
 
 
-def _ordered(kind: str | None) -> Keyset:
-    return NEWEST_FIRST if kind is None else _BY_DEATH
-
-
 @admin.register(DeadLetter)
 class DeadLetterAdmin(KeyedRowAdmin):
     """The latest deaths first."""
 
     operations = (Redrive(), Overwrite(), DropLetter())
     terms: ClassVar = {
-        "": searching.prefix(), "key": searching.whole_key(_OF_ONE_KEY),
-        "group": searching.of_group(_BY_DEATH), "header": searching.with_header(_ordered),
-        "worker": searching.of_last_worker(_ordered),
-        "reason": searching.with_text(_ordered, "reason"),
-        "failure": searching.with_text(_ordered, "fingerprint", "reason", "last_error"),
+        "": searching.PREFIX, "key": searching.whole_key(_OF_ONE_KEY),
+        "group": searching.of_group(_BY_DEATH), "header": searching.HEADER,
+        "worker": searching.LAST_WORKER, "reason": searching.with_text("reason"),
+        "failure": searching.with_text("fingerprint", "reason", "last_error"),
     }  # fmt: skip
     search_help_text = _(
         "The beginning of a key; or group:, worker:, reason:, failure: or header:name= before a "
@@ -144,7 +139,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
         return super().changelist_view(request, {**(extra_context or {}), "failures_url": url})
 
     def listed_by(self, request: HttpRequest) -> Keyset:
-        return _ordered(chosen_kind(request))
+        return NEWEST_FIRST if chosen_kind(request) is None else _BY_DEATH
 
     reason_column = column(
         _("reason"), lambda row: Truncator(formats.printable(row.reason)).chars(120)

@@ -23,7 +23,7 @@ from django.utils.functional import cached_property
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.rows import MAX_BIGINT, raw
+from delayed_queue.admin.rows import MAX_BIGINT, DatabaseClock, raw
 
 if TYPE_CHECKING:
     _Base = admin.ModelAdmin[Any]
@@ -145,6 +145,9 @@ class ListAdmin(_Base):
     show_facets = admin.ShowFacets.NEVER  # they count every choice over the whole table
     sortable_by: ClassVar[Any] = ()  # only the orders that an index gives
     actions: Any = None  # nor Django's own
+    # The fields of the form that adds a row, and the permissions that fields of its page need.
+    add_fields: tuple[str, ...] = ()
+    guarded: ClassVar[dict[str, str]] = {}
 
     class Media:
         css = {"all": ["delayed_queue/admin.css"]}
@@ -157,6 +160,19 @@ class ListAdmin(_Base):
     def search_in(self, request: HttpRequest) -> Any:
         """Return the search of the list, or None."""
         return None
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows, each with the instant of reading."""
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(read_at=DatabaseClock())
+        return rows
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        hidden = {name for name, needed in self.guarded.items() if not self.may(request, needed)}
+        shown = self.add_fields if obj is None else self.readonly_fields
+        return [each for each in shown if each not in hidden]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return () if obj is None else self.readonly_fields
 
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         """Add columns of other tables to the rows of a page."""

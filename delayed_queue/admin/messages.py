@@ -50,22 +50,18 @@ _BY_KIND: Final = Keyset("kind", is_text=True)
 _BY_BATCH: Final = Keyset("batch_id")
 
 
-def _ordered(kind: str | None) -> Keyset:
-    return NEWEST_FIRST if kind is None else _BY_SCHEDULE
-
-
 @admin.register(Message)
 class MessageAdmin(KeyedRowAdmin):
     """A queue in the order of delivery; all queues, newest first; leases by lease."""
 
     operations = MESSAGE_OPERATIONS
     terms: ClassVar = {
-        "": searching.prefix(), "key": searching.whole_key(_BY_KIND),
+        "": searching.PREFIX, "key": searching.whole_key(_BY_KIND),
         "group": searching.of_group(
             _BY_SCHEDULE, Q(lease_id__isnull=True), Q(lease_id__isnull=False)
         ),
-        "worker": searching.of_worker(_BY_LEASE), "header": searching.with_header(_ordered),
-        "failure": searching.with_text(_ordered, "last_error"),
+        "worker": searching.of_worker(_BY_LEASE), "header": searching.HEADER,
+        "failure": searching.with_text("last_error"),
     }  # fmt: skip
     search_help_text = _(
         "The beginning of a key; or group:, worker:, failure: or header:name= before a value."
@@ -98,7 +94,7 @@ class MessageAdmin(KeyedRowAdmin):
             return _BY_LEASE
         if request.GET.get(STATE) in {RowState.LEASED, RowState.EXPIRED}:
             return _BY_LEASE
-        return _ordered(chosen_kind(request))
+        return NEWEST_FIRST if chosen_kind(request) is None else _BY_SCHEDULE
 
     def token_of(self, row: MessageRow) -> str:
         return Seen.of(row).token

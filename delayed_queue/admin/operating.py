@@ -85,6 +85,17 @@ class OperatingAdmin(ListAdmin):
             )  # fmt: skip
         return super().render_change_form(request, context, *args, **kwargs)
 
+    def _get_obj_does_not_exist_redirect(
+        self, request: HttpRequest, opts: Any, object_id: str
+    ) -> HttpResponse:
+        """Return to the list: a worker may have handled a message before the click."""
+        self.message_user(request, self.gone_text(), messages.WARNING)
+        return HttpResponseRedirect(self.list_url())
+
+    def gone_text(self) -> Any:
+        text = _("This %(noun)s no longer exists: it was handled, moved or dropped.")
+        return text % {"noun": self.opts.verbose_name}
+
     # Operations
 
     def operate(self, request: HttpRequest) -> HttpResponse:

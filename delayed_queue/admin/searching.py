@@ -24,14 +24,15 @@ _MAX_WORKERS: Final = 50
 
 
 class Term(NamedTuple):
-    """A word of the search box: rows by an index, in the order of ``keyset``, that match.
+    """A word of the search box: the rows that an index finds, and what they must match.
 
-    ``rows`` and ``keyset`` take the chosen queue, which may be None. ``scans``: the match, or a
-    filter of the list, is not part of the index. ``branches``: conditions with an index each.
+    ``rows`` takes the value and the chosen queue, which may be None. ``keyset`` is the order that
+    the index gives; None is the order of the list. ``scans``: the match, or a filter of the list,
+    is not part of the index. ``branches``: conditions with an index each.
     """
 
-    keyset: Callable[[str | None], Keyset]
     rows: Callable[[Rows, str, str | None], Rows]
+    keyset: Keyset | None = None
     matches: Callable[[str], Q] = lambda value: Q()
     scans: bool = False
     branches: tuple[Q, ...] = (Q(),)
@@ -48,10 +49,6 @@ class Search(NamedTuple):
     @property
     def lacks_queue(self) -> bool:
         return self.term.needs_queue and self.kind is None
-
-    @property
-    def keyset(self) -> Keyset:
-        return self.term.keyset(self.kind)
 
     def narrowed(self, rows: Rows) -> Rows:
         """Return the rows that the index finds."""
@@ -114,41 +111,27 @@ def _with_header(value: str) -> Q:
         return found
 
 
-def prefix() -> Term:
-    return Term(lambda kind: Keyset("key", is_text=True), _beginning_with, scans=True)
-
-
-def whole_key(keyset: Keyset) -> Term:
-    return Term(lambda kind: keyset, _with_key)
-
-
-def of_group(keyset: Keyset, *branches: Q) -> Term:
-    return Term(lambda kind: keyset, _of_group, branches=branches or (Q(),), needs_queue=True)
-
-
-def of_worker(keyset: Keyset) -> Term:
-    return Term(lambda kind: keyset, _held)
-
-
-def of_last_worker(keyset: Callable[[str | None], Keyset]) -> Term:
-    return scanned(keyset, _held_at_last)
-
-
-def scanned(keyset: Callable[[str | None], Keyset], matches: Callable[[str], Q]) -> Term:
-    return Term(keyset, _of_queue, matches, scans=True)
-
-
-def with_header(keyset: Callable[[str | None], Keyset]) -> Term:
-    return scanned(keyset, _with_header)
-
-
-def with_text(keyset: Callable[[str | None], Keyset], *columns: str) -> Term:
+def with_text(*columns: str) -> Term:
     """Find rows with the text in one of the columns."""
 
     def matches(value: str) -> Q:
-        found = Q(pk__in=[])
-        for column in columns:
-            found |= Q(**{f"{column}__icontains": value.strip()})
-        return found
+        return Q(*((f"{column}__icontains", value.strip()) for column in columns), _connector=Q.OR)
 
-    return scanned(keyset, matches)
+    return Term(_of_queue, matches=matches, scans=True)
+
+
+def whole_key(keyset: Keyset) -> Term:
+    return Term(_with_key, keyset)
+
+
+def of_group(keyset: Keyset, *branches: Q) -> Term:
+    return Term(_of_group, keyset, branches=branches or (Q(),), needs_queue=True)
+
+
+def of_worker(keyset: Keyset) -> Term:
+    return Term(_held, keyset)
+
+
+PREFIX: Final = Term(_beginning_with, Keyset("key", is_text=True), scans=True)
+HEADER: Final = Term(_of_queue, matches=_with_header, scans=True)
+LAST_WORKER: Final = Term(_of_queue, matches=_held_at_last, scans=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
@@ -22,7 +22,7 @@ from delayed_queue.admin.formats import column
 from delayed_queue.admin.history import Figure, figure_of
 from delayed_queue.admin.lists import AFTER, Keyset, KeysetChangeList
 from delayed_queue.admin.operating import OperatingAdmin
-from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
+from delayed_queue.admin.rows import RowState, state_of
 from delayed_queue.models import Message
 from delayed_queue.observe.history import window_of
 from delayed_queue.observe.overview import MAX_KINDS
@@ -143,11 +143,11 @@ class TaskResultAdmin(OperatingAdmin):
     list_per_page = _PAGE
     change_list_template = "admin/delayed_queue_tasks/task_list.html"
     change_form_template = "admin/delayed_queue/row_detail.html"
-    fields = (
+    readonly_fields = (
         "state", "id", "task", "queue", "times", "duration", "attempts", "workers", "message",
         "arguments", "value", "failures",
     )  # fmt: skip
-    readonly_fields = fields
+    guarded: ClassVar = dict.fromkeys(("arguments", "value", "failures"), VIEW_PAYLOAD)
 
     path = column(_("task"), lambda row: formats.dotted(row.task))
     short_id = column(
@@ -177,8 +177,7 @@ class TaskResultAdmin(OperatingAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # The list shows none of these, and they may be large.
-        found: QuerySet[Any] = super().get_queryset(request).annotate(read_at=DatabaseClock())
-        return found.defer("payload", "return_value", "errors")
+        return super().get_queryset(request).defer("payload", "return_value", "errors")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -222,20 +221,8 @@ class TaskResultAdmin(OperatingAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         return find_task(object_id, self.get_queryset(request).defer(None))
 
-    def _get_obj_does_not_exist_redirect(
-        self, request: HttpRequest, opts: Any, object_id: str
-    ) -> HttpResponse:
-        """Return to the list: a worker may have finished the task before the click."""
-        self.message_user(request, _("This task is no longer under way, and has no result."))
-        return HttpResponseRedirect(self.list_url())
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Hide arguments, values and errors without the permission to see payloads."""
-        if self.may(request, VIEW_PAYLOAD):
-            return self.fields
-        return tuple(
-            each for each in self.fields if each not in ("arguments", "value", "failures")
-        )  # fmt: skip
+    def gone_text(self) -> Any:
+        return _("This task is no longer under way, and has no result.")
 
     @admin.display(description=_("message"))
     def message(self, row: Any) -> SafeString:

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 
 from delayed_queue.admin.base import MadeByForm
-from delayed_queue.exceptions import DelayedQueueError
+from delayed_queue.admin.fields import field_errors
 
 if TYPE_CHECKING:
     _Form = forms.ModelForm[Any]
@@ -33,10 +33,8 @@ class StoringForm(_Form):
         super()._post_clean()  # type: ignore[misc] # Django's hook of the same name
         if not self.errors:
             using = router.db_for_write(self._meta.model, instance=self.instance)
-            try:
+            with field_errors(self, self.error_field):
                 self.stored = self.store(self.cleaned_data, using)
-            except DelayedQueueError as error:
-                self.add_error(self.error_field, str(error))
 
     def store(self, cleaned: dict[str, Any], using: str) -> Any:
         """Store the record and return it."""

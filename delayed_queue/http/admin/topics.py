@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib import admin
-from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -18,12 +17,11 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.fields import DurationField, PauseForm
+from delayed_queue.admin.fields import DurationField, PauseForm, reasons
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import GONE, Call, Operation, Report, parse_ids, unnamed
 from delayed_queue.admin.queues import PAUSE_QUEUE
 from delayed_queue.durations import write_duration
-from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
 from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder
@@ -83,17 +81,13 @@ class TopicForm(StoringForm):
             )
 
     def clean_name(self) -> str:
-        try:
+        with reasons():
             return check_topic(self.cleaned_data["name"])
-        except InvalidMessage as error:
-            raise ValidationError(str(error)) from error
 
     def clean_ladder(self) -> str:
         ladder: str = self.cleaned_data["ladder"]
-        try:
+        with reasons():
             return check_ladder(ladder) if ladder.strip() else ""
-        except InvalidConfiguration as error:
-            raise ValidationError(str(error)) from error
 
     def store(self, cleaned: dict[str, Any], using: str) -> Topic:
         name = self.instance.name if self.instance.pk else cleaned["name"]

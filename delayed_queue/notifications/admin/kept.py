@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django import forms
 from django.contrib import admin
@@ -17,16 +17,14 @@ from django.utils.translation import ngettext_lazy
 from delayed_queue.admin import formats
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.rows import is_id
-from delayed_queue.db.clock import database_now
 from delayed_queue.notifications.admin.base import APP, ServiceOperation, ShownOnly
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.managing import suppress
 from delayed_queue.notifications.models import ParkedRequest, Suppression, Template
 from delayed_queue.notifications.recipients import check_category, problem_with
 from delayed_queue.notifications.rendering import compiled
-from delayed_queue.notifications.services import USING
 
-WRITTEN: Final = ["name", "channel", "subject", "body", "html", "category", "is_transactional"]
+WRITTEN: Final = ("name", "channel", "subject", "body", "html", "category", "is_transactional")
 TEXTS: Final = ("body", "html")
 MAX_SHOWN: Final = 20_000
 _LINE: Final = forms.TextInput(attrs={"class": "vTextField"})
@@ -95,6 +93,7 @@ class TemplateAdmin(ShownOnly):
     list_filter = ("channel",)
     search_fields = ("name",)
     ordering = ("name", "channel", "-version")
+    add_fields = WRITTEN
     readonly_fields = (
         "name", "channel", "version", "subject", "body_shown", "html_shown", "category",
         "is_transactional", "created_at",
@@ -105,12 +104,6 @@ class TemplateAdmin(ShownOnly):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         add_version(obj)
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return WRITTEN if obj is None else self.readonly_fields
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return () if obj is None else self.readonly_fields
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Start with the version that is to have a successor: ``?from=`` and its number."""
@@ -128,6 +121,8 @@ class SuppressionAdmin(ShownOnly):
     list_display = ("id", "channel", "category_column", "reason", "created_at")
     ordering = ("-id",)
     actions = ()
+    add_fields = ("recipient", "channel", "category", "reason")
+    readonly_fields = ("channel", "category", "reason", "created_at")
     has_add_permission: Any = admin.ModelAdmin.has_add_permission
     has_delete_permission = admin.ModelAdmin.has_delete_permission
     category_column = column(_("category"), lambda row: row.category or _("everything"))
@@ -136,10 +131,6 @@ class SuppressionAdmin(ShownOnly):
         """Add it, or give an existing one another reason."""
         names = ("channel", "recipient", "category", "reason")
         obj.pk = suppress(*(form.cleaned_data[each] for each in names)).pk
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = ["channel", "category", "reason"]
-        return ["recipient", *fields] if obj is None else [*fields, "created_at"]
 
 
 class RetryParked(ServiceOperation):
@@ -168,15 +159,10 @@ class ParkedRequestAdmin(ShownOnly):
     operations = (RetryParked(),)
     readonly_fields = (
         "reason", "errors_shown", "origin", "tenant", "times", "message_id", "content_type",
-        "parked_column",
+        "parked_column", "body_shown",
     )  # fmt: skip
+    guarded: ClassVar = {"body_shown": f"{APP}.view_parked_body"}
     has_delete_permission = admin.ModelAdmin.has_delete_permission
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        may_see = self.may(request, f"{APP}.view_parked_body")
-        return (*self.readonly_fields, "body_shown") if may_see else self.readonly_fields
-
-    get_readonly_fields = get_fields
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         size = Func(F("body"), function="octet_length", output_field=IntegerField())
@@ -186,9 +172,7 @@ class ParkedRequestAdmin(ShownOnly):
     size_column = column(
         _("size"), lambda row: _("%(size)s bytes") % {"size": formats.number(row.size)}
     )
-    parked_column = column(
-        _("last parked"), lambda row: formats.since(row.parked_at, database_now(USING))
-    )
+    parked_column = column(_("last parked"), lambda row: formats.since(row.parked_at, row.read_at))
 
     @admin.display(description=_("errors"))
     def errors_shown(self, row: ParkedRequest) -> SafeString:

@@ -18,7 +18,6 @@ from delayed_queue.admin import formats
 from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.lists import Keyset, KeysetChangeList
-from delayed_queue.db.clock import database_now
 from delayed_queue.messages import MessageState
 from delayed_queue.notifications import managing
 from delayed_queue.notifications.admin.base import APP, ServiceOperation, ShownOnly, badge
@@ -31,7 +30,7 @@ from delayed_queue.notifications.models import (
     Reception,
     Status,
 )
-from delayed_queue.notifications.services import USING, queue_of
+from delayed_queue.notifications.services import queue_of
 
 _LOOKS: Final = {
     "sent": "due", "refused": "alarm", "failed": "alarm", "ambiguous": "expired",
@@ -163,9 +162,7 @@ class NotificationAdmin(ShownOnly):
     )
     state = column(_("state"), lambda row: badge(row.status))
     attempts_column = column(_("attempts"), lambda row: formats.number(row.attempts))
-    age_column = column(
-        _("accepted"), lambda row: formats.since(row.created_at, database_now(USING))
-    )
+    age_column = column(_("accepted"), lambda row: formats.since(row.created_at, row.read_at))
     channel_column = column(
         _("channel"), lambda row: _with_more(row.get_channel_display(), row.priority)
     )
@@ -197,7 +194,7 @@ class NotificationAdmin(ShownOnly):
 
     @admin.display(description=_("what happened"))
     def timeline(self, row: Any) -> SafeString:
-        return formats.timeline(list(_events(row)), database_now(USING))
+        return formats.timeline(list(_events(row)), row.read_at)
 
     @admin.display(description=_("replies of providers"))
     def replies(self, row: Any) -> SafeString:
@@ -243,11 +240,11 @@ def _events(row: Notification) -> Any:
     yield row.ended_at, ": ".join(filter(None, (str(Status(row.status).label), row.outcome)))
 
 
-def _next_attempt(row: Notification) -> tuple[Any, Any]:
+def _next_attempt(row: Any) -> tuple[Any, Any]:
     """Return when a dispatcher may take it: when its message is due."""
     stored = queue_of(row.priority, row.channel).read(str(row.pk))
     if stored is None:
-        return database_now(USING), _("it has no message; it becomes FAILED within minutes")
+        return row.read_at, _("it has no message; it becomes FAILED within minutes")
     if stored.state is MessageState.LEASED:
         return stored.scheduled_at, _("a dispatcher holds its message until then")
     return stored.scheduled_at, _("attempt %(number)s is due then") % {"number": row.attempts + 1}
