@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from django.db import migrations, models
-from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 
@@ -51,18 +50,12 @@ class CreateModelOnce(migrations.CreateModel):
         super().__init__(*args, **kwargs)
         self.adopts = adopts
 
-    def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
-        model = to_state.apps.get_model(app_label, self.name)
+    def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
+        model = states[1].apps.get_model(app_label, self.name)
         if not self.allow_migrate_model(schema_editor.connection.alias, model):
             return
         if not _exists(schema_editor, model._meta.db_table):
-            super().database_forwards(app_label, schema_editor, from_state, to_state)
+            super().database_forwards(app_label, schema_editor, *states)
         else:
             self._adopt(schema_editor, model)
 
@@ -84,14 +77,8 @@ class CreateModelOnce(migrations.CreateModel):
             if not {each.name for each in missing}.isdisjoint(index.fields):
                 schema_editor.add_index(model, index)
 
-    def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
-        model = from_state.apps.get_model(app_label, self.name)
+    def database_backwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
+        model = states[0].apps.get_model(app_label, self.name)
         if not self.allow_migrate_model(schema_editor.connection.alias, model):
             return
         if added := _added_columns(schema_editor, model._meta.db_table):
@@ -99,7 +86,7 @@ class CreateModelOnce(migrations.CreateModel):
                 if field.column in added:
                     schema_editor.remove_field(model, field)
         elif _exists(schema_editor, model._meta.db_table):
-            super().database_backwards(app_label, schema_editor, from_state, to_state)
+            super().database_backwards(app_label, schema_editor, *states)
 
 
 class CreateTableOfDays(CreateModelOnce):
@@ -109,21 +96,18 @@ class CreateTableOfDays(CreateModelOnce):
         super().__init__(*args, **kwargs)
         self.by = by
 
-    def database_forwards(
-        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: Any
-    ) -> None:
-        editor: Any = schema_editor
-        model = states[-1].apps.get_model(app_label, self.name)
-        if not self.allow_migrate_model(editor.connection.alias, model):
+    def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
+        model = states[1].apps.get_model(app_label, self.name)
+        if not self.allow_migrate_model(schema_editor.connection.alias, model):
             return
-        plain = editor.sql_create_table
-        editor.sql_create_table = f"{plain} PARTITION BY RANGE ({self.by})"
+        plain = schema_editor.sql_create_table
+        schema_editor.sql_create_table = f"{plain} PARTITION BY RANGE ({self.by})"
         table = model._meta.db_table
         is_new = not _exists(schema_editor, table)
         try:
             super().database_forwards(app_label, schema_editor, *states)
         finally:
-            editor.sql_create_table = plain
+            schema_editor.sql_create_table = plain
         if is_new:
             schema_editor.execute(f"CREATE TABLE {table}_rest PARTITION OF {table} DEFAULT")
 
@@ -140,25 +124,13 @@ class CreateFunctions(Operation):
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
         """Change no model."""
 
-    def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
+    def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
         revoke = f"REVOKE ALL ON FUNCTION {', '.join(self._names())} FROM PUBLIC"
-        self._run([self._text(), revoke], app_label, schema_editor, to_state)
+        self._run([self._text(), revoke], app_label, schema_editor, states[1])
 
-    def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
-    ) -> None:
+    def database_backwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
         drop = f"DROP FUNCTION IF EXISTS {', '.join(self._names())}"
-        self._run([drop], app_label, schema_editor, from_state)
+        self._run([drop], app_label, schema_editor, states[0])
 
     def _text(self) -> str:
         path = Path(__file__).parents[1] / "sql" / self.file
@@ -184,12 +156,8 @@ class CreateFunctions(Operation):
 def _exists(schema_editor: Any, table: str) -> bool:
     if schema_editor.collect_sql:  # sqlmigrate shows all statements
         return False
-    with schema_editor.connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT to_regclass(format('%%I.%%I', current_schema(), %s::text)) IS NOT NULL",
-            [table],
-        )
-        return bool(cursor.fetchone()[0])
+    named = "SELECT to_regclass(format('%%I.%%I', current_schema(), %s::text)) IS NOT NULL"
+    return _read(schema_editor, named, table) == {True}
 
 
 def _mark_added(schema_editor: Any, table: str, column: str) -> None:
@@ -201,21 +169,24 @@ def _added_columns(schema_editor: Any, table: str) -> set[str]:
     """Return the columns that the table of another service got from us."""
     if schema_editor.collect_sql:
         return set()
-    with schema_editor.connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT attname FROM pg_attribute "
-            "WHERE attrelid = to_regclass(format('%%I.%%I', current_schema(), %s::text)) "
-            "AND NOT attisdropped AND col_description(attrelid, attnum) = %s",
-            [table, _ADDED],
-        )
-        return {row[0] for row in cursor.fetchall()}
+    marked = (
+        "SELECT attname FROM pg_attribute "
+        "WHERE attrelid = to_regclass(format('%%I.%%I', current_schema(), %s::text)) "
+        "AND NOT attisdropped AND col_description(attrelid, attnum) = %s"
+    )
+    return _read(schema_editor, marked, table, _ADDED)
 
 
 def _columns(schema_editor: Any, table: str) -> set[str]:
+    columns = (
+        "SELECT column_name FROM information_schema.columns "
+        "WHERE table_schema = current_schema() AND table_name = %s"
+    )
+    return _read(schema_editor, columns, table)
+
+
+def _read(schema_editor: Any, statement: str, *params: str) -> set[Any]:
+    """Return the values of the statement's column."""
     with schema_editor.connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT column_name FROM information_schema.columns "
-            "WHERE table_schema = current_schema() AND table_name = %s",
-            [table],
-        )
+        cursor.execute(statement, params)
         return {row[0] for row in cursor.fetchall()}
