@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,8 +20,8 @@ from django.utils.translation import ngettext_lazy, override
 from delayed_queue.admin.rows import is_id
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import waited_too_long
-from delayed_queue.db.wakeups import channel_of
 from delayed_queue.models import Message, MessageManager
+from delayed_queue.queue.base import wake_at_commit
 
 GONE: Final = _("no longer there")
 BUSY: Final = _("locked by another transaction; try again")
@@ -212,9 +212,12 @@ class Operation:
 
     def _notify(self, rows: list[Any], using: str) -> None:
         if self.wakes:
-            _wake({row.kind for row in rows}, using)
-        if self.ends_lease:
-            _tell_holders({row.lease_id for row in rows if row.lease_id}, using)
+            wake_at_commit({row.kind for row in rows}, using)
+        leases = {row.lease_id for row in rows if row.lease_id} if self.ends_lease else ()
+        # Without NOTIFY, renewals find out.
+        if leases and get_settings().NOTIFY:
+            tell = partial(Message.objects.tell_holders, sorted(leases), using=using)
+            transaction.on_commit(tell, using=using, robust=True)
 
 
 def _listed(names: list[str]) -> str:
@@ -283,22 +286,3 @@ def _record(call: Call, flag: int, entries: list[tuple[Any, str]]) -> None:
 
 def _log_alias() -> str:
     return router.db_for_write(LogEntry)
-
-
-def _wake(kinds: Collection[str], using: str) -> None:
-    """Wake workers that wait for the kinds, once the change has committed.
-
-    NOTIFY runs after the commit and by itself, because it serializes the commits of the whole
-    database. If it fails, workers poll at their next interval.
-    """
-    if get_settings().NOTIFY:
-        for kind in kinds:
-            notify = partial(Message.objects.notify, channel_of(kind), using=using)
-            transaction.on_commit(notify, using=using, robust=True)
-
-
-def _tell_holders(lease_ids: Collection[Any], using: str) -> None:
-    """Cancel the handlers of ended leases; without NOTIFY, renewals find out."""
-    if lease_ids and get_settings().NOTIFY:
-        tell = partial(Message.objects.tell_holders, sorted(lease_ids), using=using)
-        transaction.on_commit(tell, using=using, robust=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -194,6 +194,18 @@ class QueueBase:
         """Wake sleeping pollers; outside a transaction, in one of its own."""
         if get_settings().NOTIFY:
             announce(self.using, lambda: self._messages.notify(self._channel, using=self.using))
+
+
+def wake_at_commit(kinds: Iterable[str], using: str) -> None:
+    """Wake the listeners of the kinds once the transaction has committed.
+
+    NOTIFY runs after the commit and by itself, because it serializes the commits of the whole
+    database. If it fails, listeners poll at their next interval.
+    """
+    if get_settings().NOTIFY:
+        for kind in kinds:
+            wake = partial(Message.objects.notify, channel_of(kind), using=using)
+            transaction.on_commit(wake, using=using, robust=True)
 
 
 def nothing(answer: object) -> bool:

@@ -14,14 +14,13 @@ from typing import Any, Final
 from django.db import DEFAULT_DB_ALIAS, Error, transaction
 
 from delayed_queue.codecs import check_kind
-from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost, repeat, through_conflicts, write_by_halves
-from delayed_queue.db.wakeups import channel_of
 from delayed_queue.durations import check_duration
 from delayed_queue.exceptions import InvalidConfiguration, NoSuchLetters, RunInProgress
 from delayed_queue.handlers import storable
 from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
+from delayed_queue.queue.base import wake_at_commit
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.models import BulkRun, DeadLetter, Message
 from delayed_queue.queue.store.bulk import (
@@ -141,7 +140,7 @@ class BulkPlan:
         run_id: int | None = repeat(using, start, truth=partial(_started, start, params, using))
         if run_id is None:
             raise RunInProgress(f"A run over these dead letters of {self.kind!r} is in progress.")
-        _announce(RUNS, using)
+        wake_at_commit([RUNS], using)
         return run_id
 
     def letters(self, using: str = DEFAULT_DB_ALIAS) -> Iterator[DeadLetter]:
@@ -212,13 +211,6 @@ def _started(
     return start()
 
 
-def _announce(kind: str, using: str) -> None:
-    """Wake the listeners of a kind once the transaction has committed."""
-    if get_settings().NOTIFY:
-        wake = partial(Message.objects.notify, channel_of(kind), using=using)
-        transaction.on_commit(wake, using=using, robust=True)
-
-
 _SWITCHES: Final = {
     "pause": (PAUSED, [RUNNING]),
     "resume": (RUNNING, [PAUSED]),
@@ -238,7 +230,7 @@ def switch_run(run_id: int, switch: str, *, using: str = DEFAULT_DB_ALIAS) -> bo
 
     switched: bool = repeat(using, change, truth=truth)
     if switched and state == RUNNING:
-        _announce(RUNS, using)
+        wake_at_commit([RUNS], using)
     return switched
 
 
@@ -320,7 +312,7 @@ class Batch:
         with transaction.atomic(using=self.using):
             rows = DeadLetter.objects.redrive(list(letters), kind=self.run.kind, using=self.using)
         if rows:
-            _announce(self.run.kind, self.using)
+            wake_at_commit([self.run.kind], self.using)
         gone = [letters[row.id] for row in rows if row.created is not None]
         return {each.key: each.fingerprint for each in gone}
 

@@ -9,7 +9,6 @@ from django.db.models import F, QuerySet
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.codecs import channel_of
 from delayed_queue.conf import get_settings
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import FORMAT, QUEUE, arg, at_most, flag
@@ -17,6 +16,7 @@ from delayed_queue.management.base import Outcome, Row, Verb, VerbCommand, queue
 from delayed_queue.management.tables import described
 from delayed_queue.messages import MessageState, StoredMessage
 from delayed_queue.models import Message
+from delayed_queue.queue.base import wake_at_commit
 from delayed_queue.queue.store.claim import NO_FLOOR
 
 _MAX_FOUND: Final = 100
@@ -105,8 +105,8 @@ def _make_due(queue: DelayedQueue, key: str, lease_id: str | None) -> None:
     ids = list(rows.values_list("id", flat=True))
     if not Message.objects.release(lease_id, ids, using=queue.using):
         raise CommandError(f"{key!r} was leased or settled meanwhile.")
+    wake_at_commit([queue.kind], queue.using)
     if get_settings().NOTIFY:
-        Message.objects.notify(channel_of(queue.kind), using=queue.using)
         Message.objects.tell_holders([lease_id] if lease_id else [], using=queue.using)
 
 
