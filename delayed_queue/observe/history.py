@@ -21,7 +21,7 @@ from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe import store
 from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, estimated_depths, find_kinds
-from delayed_queue.observe.store import CountsRow, DepthRow, SampledRow, Window
+from delayed_queue.observe.store import CountsRow, DepthRow, Window
 
 MINUTE: Final = timedelta(minutes=1)
 _MINUTE_MS: Final = 60_000
@@ -246,10 +246,9 @@ def read(kind: str, window: Window, *, exact_to: int, using: str = DEFAULT_DB_AL
     wide = window._replace(since=window.since - window.step)
     sampled = store.sampled(wide, using=using)
     steps = _steps([kind], wide, sampled, using)[kind]
-    for found in store.histograms(kind, wide, using=using):
-        is_run, bucket = divmod(found.bucket, _BUCKETS)
-        step = steps[found.minute]
-        (step.runs if is_run else step.lateness)[bucket] = found.number
+    for minute, place, count in store.histograms(kind, wide, using=using):
+        is_run, bucket = divmod(place, _BUCKETS)
+        (steps[minute].runs if is_run else steps[minute].lateness)[bucket] = count
     for before, step in pairwise(steps.values()):
         step.came_in = _came_in(before.stored, step, exact_to)
     return History(window, list(steps.values())[1:], _deploys(sampled))
@@ -266,11 +265,10 @@ def trends(
 
 
 def _steps(
-    kinds: Sequence[str], window: Window, sampled: Sequence[SampledRow], using: str
+    kinds: Sequence[str], window: Window, sampled: Mapping[int, str | None], using: str
 ) -> dict[str, dict[int, Step]]:
     """Return the steps of each queue by their first minute."""
     rows = store.history(kinds, window, using=using)
-    minutes = {row.minute for row in sampled}
     # A queue that is counted but never measured is not empty: its depth is unknown.
     measured = {kind for (kind, _), (due, *_) in rows.items() if due is not None}
     unknown = {kind for kind, _ in rows} - measured
@@ -278,7 +276,7 @@ def _steps(
         kind: {
             minute: _step(
                 minute, window.step, rows.get((kind, minute), _UNCOUNTED),
-                is_sampled=minute in minutes, is_unknown=kind in unknown,
+                is_sampled=minute in sampled, is_unknown=kind in unknown,
             )
             for minute in range(window.since, window.until, window.step)
         }
@@ -301,10 +299,10 @@ def _came_in(before: int | None, step: Step, exact_to: int) -> int | None:
     return max(step.stored - before + step.done + step.died + step.expired, 0)
 
 
-def _deploys(sampled: Sequence[SampledRow]) -> list[Deploy]:
+def _deploys(sampled: Mapping[int, str | None]) -> list[Deploy]:
     found: list[Deploy] = []
     known: set[str] = set()
-    for minute, versions in sampled:
+    for minute, versions in sampled.items():
         now = set((versions or "").split(", ")) - {""}
         if known:
             found += [Deploy(minute, each) for each in sorted(now - known)]

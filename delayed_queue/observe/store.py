@@ -7,7 +7,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from delayed_queue import db
 from delayed_queue.db.days import DailyTable
-from delayed_queue.db.sql import CLOCK, row_of, rows_of
+from delayed_queue.db.sql import CLOCK, rows_of
 
 # The oldest holder that keeps dead rows of this database: one of its sessions, any session
 # that writes (no later snapshot goes beyond it), a prepared transaction, a replication slot or a
@@ -316,13 +316,6 @@ class EstimateRow(NamedTuple):
     dead: int = 0
 
 
-class TakenRow(NamedTuple):
-    """The database's clock, and the minute if this worker took it."""
-
-    now: int
-    minute: int | None
-
-
 class DepthRow(NamedTuple):
     """The depth of a queue; ``late`` is in seconds."""
 
@@ -345,21 +338,6 @@ class CountsRow(NamedTuple):
     expired: int | None = None
 
 
-class BucketRow(NamedTuple):
-    """The count of a histogram's bucket in a step."""
-
-    minute: int
-    bucket: int
-    number: int
-
-
-class SampledRow(NamedTuple):
-    """A step with samples, and the versions of the workers."""
-
-    minute: int
-    versions: str | None
-
-
 class Window(NamedTuple):
     """The minutes from ``since`` to before ``until``, in steps of ``step`` minutes."""
 
@@ -373,10 +351,16 @@ def estimates(*, using: str = db.DEFAULT_ALIAS) -> list[EstimateRow]:
     return rows_of(EstimateRow, db.fetch(using, ESTIMATES, params))
 
 
-def take_minute(age: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS) -> TakenRow:
-    """Try to take the minute for measuring; ``age`` is the maximum silence of a live worker."""
+def take_minute(
+    age: int, *, now: int | None = None, using: str = db.DEFAULT_ALIAS
+) -> tuple[int, int | None]:
+    """Return the database's clock, and the minute if this worker took it for measuring.
+
+    ``age`` is the maximum silence of a live worker.
+    """
     params = {"age": age, "limit": MAX_LIVE, "now": now}
-    return row_of(TakenRow, db.fetch(using, TAKE_MINUTE, params))
+    ((clock, minute),) = db.fetch(using, TAKE_MINUTE, params)
+    return clock, minute
 
 
 def save_depths(minute: int, depths: Sequence[DepthRow], *, using: str = db.DEFAULT_ALIAS) -> None:
@@ -403,13 +387,14 @@ def history(
     return {(kind, minute): measured for kind, minute, *measured in rows}
 
 
-def histograms(kind: str, window: Window, *, using: str = db.DEFAULT_ALIAS) -> list[BucketRow]:
-    params = window._asdict() | {"kind": kind}
-    return rows_of(BucketRow, db.fetch(using, HISTOGRAMS, params))
+def histograms(kind: str, window: Window, *, using: str = db.DEFAULT_ALIAS) -> Any:
+    """Return the first minute of a step, a bucket, and its count."""
+    return db.fetch(using, HISTOGRAMS, window._asdict() | {"kind": kind})
 
 
-def sampled(window: Window, *, using: str = db.DEFAULT_ALIAS) -> list[SampledRow]:
-    return rows_of(SampledRow, db.fetch(using, SAMPLED, window._asdict()))
+def sampled(window: Window, *, using: str = db.DEFAULT_ALIAS) -> dict[int, str | None]:
+    """Return the versions of the workers in each step with samples, by its first minute."""
+    return dict(db.fetch(using, SAMPLED, window._asdict()))
 
 
 def last_sampled(

@@ -113,9 +113,9 @@ class TestWriting:
         row = sample("a|json")
         assert (row.minute, row.done, row.failed, row.died) == (MINUTE, 11, 22, 33)
         assert row.times == [67108867, 1073741825, 1107296257]
-        assert store.take_minute(1, now=NOW).minute == MINUTE
-        assert store.take_minute(1, now=NOW + 20_000).minute is None
-        assert store.take_minute(1, now=NOW + MINUTE_MS).minute == MINUTE + 1
+        assert store.take_minute(1, now=NOW)[1] == MINUTE
+        assert store.take_minute(1, now=NOW + 20_000)[1] is None
+        assert store.take_minute(1, now=NOW + MINUTE_MS)[1] == MINUTE + 1
 
     def test_a_count_that_is_too_large_stays_what_it_can_be(self) -> None:
         most = 2**25 - 1
@@ -168,7 +168,7 @@ class TestRaces:
 
     def test_of_those_who_begin_at_once_one_measures(self) -> None:
         found: list[int | None] = []
-        at_once(*[lambda: found.append(store.take_minute(1, now=NOW).minute)] * 4)
+        at_once(*[lambda: found.append(store.take_minute(1, now=NOW)[1])] * 4)
         assert sorted(found, key=str) == [MINUTE, None, None, None]
 
     def test_nobody_waits_for_who_measures(self, other: psycopg.Connection[Any]) -> None:
@@ -176,7 +176,7 @@ class TestRaces:
             other.execute(store.TAKE_MINUTE, {"age": 1, "limit": 1, "now": NOW})
             with connection.cursor() as cursor:
                 cursor.execute("SET lock_timeout = '1s'")
-                assert store.take_minute(1, now=NOW).minute is None
+                assert store.take_minute(1, now=NOW)[1] is None
                 cursor.execute("RESET lock_timeout")
 
     def test_what_was_measured_and_counted_at_once_is_one_row(self) -> None:
@@ -196,7 +196,7 @@ class TestFaults:
         other.execute("BEGIN")
         other.execute(store.TAKE_MINUTE, {"age": 1, "limit": 1, "now": NOW})
         admin.execute("SELECT pg_terminate_backend(%s)", [other.info.backend_pid])
-        wait_until(lambda: store.take_minute(1, now=NOW).minute == MINUTE)
+        wait_until(lambda: store.take_minute(1, now=NOW)[1] == MINUTE)
 
     def test_what_could_not_be_written_is_told_with_the_next_minute(
         self, admin: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
