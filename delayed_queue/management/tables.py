@@ -6,22 +6,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import chain
 from shutil import get_terminal_size
 from typing import Any, Final
 
 from django.core.management.base import OutputWrapper
 
 _GAP: Final = "  "
-# Columns are never cut below this width.
-_MIN_WIDTH: Final = 12
 _FIGURE: Final = re.compile(r"[\d,.:+-]+").fullmatch
-# Values that are useless when cut: numbers, times, fingerprints.
-_WHOLE: Final = re.compile(r"[\d,.:+-]*|[\d-]{10} [\d:]{8}|[0-9a-f]{16}").fullmatch
 _IDS: Final = ("id", "run")
-# Columns that operators copy into the next command: never cut.
-_COPIED: Final = frozenset({*_IDS, "failure", "group", "key", "lease", "worker"})
-# Columns of text: on a narrow terminal each gets a line of its own, complete.
+# Columns of text: on a narrow terminal each gets a line of its own.
 _APART: Final = frozenset({"error", "note", "reason", "running"})
 
 
@@ -72,27 +65,22 @@ def lines(
     A table that does not fit the terminal has its columns of text on lines below each row.
     """
     names = list(columns or (rows[0] if rows else ()))
-    apart = [each for each in names if each in _APART]
     whole = _aligned(rows, names)
     if not is_fitted or max(map(len, whole)) <= get_terminal_size().columns:
         return whole
-    heading, *found = _aligned(rows, [each for each in names if each not in apart], is_fitted=True)
-    below = ([f"{_GAP}{name}: {_cell(name, row[name])}" for name in apart] for row in rows)
-    pairs = zip(found, below, strict=True)
-    return [heading, *chain.from_iterable([line, *more] for line, more in pairs)]
+    apart = [each for each in names if each in _APART]
+    heading, *found = _aligned(rows, [each for each in names if each not in _APART])
+    shown = [heading]
+    for line, row in zip(found, rows, strict=True):
+        shown += [line, *(f"{_GAP}{name}: {_cell(name, row[name])}" for name in apart)]
+    return shown
 
 
-def _aligned(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, is_fitted: bool = False
-) -> list[str]:
+def _aligned(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     cells = [[each.replace("_", " ") for each in names]]
     cells += [[_cell(name, row[name]) for name in names] for row in rows]
     by_column = list(zip(*cells, strict=True))
-    can_cut = [
-        is_fitted and name not in _COPIED and not all(map(_WHOLE, column[1:]))
-        for name, column in zip(names, by_column, strict=True)
-    ]
-    widths = _fitted([max(map(len, column)) for column in by_column], can_cut)
+    widths = [max(map(len, column)) for column in by_column]
     right = [all(map(_FIGURE, column[1:])) for column in by_column]
     return [_line(line, widths, right) for line in cells]
 
@@ -106,20 +94,9 @@ def _cell(name: str, value: Any) -> str:
     return printable(_text(value), allowed="")
 
 
-def _fitted(widths: list[int], can_cut: list[bool]) -> list[int]:
-    """Cut the widest column until all fit or none can be cut."""
-    fitted, most = list(widths), get_terminal_size().columns
-    while sum(fitted) + len(_GAP) * (len(fitted) - 1) > most:
-        left = [each for each, can in enumerate(can_cut) if can and fitted[each] > _MIN_WIDTH]
-        if not left:
-            break
-        fitted[max(left, key=fitted.__getitem__)] -= 1
-    return fitted
-
-
 def _line(cells: list[str], widths: list[int], right: list[bool]) -> str:
-    parts = []
-    for cell, width, is_right in zip(cells, widths, right, strict=True):
-        cut = cell if len(cell) <= width else cell[: width - 1] + "…"
-        parts.append(cut.rjust(width) if is_right else cut.ljust(width))
+    parts = (
+        cell.rjust(width) if is_right else cell.ljust(width)
+        for cell, width, is_right in zip(cells, widths, right, strict=True)
+    )
     return _GAP.join(parts).rstrip()

