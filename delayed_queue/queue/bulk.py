@@ -52,6 +52,7 @@ MAX_SPREAD: Final = timedelta(days=366)
 _FIRST_INSTANT: Final = -(2**62)
 _LAST_INSTANT: Final = 2**62
 _PAGE: Final = 1_000
+_FILTER: Final = ("kind", "fingerprint", "group", "reason", "key_from", "key_before")
 _LOCK_WAIT_MS: Final = 2_000
 _CANARY_INTERVAL_MS: Final = 1_000
 
@@ -111,7 +112,7 @@ class BulkPlan:
         """Count what a run would take among the first ``cap`` letters."""
         count = partial(
             BulkRun.objects.preview,
-            **self._filter(), since=self._since, until=self._until, cap=cap, using=using,
+            **_filter_of(self), since=self._since, until=self._until, cap=cap, using=using,
         )  # fmt: skip
         found: PreviewRow = repeat(using, count)
         return found
@@ -130,7 +131,7 @@ class BulkPlan:
             raise NoSuchLetters(f"{self.kind!r} has no dead letters that match.")
         total = min(meant, self.limit or meant)
         params: dict[str, Any] = {
-            **self._filter(), "action": self.action, "pace": self._pace_of(total),
+            **_filter_of(self), "action": self.action, "pace": self._pace_of(total),
             "most": self.limit, "canary": self.canary, "deaths": self.canary_deaths,
             "since": self._since, "until": self._until, "newest": newest, "total": total,
             "is_cut": seen == cap, "failure": self._failure(using), "by": storable(by),
@@ -150,8 +151,8 @@ class BulkPlan:
         while left:
             next_page = partial(
                 BulkRun.objects.letters,
-                **self._filter(), newest=newest, until=self._until, after_at=after_at, after=after,
-                limit=_PAGE, using=using,
+                **_filter_of(self), newest=newest, until=self._until, after_at=after_at,
+                after=after, limit=_PAGE, using=using,
             )  # fmt: skip
             page = repeat(using, next_page)
             if not page:
@@ -170,12 +171,6 @@ class BulkPlan:
         found = repeat(using, lambda: newest.first())
         return storable(describe(*found)) if found else ""
 
-    def _filter(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind, "fingerprint": self.fingerprint, "group": self.group,
-            "reason": self.reason, "key_from": self.key_from, "key_before": self.key_before,
-        }  # fmt: skip
-
     @property
     def _since(self) -> int:
         return _FIRST_INSTANT if self.since is None else self.since
@@ -188,6 +183,11 @@ class BulkPlan:
         return self.pace if self.over is None else min(total / self.over.total_seconds(), MAX_PACE)
 
 
+def _filter_of(plan: BulkPlan | RunRow) -> dict[str, Any]:
+    """Return the letters that a plan or its run takes, as the statements name them."""
+    return {name: getattr(plan, name) for name in _FILTER}
+
+
 def _check(name: str, value: int | None, most: int) -> None:
     if value is not None and (type(value) is not int or not 1 <= value <= most):
         raise InvalidConfiguration(f"{name} must be a whole number from 1 to {most:,}.")
@@ -198,9 +198,7 @@ def _started(
 ) -> int | None:
     """Return the run that a lost try has started, or start it."""
     mine = BulkRun.objects.using(using).filter(
-        action=params["action"], kind=params["kind"], fingerprint=params["fingerprint"],
-        group=params["group"], reason=params["reason"], key_from=params["key_from"],
-        key_before=params["key_before"],
+        **{name: params[name] for name in ("action", *_FILTER)},
         newest_id=params["newest"], started_by=params["by"], why=params["why"],
         created_at__gte=from_milliseconds(lost.since),
     )  # fmt: skip
@@ -266,10 +264,8 @@ class Batch:
         else:
             run = self.run
             letters = BulkRun.objects.letters(
-                kind=run.kind, fingerprint=run.fingerprint, group=run.group, reason=run.reason,
-                key_from=run.key_from, key_before=run.key_before, newest=run.newest,
-                until=run.until, after_at=run.last_died_at, after=run.last_id, limit=self._room(),
-                using=self.using,
+                **_filter_of(run), newest=run.newest, until=run.until, after_at=run.last_died_at,
+                after=run.last_id, limit=self._room(), using=self.using,
             )  # fmt: skip
             self._handle(letters)
 
