@@ -31,6 +31,7 @@ class Instrument(Protocol):
 
     def offering(self, queue: str, headers: Headers | None) -> Headers | None:
         """Return the headers to offer with: the given ones, possibly extended."""
+        return headers
 
     def handling(self, envelope: Envelope) -> AbstractContextManager[Any]:
         """Return the context manager to enter around one call of a handler.

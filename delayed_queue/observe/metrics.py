@@ -18,7 +18,7 @@ from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import drop_if_lost
 from delayed_queue.exceptions import DelayedQueueError, needing
 from delayed_queue.facade import DelayedQueue
-from delayed_queue.instruments import Headers, ending
+from delayed_queue.instruments import Instrument, ending
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 from delayed_queue.observe.lateness import Reason, is_late, why_late
@@ -53,7 +53,7 @@ _ENDS: Final = {
 }
 
 
-class PrometheusInstrument:
+class PrometheusInstrument(Instrument):
     """Measures the handlers of this process and counts the outcomes of its messages.
 
     Instruments of one registry share its metrics, so nothing is counted twice.
@@ -61,9 +61,6 @@ class PrometheusInstrument:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._metrics = _metrics_of(registry)
-
-    def offering(self, queue: str, headers: Headers | None) -> Headers | None:
-        return headers
 
     @contextmanager
     def handling(self, envelope: Envelope) -> Iterator[None]:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import sentry_sdk
 
 from delayed_queue.handlers import HandlerSignal
-from delayed_queue.instruments import Headers
+from delayed_queue.instruments import Instrument
 from delayed_queue.messages import Envelope
 from delayed_queue.observe import signals
 
 
-class SentryInstrument:
+class SentryInstrument(Instrument):
     """Reports each failed attempt with queue, key and attempt, in a scope of its own.
 
     The scope also applies to what the handler itself reports. ``Snooze``, ``Retry`` and ``Reject``
@@ -23,9 +23,6 @@ class SentryInstrument:
 
     def __init__(self) -> None:
         signals.worker_stopped.connect(_flush)
-
-    def offering(self, queue: str, headers: Headers | None) -> Headers | None:
-        return headers
 
     @contextmanager
     def handling(self, envelope: Envelope) -> Iterator[None]:
