@@ -42,6 +42,7 @@ class QueueModelAdmin(OperatingAdmin):
     # The words of the search box; without any it finds a whole key.
     terms: ClassVar[dict[str, Term]] = {}
     key_column = column(_("key"), lambda row: formats.key_label(row.key))
+    queue_column = column(_("queue"), lambda row: formats.kind_label(row.kind))
 
     def listed_by(self, request: HttpRequest) -> Keyset:
         """Return the order of the list without a search."""
@@ -84,7 +85,6 @@ class QueueModelAdmin(OperatingAdmin):
 class KeyedRowAdmin(QueueModelAdmin):
     """Columns and fields of a row that is, or was, a message."""
 
-    queue_column = column(_("queue"), lambda row: formats.kind_label(row.kind))
     attempts_column = column(_("attempts"), "attempts")
     queue = column(
         _("queue"),
@@ -126,9 +126,7 @@ class KeyedRowAdmin(QueueModelAdmin):
         )
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        if obj is not None and getattr(obj, "panels", None):
-            return (*self.readonly_fields, "panels_shown")
-        return self.readonly_fields
+        return (*self.readonly_fields, *(["panels_shown"] if getattr(obj, "panels", "") else []))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         return (*self.readonly_fields, "panels_shown")

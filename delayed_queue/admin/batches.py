@@ -16,7 +16,7 @@ from django.utils.translation import ngettext_lazy
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.filters import BATCH, ChoiceFilter
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, count_column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.rows import RowState
@@ -79,10 +79,6 @@ class OpenFilter(ChoiceFilter):
     }
 
 
-def _number(words: Any, name: str) -> Any:
-    return column(words, lambda row: formats.number(getattr(row, name)))
-
-
 @admin.register(StoredBatch)
 class BatchAdmin(RecordAdmin):
     """The oldest first; a batch that has finished has no row."""
@@ -101,7 +97,6 @@ class BatchAdmin(RecordAdmin):
     )  # fmt: skip
 
     key_column = column(_("batch"), lambda row: f"#{row.pk}")
-    queue_column = column(_("queue"), lambda row: formats.kind_label(row.kind))
     age_column = column(
         _("age"),
         lambda row: formats.moment(row.created_at, formats.human(row.read_at - row.created_at)),
@@ -120,10 +115,10 @@ class BatchAdmin(RecordAdmin):
             "{} {}", formats.key_label(row.then_key), formats.kind_label(row.then_kind)
         ),
     )
-    done_column = _number(_("done"), "done")
-    dead_column = _number(_("dead"), "dead")
-    dropped_column = _number(_("dropped"), "dropped")
-    expired_column = _number(_("expired"), "expired")
+    done_column = count_column(_("done"), "done")
+    dead_column = count_column(_("dead"), "dead")
+    dropped_column = count_column(_("dropped"), "dropped")
+    expired_column = count_column(_("expired"), "expired")
     left_column = column(_("left"), lambda row: formats.counted(row.left))
 
     def listed_by(self, request: HttpRequest) -> Keyset:

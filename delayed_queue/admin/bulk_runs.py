@@ -10,7 +10,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, count_column, time_column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.models import BulkRun
 from delayed_queue.observe.overview import Count, name_of
@@ -62,14 +62,6 @@ class CancelRun(RunSwitch):
     states = (RUNNING, PAUSED)
 
 
-def _number(words: Any, name: str) -> Any:
-    def show(row: Any) -> Any:
-        found = getattr(row, name)
-        return found and formats.number(found)
-
-    return column(words, show)
-
-
 @admin.register(BulkRun)
 class BulkRunAdmin(RecordAdmin):
     """The progress of each run, who started it and why."""
@@ -88,15 +80,14 @@ class BulkRunAdmin(RecordAdmin):
     )  # fmt: skip
 
     begins = column(_("reason"), "reason")
-    most = _number(_("limit"), "limit")
-    first_few = _number(_("canary"), "canary")
-    left_out = _number(_("skipped"), "skipped")
+    most = count_column(_("limit"), "limit")
+    first_few = count_column(_("canary"), "canary")
+    left_out = count_column(_("skipped"), "skipped")
     begun_by = column(_("started by"), "started_by")
     because = column(_("why"), "why")
     key_column = column(_("run"), lambda row: f"{_ACTIONS[row.action]} #{row.id}")
-    queue_column = column(_("queue"), lambda row: formats.kind_label(row.kind))
-    begun_column = column(_("begun"), lambda row: formats.since(row.created_at, row.read_at))
-    ended = column(_("ended"), lambda row: formats.since(row.ended_at, row.read_at))
+    begun_column = time_column(_("begun"), "created_at")
+    ended = time_column(_("ended"), "ended_at")
     pace_column = column(
         _("pace"),
         lambda row: _("as fast as possible") if row.pace is None else formats.per_second(row.pace),

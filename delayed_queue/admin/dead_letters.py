@@ -29,7 +29,7 @@ from delayed_queue.admin.filters import (
     KindFilter,
     chosen_kind,
 )
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock, parse_ids
 from delayed_queue.admin.workers import names_of_holders
@@ -144,7 +144,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
     reason_column = column(
         _("reason"), lambda row: Truncator(formats.printable(row.reason)).chars(120)
     )
-    died_column = column(_("died"), lambda row: formats.since(row.died_at, row.read_at))
+    died_column = time_column(_("died"), "died_at")
     reason_shown = column(
         _("reason"),
         lambda row: format_html(

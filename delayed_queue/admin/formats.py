@@ -20,7 +20,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from delayed_queue.admin.rows import MessageRow, RowState, state_of
+from delayed_queue.admin.rows import RowState, state_of
 from delayed_queue.codecs import codec_named, decode
 from delayed_queue.exceptions import PayloadNotDecodable
 from delayed_queue.observe.overview import name_of
@@ -146,7 +146,22 @@ def column(words: Any, show: str | Callable[[Any], Any]) -> Any:
     return shown
 
 
-def waiting(message: MessageRow) -> SafeString:
+def time_column(words: Any, name: str) -> Any:
+    """Return a column of how long ago or ahead an attribute is."""
+    return column(words, lambda row: since(getattr(row, name), row.read_at))
+
+
+def count_column(words: Any, name: str) -> Any:
+    """Return a column of a number; a dash for none."""
+
+    def show(row: Any) -> str | None:
+        found = getattr(row, name)
+        return None if found is None else number(found)
+
+    return column(words, show)
+
+
+def waiting(message: Any) -> SafeString:
     """Return the time left until the message falls due, or how late it is."""
     span = human(message.scheduled_at - message.read_at)
     words = {

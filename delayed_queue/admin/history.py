@@ -34,18 +34,12 @@ RANGE: Final = "range"
 VIEW_LETTERS: Final = "delayed_queue.view_deadletter"
 
 
-class Range(NamedTuple):
-    """A span of time to look back over, and the width of a point."""
-
-    span: timedelta
-    step: timedelta
-
-
+# The time to look back over, and the width of a point.
 RANGES: Final = {
-    "1h": Range(timedelta(hours=1), timedelta(minutes=1)),
-    "6h": Range(timedelta(hours=6), timedelta(minutes=5)),
-    "24h": Range(timedelta(hours=24), timedelta(minutes=15)),
-    "7d": Range(timedelta(days=7), timedelta(hours=2)),
+    "1h": (timedelta(hours=1), timedelta(minutes=1)),
+    "6h": (timedelta(hours=6), timedelta(minutes=5)),
+    "24h": (timedelta(hours=24), timedelta(minutes=15)),
+    "7d": (timedelta(days=7), timedelta(hours=2)),
 }
 # Maximum runs drawn of a schedule; more would fill the chart.
 _MAX_TICKS: Final = 60
@@ -134,20 +128,20 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
         "zone": timezone.get_current_timezone_name(),
         "groups": groups_of(kind, using, may_change=may_change),
         "changes": CHANGES if may_change else (),
-        **_charts(kind, RANGES[chosen], using, has_dead=model_admin.may(request, VIEW_LETTERS)),
+        **_charts(kind, chosen, using, has_dead=model_admin.may(request, VIEW_LETTERS)),
     }
     return model_admin.page(request, "delayed_queue/queue_history", context)
 
 
-def _charts(kind: str, chosen: Range, using: str, *, has_dead: bool) -> dict[str, Any]:
-    found = read(kind, window_of(*chosen, using=using), exact_to=EXACT, using=using)
+def _charts(kind: str, chosen: str, using: str, *, has_dead: bool) -> dict[str, Any]:
+    found = read(kind, window_of(*RANGES[chosen], using=using), exact_to=EXACT, using=using)
     figures = [each for each in FIGURES if has_dead or each is not _DEAD]
     marks = [*_deploys(found), *_ticks(kind, found, using)]
     drawn_marks = drawn(marks)
     return {
         "is_sampled": any(each.is_sampled for each in found.steps),
         "gap": _gap(found),
-        "figures": [figure_of(each, found, drawn_marks) for each in figures],
+        "figures": [figure_of(each, found.window, found.steps, drawn_marks) for each in figures],
         "marks": marks,
         "numbers": _numbers(figures, found),
     }
@@ -157,11 +151,12 @@ def minute_at(minute: float) -> datetime:
     return EPOCH + minute * MINUTE
 
 
-def figure_of(figure: Figure, found: Any, marks: SafeString) -> dict[str, Any]:
-    """Return a chart of ``found``, which has the ``window`` and the ``steps`` of a ``History``."""
-    lines = [Line(name, css, list(map(of, found.steps))) for name, css, of in figure.lines]
-    top, window = largest(lines), found.window
-    tips = tips_of(found.steps, lines, figure.write)
+def figure_of(
+    figure: Figure, window: Window, steps: Sequence[Any], marks: SafeString
+) -> dict[str, Any]:
+    """Return a chart of the steps, which have ``minute`` and ``is_sampled``."""
+    lines = [Line(name, css, list(map(of, steps))) for name, css, of in figure.lines]
+    top, tips = largest(lines), tips_of(steps, lines, figure.write)
     return {
         "title": figure.title,
         "note": figure.note,
@@ -178,7 +173,7 @@ def times_of(since: int, until: int) -> list[SafeString]:
     return [clock(minute_at(each), pattern) for each in (since, (since + until) / 2, until)]
 
 
-def tips_of(steps: Sequence[Step], lines: Sequence[Line], write: Callable[[Any], str]) -> list[str]:
+def tips_of(steps: Sequence[Any], lines: Sequence[Line], write: Callable[[Any], str]) -> list[str]:
     """Return the time and the values of each step; empty where no worker took samples."""
     return [
         f"{dated(minute_at(step.minute))}: "

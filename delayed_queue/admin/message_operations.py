@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.fields import RejectForm
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock
-from delayed_queue.admin.rows import MAX_BIGINT, MessageRow, RowState, state_of
+from delayed_queue.admin.rows import MAX_BIGINT, RowState, state_of
 from delayed_queue.conf import get_settings
 from delayed_queue.handlers import storable
 from delayed_queue.messages import MILLISECOND
@@ -22,6 +22,7 @@ from delayed_queue.queue.store.finishing import DROPPED, batches_of
 
 CHANGED: Final = _("changed meanwhile")
 _NOT_LEASED: Final = _("not leased")
+Ids = Sequence[int]
 
 
 class Seen(NamedTuple):
@@ -41,7 +42,7 @@ class Seen(NamedTuple):
         return text if self.lease_id is None else f"{text}.{self.lease_id}"
 
     @classmethod
-    def of(cls, row: MessageRow) -> Seen:
+    def of(cls, row: Any) -> Seen:
         return cls(row.id, row.created_ms, row.lease_id)
 
     @classmethod
@@ -57,21 +58,14 @@ class Seen(NamedTuple):
         return cls(id_, created_ms, parts[2] if len(parts) > 2 else None)
 
 
-class Group(NamedTuple):
-    """Messages of one queue under one lease, or under none."""
-
-    kind: str
-    lease_id: str | None
-
-
 class MessageOperation(Operation):
     """An operation on messages under the lease that was seen."""
 
-    def refusal(self, row: MessageRow) -> Any:
+    def refusal(self, row: Any) -> Any:
         """Return why the operation does not apply to the row; empty if it does."""
         return ""
 
-    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
         """Change those rows if the lease still holds them; return the ids of the changed."""
         raise NotImplementedError
 
@@ -92,11 +86,11 @@ class MessageOperation(Operation):
 
     def apply(self, rows: list[Any], call: Call, report: Report) -> Iterator[tuple[Any, Any]]:
         """Change the rows with one statement for each lease."""
-        groups: dict[Group, list[Any]] = {}
+        groups: dict[tuple[str, str | None], list[Any]] = {}
         for row in rows:
-            groups.setdefault(Group(row.kind, row.lease_id), []).append(row)
+            groups.setdefault((row.kind, row.lease_id), []).append(row)
         for group, some in groups.items():
-            done = set(self.settle(group, [row.id for row in some], call))
+            done = set(self.settle(*group, [row.id for row in some], call))
             yield from ((row, row.id in done or CHANGED) for row in some)
 
     def audit(self, row: Any, call: Call) -> str:
@@ -108,7 +102,7 @@ class MessageOperation(Operation):
 class LeaseOperation(MessageOperation):
     """An operation on leased messages."""
 
-    def refusal(self, row: MessageRow) -> Any:
+    def refusal(self, row: Any) -> Any:
         return _NOT_LEASED if row.lease_id is None else ""
 
 
@@ -121,8 +115,8 @@ class Release(LeaseOperation):
     wakes = True
     ends_lease = True
 
-    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
-        return Message.objects.release(group.lease_id, ids, using=call.using)
+    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
+        return Message.objects.release(lease, ids, using=call.using)
 
 
 class Extend(LeaseOperation):
@@ -132,9 +126,9 @@ class Extend(LeaseOperation):
     permission = "delayed_queue.extend_message"
     past = _("Extended")
 
-    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
-        lease = lease_of(group.kind) // MILLISECOND
-        rows = Message.objects.extend([group.lease_id or ""], ids, lease, using=call.using)
+    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
+        duration = lease_of(kind) // MILLISECOND
+        rows = Message.objects.extend([lease or ""], ids, duration, using=call.using)
         return [row.id for row in rows]
 
 
@@ -153,12 +147,12 @@ class Deliver(MessageOperation):
     past = _("Made due")
     wakes = True
 
-    def refusal(self, row: MessageRow) -> Any:
+    def refusal(self, row: Any) -> Any:
         if row.lease_id is not None:
             return _("leased; release it instead")
         return "" if state_of(row) is RowState.SCHEDULED else _("due already")
 
-    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
         return Message.objects.release(None, ids, using=call.using)
 
 
@@ -181,10 +175,10 @@ class Reject(MessageOperation):
         reason = _("rejected by %(user)s") % {"user": call.user}
         return RejectForm(data, initial={"reason": reason})
 
-    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
         reason = storable(call.options["reason"])
         return Message.objects.dead_letter(
-            group.lease_id, ids, reason, batches=_batches(ids, call), using=call.using
+            lease, ids, reason, batches=_batches(ids, call), using=call.using
         )
 
 
@@ -202,9 +196,9 @@ class Drop(MessageOperation):
     past = _("Dropped")
     flag = DELETION
 
-    def settle(self, group: Group, ids: Sequence[int], call: Call) -> Collection[int]:
+    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
         return Message.objects.acknowledge(
-            group.lease_id, ids, outcome=DROPPED, batches=_batches(ids, call), using=call.using
+            lease, ids, outcome=DROPPED, batches=_batches(ids, call), using=call.using
         )
 
 

@@ -34,7 +34,7 @@ from delayed_queue.admin.history import history_view
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.message_operations import MESSAGE_OPERATIONS, Seen
 from delayed_queue.admin.overview import queues_view
-from delayed_queue.admin.rows import MessageRow, RowState, state_of
+from delayed_queue.admin.rows import RowState, state_of
 from delayed_queue.admin.workers import holder_of, names_of_holders
 from delayed_queue.models import Message, QueueOverview
 
@@ -96,7 +96,7 @@ class MessageAdmin(KeyedRowAdmin):
             return _BY_LEASE
         return NEWEST_FIRST if chosen_kind(request) is None else _BY_SCHEDULE
 
-    def token_of(self, row: MessageRow) -> str:
+    def token_of(self, row: Any) -> str:
         return Seen.of(row).token
 
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
@@ -106,7 +106,7 @@ class MessageAdmin(KeyedRowAdmin):
                 row.worker = names.get((row.lease_id or "")[:HOLDER_LENGTH], "")
 
     @admin.display(description=_("lease"))
-    def lease_column(self, row: MessageRow) -> SafeString:
+    def lease_column(self, row: Any) -> SafeString:
         lease_id, worker = row.lease_id, getattr(row, "worker", "")
         if lease_id is None:
             return formats.NOTHING
@@ -126,13 +126,13 @@ class MessageAdmin(KeyedRowAdmin):
         return row
 
     @admin.display(description=_("lease id"))
-    def lease(self, row: MessageRow) -> SafeString:
+    def lease(self, row: Any) -> SafeString:
         if row.lease_id is None:
             return format_html("{} {}", formats.NOTHING, _("not leased"))
         return format_html("<code>{}</code> {}", row.lease_id, getattr(row, "holder", ""))
 
     @admin.display(description=_("timeline"))
-    def times(self, row: MessageRow) -> SafeString:
+    def times(self, row: Any) -> SafeString:
         is_moved = row.scheduled_at != row.scheduled_at_initially
         events = [
             (row.created_at, _("offered")),
@@ -143,7 +143,7 @@ class MessageAdmin(KeyedRowAdmin):
         return formats.timeline(events, row.read_at)
 
     @admin.display(description=_("dead letters"))
-    def dead_letters(self, row: MessageRow) -> SafeString:
+    def dead_letters(self, row: Any) -> SafeString:
         url = self.url("delayed_queue_deadletter_changelist", q=f"key:{row.key}", kind=row.kind)
         return formats.link(url, _("Dead letters of this key"))
 

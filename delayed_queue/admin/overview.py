@@ -22,7 +22,7 @@ from delayed_queue.admin.queues import PAUSE_QUEUE, SWITCHES, pause_of, paused_r
 from delayed_queue.admin.rows import DatabaseClock
 from delayed_queue.conf import get_settings
 from delayed_queue.models import QueueOverview, Worker
-from delayed_queue.observe.history import MINUTE, History, Step, trends
+from delayed_queue.observe.history import MINUTE, Step, trends
 from delayed_queue.observe.lateness import Reason, is_late, why_late
 from delayed_queue.observe.overview import (
     MAX_KINDS,
@@ -169,6 +169,7 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
     found = {kind: since_sampled(steps) for kind, steps in found.items()}
     live = Worker.objects.live(using=using)
     snapshot = oldest_snapshot(using)
+    old = snapshot if snapshot is not None and snapshot.is_older_than(OLD) else None
     lines = _lines(kinds, found, pauses, live, snapshot, using)
     may_view_letters = model_admin.may(request, "delayed_queue.view_deadletter")
     silent = _silent_workers(using)
@@ -180,7 +181,8 @@ def queues_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpRespo
         "idle": [each for each in lines if each.is_idle],
         "figures": _all_queues(list(found.values())),
         "unsampled": _unsampled(now, last),
-        **_old_snapshot(snapshot),
+        "snapshot": old,
+        "snapshot_holder": old and holder_of(old),
         "slow": [(each, human(each.age)) for each in live.running if each.is_slow][:MAX_SLOW],
         "is_cut": is_cut,
         "max_kinds": MAX_KINDS,
@@ -202,8 +204,8 @@ def _all_queues(queues: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
     steps = [_sum(each) for each in zip(*queues, strict=True)]
     if not any(each.is_sampled for each in steps):
         return []
-    found = History(Window(steps[0].minute, steps[-1].minute, 1), steps, [])
-    return [figure_of(each, found, drawn([])) for each in _FIGURES]
+    window = Window(steps[0].minute, steps[-1].minute, 1)
+    return [figure_of(each, window, steps, drawn([])) for each in _FIGURES]
 
 
 def _sum(steps: Sequence[Step]) -> Step:
@@ -213,12 +215,6 @@ def _sum(steps: Sequence[Step]) -> Step:
         sum(getattr(each, name) for each in steps) for name in ("done", "failed", "died")
     )
     return replace(steps[0], due=due, done=done, failed=failed, died=died)
-
-
-def _old_snapshot(found: Snapshot | None) -> dict[str, Any]:
-    if found is None or not found.is_older_than(OLD):
-        return {}
-    return {"snapshot": found, "snapshot_holder": holder_of(found)}
 
 
 def holder_of(snapshot: Snapshot) -> str:

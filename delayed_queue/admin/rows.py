@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from django.db.models import BigIntegerField, ExpressionWrapper, F, Func, QuerySet, Value
 
@@ -23,21 +23,6 @@ class RowState(StrEnum):
     DUE = "due"
     LEASED = "leased"
     EXPIRED = "expired"
-
-
-class MessageRow(Protocol):
-    """A message as ``as_read`` annotates it."""
-
-    id: int
-    kind: str
-    key: str
-    lease_id: str | None
-    scheduled_at: datetime
-    scheduled_at_initially: datetime
-    due_at: datetime | None
-    created_at: datetime
-    created_ms: int
-    read_at: datetime
 
 
 class DatabaseClock(Func):
@@ -77,7 +62,8 @@ def as_read(queryset: QuerySet[Any]) -> QuerySet[Any]:
     return annotated.defer("payload", "headers", "first_error", "last_error")
 
 
-def state_of(message: MessageRow) -> RowState:
+def state_of(message: Any) -> RowState:
+    """Return the state of a message that ``as_read`` has annotated."""
     is_leased = message.lease_id is not None
     if message.scheduled_at > message.read_at:
         return RowState.LEASED if is_leased else RowState.SCHEDULED

@@ -18,7 +18,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english
 from delayed_queue.admin.rows import find
@@ -147,7 +147,6 @@ class ScheduleAdmin(MadeByForm):
     )  # fmt: skip
 
     key_column = column(_("key prefix"), lambda row: formats.key_label(row.key_prefix))
-    queue_column = column(_("queue"), lambda row: formats.kind_label(row.kind))
     rule_column = column(
         _("runs"),
         lambda row: format_html('{} <span class="dq-at">{}</span>', row.type, row.expression),
@@ -165,9 +164,7 @@ class ScheduleAdmin(MadeByForm):
         ),
     )
     next_column = column(_("next run"), lambda row: next_run(row, row.read_at))
-    installed_column = column(
-        _("last installed"), lambda row: formats.since(row.installed_at, row.read_at)
-    )
+    installed_column = time_column(_("last installed"), "installed_at")
     declared_column = column(_("declared in"), lambda row: row.declared_in or "admin")
     runs = column(_("next runs"), lambda row: preview(row, row.read_at))
 

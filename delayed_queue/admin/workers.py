@@ -21,7 +21,7 @@ from django.utils.translation import ngettext_lazy
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.filters import HOLDER_LENGTH, ChoiceFilter, held_by
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, count_column, time_column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
 from delayed_queue.models import Message, Worker
@@ -116,8 +116,8 @@ class WorkerAdmin(RecordAdmin):
     )  # fmt: skip
     readonly_fields = (
         "heartbeat_column", "host_column", "pid_column", "process_column", "started_column",
-        "version_column", "threads_column", "memory_column", "running_column", "served", "counts",
-        "held",
+        "version_column", "threads_column", "memory_column", "running_column", "served",
+        "in_flight_column", "done_column", "failed_column", "dead_column", "lost_column", "held",
     )  # fmt: skip
 
     key_column = column(_("worker"), lambda row: formats.key_label(row.name))
@@ -133,11 +133,11 @@ class WorkerAdmin(RecordAdmin):
     in_flight_column = column(
         _("in flight"), lambda row: _of_now(row, formats.number(row.in_flight))
     )
-    done_column = column(_("done"), lambda row: formats.number(row.done))
+    done_column = count_column(_("done"), "done")
     failed_column = column(_("retried"), lambda row: _count(row.failed))
     dead_column = column(_("dead"), lambda row: _count(row.dead, is_bad=True))
     lost_column = column(_("lost"), lambda row: _count(row.lost, is_bad=True))
-    started_column = column(_("started"), lambda row: formats.since(row.started_at, row.read_at))
+    started_column = time_column(_("started"), "started_at")
     version_column = column(_("version"), "version")
     host_column = column(_("host"), "host")
     pid_column = column(_("process id"), "pid")
@@ -202,13 +202,6 @@ class WorkerAdmin(RecordAdmin):
 
         lines = [(name, rate(name)) for name in row.queues]
         return formats.table((_("queue"), _("rate")), lines)
-
-    @admin.display(description=_("since it started"))
-    def counts(self, row: Worker) -> SafeString:
-        heads = (_("in flight"), _("done"), _("retried"), _("dead"), _("lost"))
-        counts = (row.done, row.failed, row.dead, row.lost)
-        line = (self.in_flight_column(row), *map(formats.number, counts))
-        return formats.table(heads, [line])
 
     @admin.display(description=_("leases"))
     def held(self, row: Any) -> SafeString:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -18,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import NEWEST_FIRST
 from delayed_queue.admin.filters import ChoiceFilter
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.history import Figure, figure_of
 from delayed_queue.admin.lists import AFTER, Keyset, KeysetChangeList
 from delayed_queue.admin.operating import OperatingAdmin
@@ -26,7 +25,6 @@ from delayed_queue.admin.rows import RowState, state_of
 from delayed_queue.models import Message
 from delayed_queue.observe.history import window_of
 from delayed_queue.observe.overview import MAX_KINDS
-from delayed_queue.observe.store import Window
 from delayed_queue.tasks.ids import id_at
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.operations import CancelTask, RetryTask, RunAgain
@@ -155,9 +153,9 @@ class TaskResultAdmin(OperatingAdmin):
     )
     state = column(_("status"), lambda row: _state(row))
     queue = column(_("queue"), lambda row: _queue_label(row.kind))
-    enqueued = column(_("enqueued"), lambda row: formats.since(row.enqueued_at, row.read_at))
-    started = column(_("started"), lambda row: formats.since(row.last_attempted_at, row.read_at))
-    finished = column(_("finished"), lambda row: formats.since(row.finished_at, row.read_at))
+    enqueued = time_column(_("enqueued"), "enqueued_at")
+    started = time_column(_("started"), "last_attempted_at")
+    finished = time_column(_("finished"), "finished_at")
     attempts = column(_("attempts"), lambda row: len(row.worker_ids))
     duration = column(_("took"), lambda row: _duration(row))
     worker = column(_("worker"), lambda row: row.worker_ids[-1] if row.worker_ids else "")
@@ -308,11 +306,6 @@ class TaskStep(NamedTuple):
         return self.done is not None
 
 
-class TaskHistory(NamedTuple):
-    window: Window
-    steps: Sequence[TaskStep]
-
-
 _FIGURES: Final = (
     Figure(_("Finished, a minute"), (
         (_("done"), "dq-of-due", lambda step: step.done),
@@ -336,7 +329,7 @@ def charts_of(task: str, using: str) -> list[dict[str, Any]]:
         _step(minute, found.get(minute), window.step) if minute >= earliest else TaskStep(minute)
         for minute in range(window.since, window.until, window.step)
     ]
-    return [figure_of(each, TaskHistory(window, steps), SafeString("")) for each in _FIGURES]
+    return [figure_of(each, window, steps, SafeString("")) for each in _FIGURES]
 
 
 def _step(minute: int, found: Any, width: int) -> TaskStep:

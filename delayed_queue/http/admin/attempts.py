@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import NEWEST_FIRST, RecordAdmin
 from delayed_queue.admin.filters import LinkedFilter
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.http.callbacks.calls import Failure
 from delayed_queue.http.jobs.kinds import Way, parse_kind
@@ -74,10 +73,8 @@ def attempts_of_job(kind: str, key: str, request: HttpRequest, site: str) -> Saf
     using = router.db_for_read(CallbackAttempt)
     found = CallbackAttempt.objects.using(using).filter(key=key, topic=place.topic)
     rows = list(found.order_by("-started_at")[:MOST_SHOWN])
-    return _table(rows, site) if rows else formats.quiet(_("None yet."))
-
-
-def _table(rows: Sequence[CallbackAttempt], site: str) -> SafeString:
+    if not rows:
+        return formats.quiet(_("None yet."))
     heads = (_("attempt"), _("began"), _("took"), _("result"), _("address"))
     return formats.table(heads, (_cells(each, site) for each in rows))
 
@@ -138,7 +135,7 @@ class CallbackAttemptAdmin(RecordAdmin):
     url_column = column(_("url"), lambda row: formats.code(row.url))
     address_column = column(_("address"), lambda row: formats.code(row.address))
     webhook_column = column(_("webhook-id"), lambda row: formats.code(row.webhook_id))
-    at_column = column(_("began"), lambda row: formats.since(row.started_at, row.read_at))
+    at_column = time_column(_("began"), "started_at")
     excerpt_column = column(_("answer"), lambda row: row.excerpt and formats.block(row.excerpt))
 
     @admin.display(description=_("job"))

@@ -16,7 +16,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.admin.tokens import at_once
@@ -109,8 +109,8 @@ class HostAdmin(RecordAdmin):
     key_column = column(_("host"), lambda row: formats.key_label(row.name))
     state_column = column(_("state"), lambda row: breaker_state(row))
     waiting_column = column(_("waiting jobs"), lambda row: formats.counted(row.waiting))
-    since_column = column(_("since"), lambda row: formats.since(row.opened_at, row.read_at))
-    again_column = column(_("probed"), lambda row: formats.since(row.open_until, row.read_at))
+    since_column = time_column(_("since"), "opened_at")
+    again_column = time_column(_("probed"), "open_until")
     openings_column = column(_("suspensions in a row"), "openings")
     reason_column = column(_("why"), lambda row: formats.shortened(row.reason, 120))
     reason_shown = column(_("why"), lambda row: row.reason and formats.block(row.reason))

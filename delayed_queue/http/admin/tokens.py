@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.db.clock import read_clock
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
@@ -121,8 +121,8 @@ class ApiTokenAdmin(StoredByForm):
     key_column = column(_("token"), lambda row: formats.key_label(row.name))
     prefix_column = column(_("begins with"), lambda row: formats.code(f"{row.prefix}…"))
     verbs_column = column(_("may"), lambda row: ", ".join(row.verbs))
-    used_column = column(_("last used"), lambda row: formats.since(row.last_used_at, row.read_at))
-    expires_column = column(_("expires"), lambda row: formats.since(row.expires_at, row.read_at))
+    used_column = time_column(_("last used"), "last_used_at")
+    expires_column = time_column(_("expires"), "expires_at")
 
     @admin.display(description=_("state"))
     def state_column(self, row: Any) -> SafeString:

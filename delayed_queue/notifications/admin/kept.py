@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.rows import is_id
 from delayed_queue.notifications.admin.base import APP, ServiceOperation, ShownOnly
 from delayed_queue.notifications.catalogue import add_version
@@ -172,7 +172,7 @@ class ParkedRequestAdmin(ShownOnly):
     size_column = column(
         _("size"), lambda row: _("%(size)s bytes") % {"size": formats.number(row.size)}
     )
-    parked_column = column(_("last parked"), lambda row: formats.since(row.parked_at, row.read_at))
+    parked_column = time_column(_("last parked"), "parked_at")
 
     @admin.display(description=_("errors"))
     def errors_shown(self, row: ParkedRequest) -> SafeString:

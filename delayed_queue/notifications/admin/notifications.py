@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.filters import ChoiceFilter
-from delayed_queue.admin.formats import column
+from delayed_queue.admin.formats import column, count_column, time_column
 from delayed_queue.admin.lists import Keyset, KeysetChangeList
 from delayed_queue.messages import MessageState
 from delayed_queue.notifications import managing
@@ -161,8 +161,8 @@ class NotificationAdmin(ShownOnly):
         _("id"), lambda row: format_html('<code title="{}">…{}</code>', row.id, str(row.id)[-12:])
     )
     state = column(_("state"), lambda row: badge(row.status))
-    attempts_column = column(_("attempts"), lambda row: formats.number(row.attempts))
-    age_column = column(_("accepted"), lambda row: formats.since(row.created_at, row.read_at))
+    attempts_column = count_column(_("attempts"), "attempts")
+    age_column = time_column(_("accepted"), "created_at")
     channel_column = column(
         _("channel"), lambda row: _with_more(row.get_channel_display(), row.priority)
     )
