@@ -113,8 +113,8 @@ def test_every_order_of_the_file_ends_once_though_a_worker_is_killed(tmp_path):
 
 def check_that_faults_are_seen(path):
     """The report of a run that lost an order, and closed another twice, fails."""
-    Order.objects.filter(state="paid").first().delete()
-    Closing.objects.create(order_id=Closing.objects.first().order_id, attempt=9, worker=1)
+    Order.objects.filter(state="paid")[0].delete()
+    Closing.objects.create(order_id=Closing.objects.all()[0].order_id, attempt=9, worker=1)
     failed = {each.name for each in report(read_orders(path)[0], 302, None).failed}
     assert {"no order lost", "none closed twice"} <= failed
 

@@ -94,7 +94,7 @@ class TestOfAWorker:
         ("chosen", "debug", "is_shown"),
         [(True, False, True), (False, True, False), (None, True, True), (None, False, False)],
     )
-    def test_errors_are_logged_where_the_settings_say_so(
+    def test_o6_errors_are_logged_where_the_settings_say_so(
         self,
         log: pytest.LogCaptureFixture,
         settings: LazySettings,
@@ -102,7 +102,7 @@ class TestOfAWorker:
         debug: bool,
         is_shown: bool,
     ) -> None:
-        """O6: tracebacks of failures and deaths; without them, no text of the errors."""
+        """Tracebacks of failures and deaths; without them, no text of the errors."""
         settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "LOG_ERRORS": chosen}
         settings.DEBUG = debug
         queue = DelayedQueue("conduct")
@@ -198,10 +198,10 @@ def test_a_key_cannot_forge_an_event(log: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_poll_is_one_line_with_count_and_keys_also_when_it_finds_nothing(
+def test_n4_a_poll_is_one_line_with_count_and_keys_also_when_it_finds_nothing(
     log: pytest.LogCaptureFixture, django_assert_num_queries: Any
 ):
-    """N4: an empty poll is one statement and one line; once a second it also reads the limits."""
+    """An empty poll is one statement and one line; once a second it also reads the limits."""
     queue = DelayedQueue("polled")
     with django_assert_num_queries(2):
         queue.try_poll_many(2)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from django.conf import LazySettings
-from django.core.checks import ERROR, WARNING
-from django.db import connections
+from django.core.checks import ERROR
 
 from delayed_queue import DelayedQueue
-from delayed_queue.checks import check_databases, check_instruments, check_settings
+from delayed_queue.checks import check_instruments, check_settings
 from delayed_queue.conf import QueueSettings, find_problems, get_settings, section
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.http.conf import ApiSettings, CallbackSettings
@@ -223,20 +222,3 @@ class TestInstruments:
         settings.DELAYED_QUEUE = {"INSTRUMENTS": [Recorder]}
         [second] = get_instruments()
         assert second is not first
-
-
-class TestDatabases:
-    @pytest.mark.django_db
-    def test_a_current_postgresql_passes(self):
-        assert check_databases(databases=["default"]) == []
-        assert check_databases() == []
-
-    def test_an_old_one_is_warned_about(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setitem(vars(connections["default"]), "pg_version", 120_017)
-        [message] = check_databases(databases=["default"])
-        assert (message.id, message.level) == ("delayed_queue.W003", WARNING)
-
-    def test_another_vendor_is_an_error(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setitem(vars(connections["default"]), "vendor", "sqlite")
-        [message] = check_databases(databases=["default"])
-        assert (message.id, message.level) == ("delayed_queue.E002", ERROR)

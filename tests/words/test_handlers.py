@@ -21,7 +21,6 @@ from delayed_queue.handlers import (
     handler,
     judge,
     registry,
-    storable,
 )
 from delayed_queue.retries import RetryPolicy
 
@@ -177,12 +176,6 @@ class TestErrorTexts:
         error.__cause__ = cause
         text = error_text(error)
         assert text.index("inner") < text.index("direct cause") < text.index("outer")
-
-    def test_the_end_of_a_long_text_is_kept(self):
-        assert storable("a" * 20_000 + "z") == "a" * 9_999 + "z"
-
-    def test_what_postgresql_cannot_store_is_replaced(self):
-        assert storable("a\0b\ud800c") == "a\ufffdb?c"
 
     def test_an_error_that_cannot_be_printed(self):
         class Unprintable(Exception):

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayed_queue.batch import Batch
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import (
     EPOCH,
@@ -19,14 +18,12 @@ from delayed_queue.messages import (
     MAX_MILLISECONDS,
     MILLISECOND,
     MIN_MILLISECONDS,
-    DeliveryType,
     Envelope,
     QueueStats,
     ScheduledMessage,
     check_delay,
     check_key,
     check_schedule,
-    check_text,
     encode_headers,
     from_milliseconds,
     to_milliseconds,
@@ -67,18 +64,6 @@ class TestMilliseconds:
 
 
 class TestChecks:
-    @given(text=st.text())
-    def test_text_is_what_postgresql_can_store(self, text: str):
-        if "\0" in text:
-            with pytest.raises(InvalidMessage, match="NUL"):
-                check_text("key", text)
-        else:
-            assert check_text("key", text) == text
-
-    def test_lone_surrogates_are_no_text(self):
-        with pytest.raises(InvalidMessage, match="Unicode"):
-            check_text("key", "a\udcff")
-
     def test_a_long_key_is_not_quoted_whole(self):
         with pytest.raises(InvalidMessage) as raised:
             check_key("x" * 100_000)
@@ -147,35 +132,11 @@ def envelope(**changes: Any) -> Envelope:
 
 
 class TestEnvelopes:
-    def test_instants_are_datetimes(self):
-        assert envelope().scheduled_at == EPOCH + timedelta(seconds=1)
-        assert envelope(due_at_ms=2000).due_at == EPOCH + timedelta(seconds=2)
-        assert envelope().leased_until == EPOCH + timedelta(seconds=61)
-
-    @pytest.mark.parametrize(
-        ("changes", "expected"),
-        [
-            ({}, DeliveryType.FIRST),
-            ({"attempt": 2}, DeliveryType.REDELIVERY),
-            ({"due_at_ms": 1001}, DeliveryType.REDELIVERY),
-        ],
-    )
-    def test_delivery_types(self, changes: dict[str, int], expected: DeliveryType):
-        assert envelope(**changes).delivery_type is expected
-
     def test_a_payload_is_not_printed(self):
         assert repr(envelope()) == "<Envelope orders/a attempt 1>"
 
     def test_each_delivery_is_its_own(self):
         assert envelope() != envelope()
-
-    def test_a_batch_is_a_sequence(self):
-        members = tuple(envelope(key=key) for key in "abc")
-        batch = Batch(members, "lease", members[0].leases)
-        assert (len(batch), batch[0], batch[-1]) == (3, members[0], members[2])
-        assert batch[1:] == members[1:]
-        assert list(batch) == list(members)
-        assert members[1] in batch
 
 
 def test_a_scheduled_message_is_due_at_once_and_may_update():

@@ -49,7 +49,7 @@ def test_b3_only_failing_messages_fail_and_the_others_are_handled_once(
 def test_b3_each_failing_message_costs_few_calls(
     batch: tuple[int, set[int], list[int]],
 ) -> None:
-    """B3: at most 2·⌈log2 n⌉ calls more for each."""
+    """At most 2·⌈log2 n⌉ calls more for each."""
     size, poison, _ = batch
     calls, _, _ = run(Split(size), poison)
     assert len(calls) - 1 <= len(poison) * 2 * math.ceil(math.log2(size))

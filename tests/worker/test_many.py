@@ -1,4 +1,7 @@
-"""Handlers that receive many messages: called with batches, settled, split (B1, B2, B3, B6)."""
+"""Handlers that receive many messages: called with batches, settled, split (B1, B2, B3, B6).
+
+Tests of the fixture `transactional` run for both kinds of handlers.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,11 @@ def numbered(count: int) -> list[str]:
     return [f"m{n:05}" for n in range(count)]
 
 
+@pytest.fixture(params=[False, True], ids=["leased", "in a transaction"])
+def transactional(request: pytest.FixtureRequest) -> dict[str, bool]:
+    return {"transactional": request.param}
+
+
 def make_due() -> None:
     Message.objects.update(scheduled_at=timezone.now())
 
@@ -66,12 +74,15 @@ class Calls:
 
 def burst_of(function: Any, **options: Any) -> Worker:
     options = {"retry": NEVER, "batch_size": 10_000, **options}
-    return worker_with(handler_of("events", function, many=True, **options), burst=True)
+    handler = handler_of("events", function, many=True, **options)
+    # Several threads would share the messages of transactions between them.
+    threads = {"concurrency": 1} if handler.transactional else {}
+    return worker_with(handler, burst=True, **threads)
 
 
 @pytest.mark.parametrize("name", ["handle", "ahandle"])
-def test_a_batch_is_handled_in_one_call_and_acknowledged_in_one_statement(name: str) -> None:
-    """B1: the order is that of the claim, for functions and coroutines."""
+def test_b1_a_batch_is_handled_in_one_call_and_acknowledged_in_one_statement(name: str) -> None:
+    """The order is that of the claim, for functions and coroutines."""
     seen = Calls()
     offer(*numbered(100))
     assert burst_of(getattr(seen, name)).run() == Counts(done=100)
@@ -79,8 +90,7 @@ def test_a_batch_is_handled_in_one_call_and_acknowledged_in_one_statement(name: 
     assert not Message.objects.exists()
 
 
-def test_a_call_has_at_most_the_batch_size() -> None:
-    """B6"""
+def test_b6_a_call_has_at_most_the_batch_size() -> None:
     seen = Calls()
     offer(*numbered(25))
     assert burst_of(seen.handle, batch_size=10).run() == Counts(done=25)
@@ -88,8 +98,8 @@ def test_a_call_has_at_most_the_batch_size() -> None:
 
 
 @pytest.mark.parametrize("name", ["handle", "ahandle"])
-def test_one_poison_message_in_10_000_fails_alone(name: str) -> None:
-    """B3: the others are handled once, with at most 2·⌈log2 10,000⌉ = 28 further calls."""
+def test_b3_one_poison_message_in_10_000_fails_alone(name: str) -> None:
+    """The others are handled once, with at most 2·⌈log2 10,000⌉ = 28 further calls."""
     seen = Calls("m06123")
     offer(*numbered(10_000))
     assert burst_of(getattr(seen, name)).run() == Counts(done=9_999, failed=1)
@@ -101,31 +111,30 @@ def test_one_poison_message_in_10_000_fails_alone(name: str) -> None:
     assert "ValueError: poison" in (left.last_error or "")
 
 
-def test_a_message_that_failed_alone_is_retried_alone() -> None:
-    """B3"""
+def test_b3_a_message_that_failed_alone_is_retried_alone(transactional: dict[str, bool]) -> None:
     seen = Calls("bad")
     offer("a", "bad", "b")
-    assert burst_of(seen.handle).run() == Counts(done=2, failed=1)
+    assert burst_of(seen.handle, **transactional).run() == Counts(done=2, failed=1)
     make_due()
     offer("c", "d")
-    assert burst_of(seen.handle).run() == Counts(done=2, failed=1)
+    assert burst_of(seen.handle, **transactional).run() == Counts(done=2, failed=1)
     assert sorted(seen.keys[-2:]) == [["bad"], ["c", "d"]]
 
 
-def test_a_batch_that_is_not_split_fails_whole() -> None:
-    """B3: and it is retried together."""
+def test_b3_a_batch_that_is_not_split_fails_whole_and_is_retried_together(
+    transactional: dict[str, bool],
+) -> None:
     seen = Calls("bad")
     offer("a", "bad", "b")
-    once_more = RetryPolicy.ladder("1h")
-    assert burst_of(seen.handle, retry=once_more, split=False).run() == Counts(failed=3)
+    options = {"retry": RetryPolicy.ladder("1h"), "split": False, **transactional}
+    assert burst_of(seen.handle, **options).run() == Counts(failed=3)
     make_due()
-    assert burst_of(seen.handle, retry=once_more, split=False).run() == Counts(dead=3)
+    assert burst_of(seen.handle, **options).run() == Counts(dead=3)
     assert [sorted(each) for each in seen.keys] == [["a", "b", "bad"]] * 2
     assert DeadLetter.objects.count() == 3
 
 
-def test_single_messages_are_settled_by_the_handler() -> None:
-    """B2"""
+def test_b2_single_messages_are_settled_by_the_handler(transactional: dict[str, bool]) -> None:
 
     def handle(batch: Batch) -> None:
         fine, failed, snoozed, rejected = batch
@@ -135,14 +144,14 @@ def test_single_messages_are_settled_by_the_handler() -> None:
         assert fine.key == "fine"
 
     offer("fine", "failed", "snoozed", "rejected")
-    assert burst_of(handle).run() == Counts(done=1, failed=1, snoozed=1, dead=1)
+    counts = burst_of(handle, **transactional).run()
+    assert counts == Counts(done=1, failed=1, snoozed=1, dead=1)
     attempts = dict(Message.objects.values_list("key", "attempts"))
     assert attempts == {"failed": 1, "snoozed": 0}
     assert DeadLetter.objects.get().reason == "useless"
 
 
-def test_settlements_of_a_call_that_raises_count_for_nothing() -> None:
-    """B2"""
+def test_b2_settlements_of_a_call_that_raises_count_for_nothing() -> None:
     sizes: list[int] = []
 
     def handle(batch: Batch) -> None:
@@ -157,8 +166,8 @@ def test_settlements_of_a_call_that_raises_count_for_nothing() -> None:
     assert not DeadLetter.objects.exists()
 
 
-def test_a_message_of_another_batch_cannot_be_settled() -> None:
-    """B13: the error names the message."""
+def test_b13_a_message_of_another_batch_cannot_be_settled() -> None:
+    """The error names the message."""
     errors: list[str] = []
 
     def handle(batch: Batch) -> None:
@@ -182,17 +191,21 @@ def test_a_message_of_another_batch_cannot_be_settled() -> None:
         polled.fail(polled[0], 7)  # type: ignore[arg-type]
 
 
-def test_a_snooze_defers_the_whole_call() -> None:
+def test_a_snooze_defers_the_whole_call(transactional: dict[str, bool]) -> None:
+    calls: list[int] = []
+
     def handle(batch: Batch) -> None:
+        calls.append(len(batch))
         raise Snooze("1h")
 
     offer("a", "b")
-    assert burst_of(handle).run() == Counts(snoozed=2)
+    assert burst_of(handle, **transactional).run() == Counts(snoozed=2)
+    assert calls == [2]
 
 
 @pytest.mark.parametrize("name", ["handle", "ahandle"])
-def test_a_call_that_takes_too_long_is_split(name: str) -> None:
-    """B3: only the slow message loses an attempt."""
+def test_b3_a_call_that_takes_too_long_is_split(name: str) -> None:
+    """Only the slow message loses an attempt."""
 
     class Slow:
         def __init__(self) -> None:
@@ -221,8 +234,8 @@ def test_a_call_that_takes_too_long_is_split(name: str) -> None:
         assert slow.cancelled == [True] * 3
 
 
-def test_linger_waits_for_a_fuller_batch_and_not_for_more_than_a_full_one() -> None:
-    """B6: the batch is called for when it is full, long before the time is over."""
+def test_b6_linger_waits_for_a_fuller_batch_and_not_for_more_than_a_full_one() -> None:
+    """The batch is called for when it is full, long before the time is over."""
     seen = Calls()
     handler = handler_of(
         "events", seen.handle, many=True, batch_size=4, linger=timedelta(seconds=25)
@@ -235,8 +248,7 @@ def test_linger_waits_for_a_fuller_batch_and_not_for_more_than_a_full_one() -> N
     assert seen.keys == [["m0", "m1", "m2", "m3"]]
 
 
-def test_linger_ends_with_its_time() -> None:
-    """B6"""
+def test_b6_linger_ends_with_its_time() -> None:
     seen = Calls()
     offer("a", "b")
     worker = burst_of(seen.handle, linger=timedelta(milliseconds=50))
@@ -244,8 +256,7 @@ def test_linger_ends_with_its_time() -> None:
     assert seen.keys == [["a", "b"]]
 
 
-def test_messages_that_linger_are_released_uncounted_at_a_stop() -> None:
-    """B6"""
+def test_b6_messages_that_linger_are_released_uncounted_at_a_stop() -> None:
     seen = Calls()
     handler = handler_of("events", seen.handle, many=True, linger=timedelta(seconds=20))
     with running(worker_with(handler)):
@@ -255,15 +266,13 @@ def test_messages_that_linger_are_released_uncounted_at_a_stop() -> None:
     assert seen.keys == []
 
 
-def test_the_wait_is_at_most_a_tenth_of_the_lease() -> None:
-    """B6"""
+def test_b6_the_wait_is_at_most_a_tenth_of_the_lease() -> None:
     handler = handler_of("events", Calls().handle, many=True, linger=timedelta(seconds=31))
     with pytest.raises(InvalidConfiguration, match="linger must be at most a tenth"):
         worker_with(handler)
 
 
-def test_a_call_has_a_limited_payload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B6"""
+def test_b6_a_call_has_a_limited_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MOST_BYTES", 100)
     seen = Calls()
     queue = DelayedQueue("events")
@@ -273,8 +282,8 @@ def test_a_call_has_a_limited_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(map(len, seen.keys)) == [1, 1, 3, 3]
 
 
-def test_a_stop_during_a_split_uses_up_no_attempt() -> None:
-    """B3: what has not been called is released; the call that runs is finished."""
+def test_b3_a_stop_during_a_split_uses_up_no_attempt() -> None:
+    """What has not been called is released; the call that runs is finished."""
     begun, may_end = threading.Event(), threading.Event()
 
     def handle(batch: Batch) -> None:
@@ -295,8 +304,8 @@ def test_a_stop_during_a_split_uses_up_no_attempt() -> None:
     assert Message.objects.filter(attempts=0, lease_id=None).count() == 3
 
 
-def test_groups_hold() -> None:
-    """B6: a batch has no more messages of a group than may run at a time."""
+def test_b6_groups_hold() -> None:
+    """A batch has no more messages of a group than may run at a time."""
     seen = Calls()
     offer(*numbered(6), group="g")
     groups = Groups(concurrency=2)
@@ -304,8 +313,7 @@ def test_groups_hold() -> None:
     assert max(map(len, seen.keys)) <= 2
 
 
-def test_pauses_hold() -> None:
-    """B6"""
+def test_b6_pauses_hold() -> None:
     seen = Calls()
     offer("a")
     DelayedQueue("events").pause()
@@ -314,8 +322,8 @@ def test_pauses_hold() -> None:
     assert burst_of(seen.handle).run() == Counts(done=1)
 
 
-def test_a_message_that_is_dropped_meanwhile_stops_no_other() -> None:
-    """B6: the message is marked, and the others are acknowledged."""
+def test_b6_a_message_that_is_dropped_meanwhile_stops_no_other() -> None:
+    """The message is marked, and the others are acknowledged."""
     is_cancelled: list[bool] = []
 
     async def handle(batch: Batch) -> None:
@@ -329,8 +337,7 @@ def test_a_message_that_is_dropped_meanwhile_stops_no_other() -> None:
     assert is_cancelled == [True, False]
 
 
-def test_a_call_is_cancelled_when_all_its_messages_are_gone() -> None:
-    """B6"""
+def test_b6_a_call_is_cancelled_when_all_its_messages_are_gone() -> None:
     was_cancelled = threading.Event()
 
     async def handle(batch: Batch) -> None:

@@ -1,4 +1,7 @@
-"""Transactional handlers of many messages: a call and the removal commit together (B5)."""
+"""Transactional handlers of many messages: a call and the removal commit together (B5).
+
+`test_many` has what holds for all handlers of many messages.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
-from delayed_queue import Batch, DelayedQueue, RetryPolicy, ScheduledMessage, Snooze
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue import Batch, DelayedQueue, RetryPolicy, ScheduledMessage
+from delayed_queue.models import Message
 from delayed_queue.worker.engine import batch_runs
 from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.engine.worker import Worker
@@ -71,53 +73,6 @@ def test_b5_a_split_batch_commits_its_good_halves_each_once() -> None:
     (left,) = Message.objects.all()
     assert (left.key, left.attempts) == ("m00300", 1)
     assert "ValueError: poison" in (left.last_error or "")
-
-
-def test_b3_a_message_that_failed_alone_is_retried_alone() -> None:
-    stored = Stored("bad")
-    offer("a", "bad", "b")
-    assert burst_of(stored.handle).run() == Counts(done=2, failed=1)
-    Message.objects.update(scheduled_at=timezone.now())
-    offer("c", "d", "e")
-    before = len(stored.calls)
-    assert burst_of(stored.handle).run() == Counts(done=3, failed=1)
-    assert stored.calls[before:] == [["bad"], ["c", "d", "e"]]
-
-
-def test_b2_single_messages_are_settled_in_the_transaction_of_the_others() -> None:
-    def handle(batch: Batch) -> None:
-        fine, failed, snoozed, rejected = batch
-        Effect.objects.create(queue=fine.queue, key=fine.key, attempt=1, pid=0)
-        batch.fail(failed, "no")
-        batch.snooze(snoozed, timedelta(hours=1))
-        batch.reject(rejected, "useless")
-
-    offer("fine", "failed", "snoozed", "rejected")
-    assert burst_of(handle).run() == Counts(done=1, failed=1, snoozed=1, dead=1)
-    assert dict(Message.objects.values_list("key", "attempts")) == {"failed": 1, "snoozed": 0}
-    assert DeadLetter.objects.get().reason == "useless"
-    assert effects() == {"fine": 1}
-
-
-def test_b3_a_batch_that_is_not_split_fails_whole() -> None:
-    stored = Stored("b")
-    offer("a", "b", "c")
-    assert burst_of(stored.handle, split=False).run() == Counts(failed=3)
-    assert stored.calls == [["a", "b", "c"]]
-    assert not effects()
-    assert set(Message.objects.values_list("attempts", flat=True)) == {1}
-
-
-def test_a_snooze_defers_the_whole_call() -> None:
-    calls: list[int] = []
-
-    def handle(batch: Batch) -> None:
-        calls.append(len(batch))
-        raise Snooze("1h")
-
-    offer("a", "b")
-    assert burst_of(handle).run() == Counts(snoozed=2)
-    assert calls == [2]
 
 
 def test_b6_a_call_has_a_limited_payload(monkeypatch: pytest.MonkeyPatch) -> None:

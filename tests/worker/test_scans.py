@@ -17,11 +17,12 @@ from pytest_django import Settings
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.db.wakeups import channel_of
+from delayed_queue.queue.store.claim import NO_FLOOR
 from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
-from delayed_queue.worker.engine.scanning import MARGIN_MS
+from delayed_queue.worker.engine.scanning import MARGIN_MS, REWIND_MS
 from delayed_queue.worker.engine.worker import Worker
 from tests.support.processes import wait_until
-from tests.support.running import handler_of, running, worker_with
+from tests.support.running import SOON, handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -83,7 +84,7 @@ def mark_of(worker: Worker) -> int:
     return worker.consumers[0].schedule.position
 
 
-def test_an_idle_worker_finds_what_is_offered_into_the_past_at_once(
+def test_w9_an_idle_worker_finds_what_is_offered_into_the_past_at_once(
     queue: DelayedQueue, seen: Seen
 ) -> None:
     worker = seen.worker(POLL)
@@ -95,7 +96,7 @@ def test_an_idle_worker_finds_what_is_offered_into_the_past_at_once(
         wait_until(lambda: "past" in seen.at, 20)
 
 
-def test_an_idle_worker_finds_what_was_committed_late_at_once(
+def test_w9_an_idle_worker_finds_what_was_committed_late_at_once(
     queue: DelayedQueue, seen: Seen
 ) -> None:
     worker = seen.worker(POLL)
@@ -104,6 +105,17 @@ def test_an_idle_worker_finds_what_was_committed_late_at_once(
         transaction.execute(NOTIFY, {"channel": channel_of(queue.kind)})
         transaction.execute("COMMIT")
         wait_until(lambda: "late" in seen.at, 20)
+
+
+def test_w9_a_rewind_finds_what_committed_late(queue: DelayedQueue, seen: Seen) -> None:
+    worker = seen.worker(SOON)
+    with running(worker):
+        queue.offer_or_update("first", 1)
+        wait_until(lambda: mark_of(worker) > NO_FLOOR)
+        worker.consumers[0].schedule.full_scans.at = float("inf")
+        early = datetime.now(UTC) - timedelta(milliseconds=REWIND_MS - 5_000)
+        queue.offer_or_update("late", 1, schedule_at=early)
+        wait_until(lambda: "late" in seen.at, 10)
 
 
 @contextmanager

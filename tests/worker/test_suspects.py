@@ -84,8 +84,8 @@ def test_suspects_of_all_kinds_of_handlers_have_nothing_beside_them() -> None:
     assert max(crowd.beside.values()) >= 1
 
 
-def test_messages_of_a_dead_batch_are_handled_alone_and_the_others_in_batches() -> None:
-    """B4: few are claimed at a time, so that other queues have their turns."""
+def test_b4_messages_of_a_dead_batch_are_handled_alone_and_the_others_in_batches() -> None:
+    """Few are claimed at a time, so that other queues have their turns."""
     sizes: dict[str, int] = {}
     claimed: list[int] = []
 

@@ -188,14 +188,6 @@ def test_no_transaction_takes_more_than_the_batch_size_of_the_handler(size: int)
     assert len(sizes) >= 10 / size
 
 
-def test_priority_is_the_order_of_the_queues() -> None:
-    offer(10, "low")
-    offer(10, "high")
-    drain(handler("high"), handler("low"), queues=("high", "low"), concurrency=1)
-    order = list(Effect.objects.order_by("id").values_list("queue", flat=True))
-    assert order == ["high"] * 10 + ["low"] * 10
-
-
 @pytest.mark.parametrize("payload", [None, "fail"])
 def test_max_messages_is_never_exceeded(payload: str | None) -> None:
     offer(20, **({} if payload is None else {f"k{n}": payload for n in range(20)}))

@@ -11,8 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
-from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
-from delayed_queue.handlers import Registry
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MessageState
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.observe import signals
@@ -81,11 +80,6 @@ class TestEnds:
         assert burst("ledger") == Counts(done=1)
         assert DeadLetter.objects.get().key == "bad"
 
-    def test_w1_async_handlers_run(self) -> None:
-        DelayedQueue("awaited").offer_batch(ScheduledMessage(f"k{n}", n) for n in range(5))
-        assert burst("awaited") == Counts(done=5)
-        assert Effect.objects.filter(queue="awaited").count() == 5
-
     def test_w5_message_whose_attempts_all_crashed_is_dead_lettered_unhandled(self) -> None:
         queue = DelayedQueue("ledger")
         queue.offer_or_update("k", 1)
@@ -107,24 +101,6 @@ class TestBatches:
         with CaptureQueriesContext(connection) as captured:
             assert worker.run().done == 2000
         assert len(captured) < 200
-
-    def test_priority_is_the_order_of_the_queues(self) -> None:
-        seen: list[str] = []
-        handlers = registry_of(
-            low=lambda envelope: seen.append("low"), high=lambda envelope: seen.append("high")
-        )
-        for name in ("low", "high"):
-            DelayedQueue(name).offer_batch(ScheduledMessage(f"k{n}", n) for n in range(20))
-        options = WorkerOptions(queues=("high", "low"), burst=True, concurrency=1, batch_size=50)
-        Worker(options, handlers).run()
-        assert seen == ["high"] * 20 + ["low"] * 20
-
-    def test_max_messages_is_never_exceeded(self) -> None:
-        queue = DelayedQueue("ledger")
-        queue.offer_batch(ScheduledMessage(f"k{n}", n) for n in range(20))
-        worker = Worker(WorkerOptions(queues=("ledger",), max_messages=7))
-        assert worker.run() == Counts(done=7)
-        assert queue.stats().due == 13
 
 
 class TestLeases:
@@ -225,34 +201,7 @@ class TestLeases:
             leave.set()
 
 
-class TestWaking:
-    def test_w9_notify_wakes_a_sleeping_worker(self) -> None:
-        handled = threading.Event()
-        options = WorkerOptions(queues=("eager",), poll_interval=timedelta(minutes=10))
-        worker = Worker(options, registry_of(eager=lambda envelope: handled.set()))
-        queue = DelayedQueue("eager")
-        with running(worker):
-            queue.offer_or_update("first", 1)
-            assert handled.wait(10)
-            handled.clear()
-            queue.offer_or_update("second", 1)
-            assert handled.wait(10)
-
-    def test_w9_worker_wakes_at_the_due_time(self) -> None:
-        handled = threading.Event()
-        options = WorkerOptions(queues=("later",), poll_interval=timedelta(minutes=10))
-        worker = Worker(options, registry_of(later=lambda envelope: handled.set()))
-        queue = DelayedQueue("later", poll_interval=timedelta(milliseconds=1))  # no NOTIFY
-        queue.offer_or_update("k", 1, delay=timedelta(milliseconds=400))
-        with running(worker):
-            assert handled.wait(10)
-
-
 class TestStart:
-    def test_w10_no_handler_at_all_is_a_start_up_error(self) -> None:
-        with pytest.raises(HandlerNotFound, match="nothing to work on"):
-            Worker(WorkerOptions(), Registry())
-
     @pytest.mark.parametrize(
         "wrong",
         [

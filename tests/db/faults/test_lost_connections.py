@@ -30,10 +30,10 @@ def pid() -> int:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_connection_that_ended_before_the_call_is_replaced(
+def test_q33_a_connection_that_ended_before_the_call_is_replaced(
     queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], operation: str
 ):
-    """Q33: the first statement fails without an effect."""
+    """The first statement fails without an effect."""
     call, answer = OPERATIONS[operation]
     scene = Scene.of(queue)
     terminate(admin, pid())
@@ -100,10 +100,10 @@ def test_an_offer_that_is_ended_while_it_waits_creates_the_message(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_inside_a_transaction_nothing_is_repeated(
+def test_q33_inside_a_transaction_nothing_is_repeated(
     queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], operation: str
 ):
-    """Q33: earlier statements of the transaction are lost, so its owner must get the error."""
+    """Earlier statements of the transaction are lost, so its owner must get the error."""
     call, _ = OPERATIONS[operation]
     scene = Scene.of(queue)
     accepted: list[int] = []

@@ -55,7 +55,7 @@ def offer(other: psycopg.Connection[Any], queue: DelayedQueue) -> None:
 
 
 @pytest.mark.parametrize("loss", ["terminated", "cut"])
-def test_a_poller_whose_connection_is_lost_listens_again_and_wakes(
+def test_q21_a_poller_whose_connection_is_lost_listens_again_and_wakes(
     sleeper: DelayedQueue,
     proxy: Proxy,
     other: psycopg.Connection[Any],
@@ -63,7 +63,7 @@ def test_a_poller_whose_connection_is_lost_listens_again_and_wakes(
     polling: Call[Envelope | None],
     loss: str,
 ):
-    """Q21: a notification wakes it, for its poll interval is an hour."""
+    """A notification wakes it, for its poll interval is an hour."""
     seen = len(proxy.answers)
     if loss == "terminated":
         admin.execute("SELECT pg_terminate_backend(%s)", [polling.pid])
@@ -78,13 +78,13 @@ def test_a_poller_whose_connection_is_lost_listens_again_and_wakes(
     assert (envelope.key, envelope.attempt) == ("key", 1)
 
 
-def test_what_is_offered_while_the_connection_is_lost_is_found(
+def test_q21_what_is_offered_while_the_connection_is_lost_is_found(
     sleeper: DelayedQueue,
     proxy: Proxy,
     other: psycopg.Connection[Any],
     polling: Call[Envelope | None],
 ):
-    """Q21: its notification was lost."""
+    """Its notification was lost."""
     with other.transaction():
         proxy.cut()
         offer(other, sleeper)
@@ -92,8 +92,8 @@ def test_what_is_offered_while_the_connection_is_lost_is_found(
         assert present(polling.answer()).key == "key"
 
 
-def test_a_poller_whose_database_is_gone_says_so(proxy: Proxy, polling: Call[Envelope | None]):
-    """Q33: after the backoff, not after the poll interval."""
+def test_q33_a_poller_whose_database_is_gone_says_so(proxy: Proxy, polling: Call[Envelope | None]):
+    """After the backoff, not after the poll interval."""
     proxy.refuse()
 
     with at_most(5.0), pytest.raises(ResourceUnavailable):

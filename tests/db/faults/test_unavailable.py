@@ -37,10 +37,10 @@ LOCK: Final = 'SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE'
 
 
 @pytest.mark.parametrize("operation", sample(OPERATIONS, "offer_batch", "acknowledge", "drop"))
-def test_a_database_that_refuses_connections_is_unavailable_after_the_backoff(
+def test_q33_a_database_that_refuses_connections_is_unavailable_after_the_backoff(
     queue: DelayedQueue, proxy: Proxy, operation: str
 ):
-    """Q33: waits of 10, 20 and 40 ms; the cause is attached."""
+    """Waits of 10, 20 and 40 ms; the cause is attached."""
     call, _ = OPERATIONS[operation]
     scene = Scene.of(queue)
     proxy.refuse()
@@ -55,10 +55,10 @@ def test_a_database_that_refuses_connections_is_unavailable_after_the_backoff(
     assert isinstance(caught.value.__cause__.__cause__, psycopg.OperationalError)
 
 
-def test_a_database_that_hangs_up_is_tried_as_often_as_configured(
+def test_q33_a_database_that_hangs_up_is_tried_as_often_as_configured(
     queue: DelayedQueue, proxy: Proxy
 ):
-    """Q33: one call on the cut connection, and three on new ones."""
+    """One call on the cut connection, and three on new ones."""
     Scene.of(queue)
     proxy.hang_up()
     accepted = proxy.accepted
@@ -97,13 +97,13 @@ def count_an_attempt(other: psycopg.Connection[Any], key: str) -> None:
 
 
 @pytest.mark.parametrize("proxied", [REPEATABLE_READ], indirect=True)
-def test_a_serialization_failure_is_repeated(
+def test_q33_a_serialization_failure_is_repeated(
     queue: DelayedQueue,
     proxy: Proxy,
     other: psycopg.Connection[Any],
     admin: psycopg.Connection[Any],
 ):
-    """Q33: 40001, on the same connection."""
+    """40001, on the same connection."""
     scene = Scene.of(queue)
     other.execute("BEGIN")
     count_an_attempt(other, "leased")
@@ -119,10 +119,10 @@ def test_a_serialization_failure_is_repeated(
 
 
 @pytest.mark.parametrize("proxied", [REPEATABLE_READ], indirect=True)
-def test_a_serialization_failure_inside_a_transaction_is_not_repeated(
+def test_q33_a_serialization_failure_inside_a_transaction_is_not_repeated(
     queue: DelayedQueue, proxy: Proxy, other: psycopg.Connection[Any]
 ):
-    """Q33: the error belongs to the transaction, which only its owner can repeat."""
+    """The error belongs to the transaction, which only its owner can repeat."""
     scene = Scene.of(queue)
 
     @transaction.atomic
@@ -139,13 +139,13 @@ def test_a_serialization_failure_inside_a_transaction_is_not_repeated(
 
 
 @pytest.mark.parametrize("proxied", [{"options": "-c deadlock_timeout=10ms"}], indirect=True)
-def test_a_deadlock_is_repeated(
+def test_q33_a_deadlock_is_repeated(
     queue: DelayedQueue,
     proxy: Proxy,
     other: psycopg.Connection[Any],
     admin: psycopg.Connection[Any],
 ):
-    """Q33: 40P01. The batch locks a, waits for b, and closes the circle at c."""
+    """40P01. The batch locks a, waits for b, and closes the circle at c."""
     queue.offer_batch([ScheduledMessage(key, "old", PAST) for key in "abc"])
     messages = [ScheduledMessage(key, "new", PAST) for key in "abc"]
     other.execute("SET deadlock_timeout = '1min'")
@@ -168,8 +168,10 @@ def test_a_deadlock_is_repeated(
     assert set(proxy.errors) == {"40P01"}
 
 
-def test_a_connection_that_only_reads_is_given_up_for_another(queue: DelayedQueue, proxy: Proxy):
-    """Q33: 25006, as on a standby; a new connection may reach the primary."""
+def test_q33_a_connection_that_only_reads_is_given_up_for_another(
+    queue: DelayedQueue, proxy: Proxy
+):
+    """25006, as on a standby; a new connection may reach the primary."""
     Scene.of(queue)
     with connection.cursor() as cursor:
         cursor.execute("SET default_transaction_read_only = on")
@@ -182,10 +184,10 @@ def test_a_connection_that_only_reads_is_given_up_for_another(queue: DelayedQueu
 
 
 @pytest.mark.parametrize("proxied", [READ_ONLY], indirect=True)
-def test_a_database_that_only_reads_is_unavailable_after_the_backoff(
+def test_q33_a_database_that_only_reads_is_unavailable_after_the_backoff(
     queue: DelayedQueue, proxy: Proxy
 ):
-    """Q33: a transaction raises it, since only its owner can repeat it."""
+    """A transaction raises it, since only its owner can repeat it."""
     assert queue.contains_message("due") is False
     with pytest.raises(ResourceUnavailable) as caught:
         queue.offer_or_update("due", None)
@@ -205,7 +207,7 @@ def test_a_database_that_only_reads_is_unavailable_after_the_backoff(
         ("statement_timeout = '50ms'", OperationalError, "57014"),
     ],
 )
-def test_an_error_that_repeating_cannot_help_is_raised_at_once(
+def test_q34_an_error_that_repeating_cannot_help_is_raised_at_once(
     queue: DelayedQueue,
     proxy: Proxy,
     other: psycopg.Connection[Any],
@@ -213,7 +215,7 @@ def test_an_error_that_repeating_cannot_help_is_raised_at_once(
     expected: type[Exception],
     sqlstate: str,
 ):
-    """Q34: executed once."""
+    """Executed once."""
     Scene.of(queue)
     with connection.cursor() as cursor:
         cursor.execute(f"SET {setting}")

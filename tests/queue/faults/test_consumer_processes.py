@@ -37,8 +37,8 @@ POINTS: Final = {
 @pytest.mark.parametrize(
     "point", sample(POINTS, "after the effect is written", "before the commit")
 )
-def test_a_consumer_killed_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
-    """Q30: lost 0, duplicates 0, and no attempt is counted for rolled back messages."""
+def test_q30_a_consumer_killed_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
+    """Lost 0, duplicates 0, and no attempt is counted for rolled back messages."""
     keys = offer(DelayedQueue("exact"), 20)
     aim = proxy.aim_at(*POINTS[point], nth=5)
     with running(*CONSUMER, url=proxy.url) as consumer:
@@ -53,8 +53,10 @@ def test_a_consumer_killed_there_has_each_effect_exactly_once(proxy: Proxy, poin
 @pytest.mark.parametrize(
     "point", sample(POINTS, "before the commit", "after the commit, before its answer arrives")
 )
-def test_a_consumer_cut_off_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
-    """Q30: the consumer continues, and gets an error for the loss."""
+def test_q30_a_consumer_cut_off_there_has_each_effect_exactly_once(
+    proxy: Proxy, point: str
+) -> None:
+    """The consumer continues, and gets an error for the loss."""
     keys = offer(DelayedQueue("exact"), 20)
     aim = proxy.aim_at(*POINTS[point], nth=5)
     with running(*CONSUMER, url=proxy.url) as consumer:

@@ -71,14 +71,14 @@ def consume(queue: DelayedQueue, *steps: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("rest", REST)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_connection_lost_inside_the_handler_leaves_the_message_as_it_was(
+def test_q30_a_connection_lost_inside_the_handler_leaves_the_message_as_it_was(
     filled: DelayedQueue,
     proxy: Proxy,
     admin: psycopg.Connection[Any],
     loss: str,
     rest: str,
 ):
-    """Q30: an error and no effect; the next consumer gets it as its first attempt."""
+    """An error and no effect; the next consumer gets it as its first attempt."""
     with pytest.raises(Failed if rest == "fails" else OperationalError):
         consume(filled, lambda: LOSSES[loss](proxy, admin), REST[rest])
 
@@ -113,10 +113,10 @@ def test_a_commit_whose_answer_was_swallowed_is_an_error_and_has_happened(
 
 @pytest.mark.parametrize("loss", LOSSES_OF_AIMED)
 @pytest.mark.parametrize("stage", Stage)
-def test_a_commit_that_is_lost_leaves_the_message_or_its_effect(
+def test_q30_a_commit_that_is_lost_leaves_the_message_or_its_effect(
     filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], stage: Stage, loss: str
 ):
-    """Q30: in the second round trip of a consumer, before the server has it, during and after."""
+    """In the second round trip of a consumer, before the server has it, during and after."""
     aim = proxy.aim_at(COMMIT, stage)
     with calling(lambda: consume(filled)) as held:
         aim.wait()
@@ -162,10 +162,10 @@ def test_a_connection_lost_before_is_an_error_and_replaced_for_the_next_time(
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_connection_that_another_query_found_lost_does_not_stop_consumers_for_ever(
+def test_q33_a_connection_that_another_query_found_lost_does_not_stop_consumers_for_ever(
     filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str
 ):
-    """Q33: outside of requests, the consumer itself must replace the connection."""
+    """Outside of requests, the consumer itself must replace the connection."""
     LOSSES[loss](proxy, admin)
     with pytest.raises(OperationalError):
         Group.objects.count()

@@ -104,10 +104,10 @@ def test_racing_batches_if_not_exists_create_every_key_once(queue: DelayedQueue)
         assert Counter(outcomes) == {CREATED: 1, IGNORED: 5}
 
 
-def test_two_batches_with_the_same_keys_in_opposite_orders_take_turns(
+def test_q13_two_batches_with_the_same_keys_in_opposite_orders_take_turns(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
-    """Q13: the first locks a and waits for b; the second locks nothing and waits for a."""
+    """The first locks a and waits for b; the second locks nothing and waits for a."""
     with ExitStack() as stack:
         calls: list[Call[list[Any]]] = []
         other.execute("BEGIN")

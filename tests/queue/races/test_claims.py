@@ -15,7 +15,6 @@ from tests.support.concurrency import (
 )
 from tests.support.statements import sql
 
-SKIP: Final = "FOR UPDATE SKIP LOCKED"
 LOCK: Final = 'SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE'
 
 
@@ -32,10 +31,10 @@ def parameters(queue: DelayedQueue, statement: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("statement", ["CLAIM", "CONSUME"])
-def test_a_row_that_another_transaction_holds_is_skipped_not_waited_for(
+def test_q17_a_row_that_another_transaction_holds_is_skipped_not_waited_for(
     queue: DelayedQueue, other: psycopg.Connection[Any], statement: str
 ):
-    """Q17: waiting would end in LockNotAvailable."""
+    """Waiting would end in LockNotAvailable."""
     first, second = offer(queue, 2)
     other.execute("SET lock_timeout = '200ms'")
 
@@ -59,10 +58,10 @@ def test_a_poll_passes_a_message_that_is_being_consumed(
     assert taken[0][1] == keys[0]
 
 
-def test_two_claims_at_the_same_time_take_two_messages(
+def test_q17_two_claims_at_the_same_time_take_two_messages(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """Q17: the second does not wait for the commit of the first."""
+    """The second does not wait for the commit of the first."""
     offer(queue, 2)
 
     with raw_connection() as holder, holder.transaction():

@@ -31,8 +31,8 @@ def consume_until_empty(queue: DelayedQueue) -> list[str]:
         keys.append(envelope.key)
 
 
-def test_the_effects_of_every_message_happen_once(queue: DelayedQueue):
-    """Q30: two hundred messages, eight threads."""
+def test_q30_the_effects_of_every_message_happen_once(queue: DelayedQueue):
+    """Two hundred messages, eight threads."""
     expected = [f"key-{each:03}" for each in range(200)]
     queue.offer_batch([ScheduledMessage(key, None) for key in expected])
 

@@ -48,8 +48,8 @@ def redrive(
     return connection.execute(REDRIVE, params).fetchall()
 
 
-def test_a_message_is_always_in_the_queue_or_dead_never_both_never_neither(queue: DelayedQueue):
-    """Q28: as two readers see it while fifty messages are rejected and redriven."""
+def test_q28_a_message_is_always_in_the_queue_or_dead_never_both_never_neither(queue: DelayedQueue):
+    """As two readers see it while fifty messages are rejected and redriven."""
     queue.offer_batch([ScheduledMessage(f"key-{each}", None) for each in range(50)])
     is_over = threading.Event()
     are_reading = threading.Barrier(3, timeout=20)
@@ -104,7 +104,7 @@ def test_a_burial_is_seen_whole_or_not_at_all(
         (True, "ROLLBACK", CREATED),
     ],
 )
-def test_a_redrive_waits_for_an_offer_of_its_key(
+def test_q29_a_redrive_waits_for_an_offer_of_its_key(
     queue: DelayedQueue,
     other: psycopg.Connection[Any],
     admin: psycopg.Connection[Any],
@@ -112,7 +112,7 @@ def test_a_redrive_waits_for_an_offer_of_its_key(
     end: str,
     expected: OfferOutcome,
 ):
-    """Q29: only ``overwrite`` replaces a newer message; otherwise the dead letter stays."""
+    """Only ``overwrite`` replaces a newer message; otherwise the dead letter stays."""
     [letter] = bury(queue, "key")
     other.execute("BEGIN")
     other.execute(
@@ -134,14 +134,14 @@ def test_a_redrive_waits_for_an_offer_of_its_key(
 
 
 @pytest.mark.parametrize(("end", "expected"), [("COMMIT", UPDATED), ("ROLLBACK", CREATED)])
-def test_an_offer_waits_for_a_redrive_of_its_key(
+def test_q29_an_offer_waits_for_a_redrive_of_its_key(
     queue: DelayedQueue,
     other: psycopg.Connection[Any],
     admin: psycopg.Connection[Any],
     end: str,
     expected: OfferOutcome,
 ):
-    """Q29: the offer is newer, and stays."""
+    """The offer is newer, and stays."""
     letters = bury(queue, "key")
     other.execute("BEGIN")
     redrive(other, letters)
@@ -169,8 +169,8 @@ def test_letters_that_are_being_redriven_are_skipped_not_waited_for(
     assert Message.objects.count() == 2
 
 
-def test_redrives_of_the_same_letters_put_each_back_once(queue: DelayedQueue):
-    """Q29: by four threads, in opposite orders."""
+def test_q29_redrives_of_the_same_letters_put_each_back_once(queue: DelayedQueue):
+    """By four threads, in opposite orders."""
     letters = bury(queue, *(f"key-{each}" for each in range(60)))
 
     def redrive_one_way(thread: int) -> dict[int, OfferOutcome]:
@@ -183,10 +183,10 @@ def test_redrives_of_the_same_letters_put_each_back_once(queue: DelayedQueue):
     assert (Message.objects.count(), DeadLetter.objects.count()) == (60, 0)
 
 
-def test_redrives_of_two_letters_of_one_key_put_one_back(
+def test_q29_redrives_of_two_letters_of_one_key_put_one_back(
     queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ):
-    """Q29: the second redrive finds the key alive, and leaves its letter dead."""
+    """The second redrive finds the key alive, and leaves its letter dead."""
     first, second = bury(queue, "key", "key")
     other.execute("BEGIN")
     redrive(other, [first])
@@ -199,10 +199,10 @@ def test_redrives_of_two_letters_of_one_key_put_one_back(
     assert list(DeadLetter.objects.values_list("id", flat=True)) == [second]
 
 
-def test_pruning_passes_letters_that_are_being_redriven(
+def test_q29_pruning_passes_letters_that_are_being_redriven(
     queue: DelayedQueue, other: psycopg.Connection[Any]
 ):
-    """Q29: neither waits for the other, and no letter is lost."""
+    """Neither waits for the other, and no letter is lost."""
     first, _ = bury(queue, "first", "second")
     params = {"kind": queue.kind, "now": 10**14, "age": 0, "limit": 10}
 
@@ -215,8 +215,8 @@ def test_pruning_passes_letters_that_are_being_redriven(
     assert queue.read("first") is not None
 
 
-def test_redriving_all_ends_though_every_message_dies_again(queue: DelayedQueue):
-    """Q29: a handler that rejects at once does not make the call endless."""
+def test_q29_redriving_all_ends_though_every_message_dies_again(queue: DelayedQueue):
+    """A handler that rejects at once does not make the call endless."""
     queue.offer_batch([ScheduledMessage(f"key-{each}", None) for each in range(2500)])
     is_over = threading.Event()
 

@@ -92,7 +92,7 @@ def drop(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock)
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("theft", [lease_again, update], ids=lambda theft: theft.__name__)
-def test_while_the_lease_is_being_lost_nothing_is_done(
+def test_q25_while_the_lease_is_being_lost_nothing_is_done(
     timed: DelayedQueue,
     clock: Clock,
     other: psycopg.Connection[Any],
@@ -101,7 +101,7 @@ def test_while_the_lease_is_being_lost_nothing_is_done(
     theft: Callable[..., None],
     action: str,
 ):
-    """Q25: it waits for the other transaction, and returns according to its outcome."""
+    """It waits for the other transaction, and returns according to its outcome."""
     other.execute("BEGIN")
     theft(other, timed, clock)
 
@@ -118,7 +118,7 @@ def test_while_the_lease_is_being_lost_nothing_is_done(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_late_action_succeeds_when_the_theft_is_rolled_back(
+def test_q25_a_late_action_succeeds_when_the_theft_is_rolled_back(
     timed: DelayedQueue,
     clock: Clock,
     other: psycopg.Connection[Any],
@@ -126,7 +126,7 @@ def test_a_late_action_succeeds_when_the_theft_is_rolled_back(
     late: Envelope,
     action: str,
 ):
-    """Q25: the lease has expired, but no other consumer has the message."""
+    """The lease has expired, but no other consumer has the message."""
     other.execute("BEGIN")
     lease_again(other, timed, clock)
 
@@ -137,7 +137,7 @@ def test_a_late_action_succeeds_when_the_theft_is_rolled_back(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_on_a_message_that_is_being_dropped_nothing_is_done(
+def test_q31_on_a_message_that_is_being_dropped_nothing_is_done(
     timed: DelayedQueue,
     clock: Clock,
     other: psycopg.Connection[Any],
@@ -145,7 +145,7 @@ def test_on_a_message_that_is_being_dropped_nothing_is_done(
     late: Envelope,
     action: str,
 ):
-    """Q31: the later acknowledgement is harmless."""
+    """The later acknowledgement is harmless."""
     other.execute("BEGIN")
     drop(other, timed, clock)
 
@@ -159,8 +159,10 @@ def test_on_a_message_that_is_being_dropped_nothing_is_done(
 
 
 @pytest.mark.parametrize("action", ["acknowledge", "release", "reject"])
-def test_of_many_threads_that_end_a_lease_exactly_one_succeeds(queue: DelayedQueue, action: str):
-    """Q25: twenty times over."""
+def test_q25_of_many_threads_that_end_a_lease_exactly_one_succeeds(
+    queue: DelayedQueue, action: str
+):
+    """Twenty times over."""
     queue.offer_batch([ScheduledMessage(f"key-{each}", None) for each in range(20)])
 
     batch = queue.try_poll_many(20)

@@ -25,8 +25,8 @@ CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOut
 PAST: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def test_a_hundred_rapid_updates_from_ten_threads_lose_nothing(queue: DelayedQueue):
-    """Q6: every one is stored, and the one that stays is the last of its thread."""
+def test_q6_a_hundred_rapid_updates_from_ten_threads_lose_nothing(queue: DelayedQueue):
+    """Every one is stored, and the one that stays is the last of its thread."""
 
     def update(thread: int) -> list[OfferOutcome]:
         return [queue.offer_or_update("key", [thread, turn], PAST) for turn in range(10)]
@@ -97,7 +97,7 @@ def delete(connection: psycopg.Connection[Any], queue: DelayedQueue, deletion: s
 @pytest.mark.parametrize(
     ("deletion", "end"), [("drop", "ROLLBACK"), *((each, "COMMIT") for each in DELETIONS)]
 )
-def test_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
+def test_q7_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
     queue: DelayedQueue,
     other: psycopg.Connection[Any],
     admin: psycopg.Connection[Any],
@@ -105,7 +105,7 @@ def test_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
     offer: str,
     end: str,
 ):
-    """Q7: CREATED, or the outcome without the deletion if that is rolled back."""
+    """CREATED, or the outcome without the deletion if that is rolled back."""
     call, otherwise = OFFERS[offer]
     other.execute("BEGIN")
     delete(other, queue, deletion)
@@ -145,10 +145,10 @@ def drop(queue: DelayedQueue) -> bool:
     return queue.drop_message("key")
 
 
-def test_offers_and_deletions_of_a_key_that_race_all_the_time_account_for_each_other(
+def test_q7_offers_and_deletions_of_a_key_that_race_all_the_time_account_for_each_other(
     queue: DelayedQueue,
 ):
-    """Q7: as many were created as were deleted, plus the one that is left."""
+    """As many were created as were deleted, plus the one that is left."""
     producers = [partial(produce, queue, producer) for producer in range(3)]
     are_over = threading.Event()
 

@@ -78,8 +78,8 @@ class Rounds:
             self._barrier.wait()
 
 
-def test_of_two_pollers_with_batch_two_one_gets_both_messages(strict: DelayedQueue):
-    """N6: 2/0 in 200 of 200 rounds."""
+def test_n6_of_two_pollers_with_batch_two_one_gets_both_messages(strict: DelayedQueue):
+    """2/0 in 200 of 200 rounds."""
     assert Rounds(strict, messages=2, batch=2).run() == {(0, 2): ROUNDS}
 
 

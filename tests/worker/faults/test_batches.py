@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("queue", ["crowd", "crowd_awaited", "crowd_transacted"])
-def test_a_batch_that_kills_its_process_is_handled_one_by_one(queue: str) -> None:
-    """B4: only the message that died alone is dead, though the policy allows one attempt."""
+def test_b4_a_batch_that_kills_its_process_is_handled_one_by_one(queue: str) -> None:
+    """Only the message that died alone is dead, though the policy allows one attempt."""
     keys = [f"k{number:03}" for number in range(200)]
     poison = {"k077": "out of memory", "k150": "exit"}
     DelayedQueue(queue).offer_batch([ScheduledMessage(key, poison.get(key)) for key in keys])

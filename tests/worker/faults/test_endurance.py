@@ -23,8 +23,8 @@ PASSING: Final = 2
 
 
 @pytest.mark.long
-def test_memory_and_connections_stay_as_they_are() -> None:
-    """W8: measured between portions, with nothing in flight."""
+def test_w8_memory_and_connections_stay_as_they_are() -> None:
+    """Measured between portions, with nothing in flight."""
     queue = DelayedQueue("ledger")
     with working("--queue", "ledger", "--concurrency", "4", "--batch-size", "200") as worker:
         found = [after_portion(queue, worker, number) for number in range(PORTIONS)]

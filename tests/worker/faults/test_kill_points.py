@@ -50,10 +50,10 @@ OPTIONS: Final = ("--queue", "ledger", "--lease", "600", "--batch-size", "5", "-
         "before the answer to the acknowledgement arrives",
     ),
 )
-def test_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settled(
+def test_w4_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settled(
     proxy: Proxy, point: str
 ) -> None:
-    """W4: only messages handled and still under their lease at the kill are handled twice."""
+    """Only messages handled and still under their lease at the kill are handled twice."""
     keys = offer(DelayedQueue("ledger"), 30)
     aim = proxy.aim_at(*POINTS[point], nth=2)
     with working(*OPTIONS, url=proxy.url) as worker:
@@ -75,8 +75,8 @@ def test_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settl
         "before the answer to the acknowledgement arrives",
     ),
 )
-def test_a_worker_cut_off_there_handles_each_message_once(proxy: Proxy, point: str) -> None:
-    """W7: it reconnects, and learns the outcome of its statement."""
+def test_w7_a_worker_cut_off_there_handles_each_message_once(proxy: Proxy, point: str) -> None:
+    """It reconnects, and learns the outcome of its statement."""
     keys = offer(DelayedQueue("ledger"), 30)
     aim = proxy.aim_at(*POINTS[point])
     with working(*OPTIONS, url=proxy.url) as worker:

@@ -23,10 +23,10 @@ pytestmark = [
 ]
 
 
-def test_an_offer_during_an_outage_that_began_in_an_acknowledgement_is_found_at_once(
+def test_w7_an_offer_during_an_outage_that_began_in_an_acknowledgement_is_found_at_once(
     proxy: Proxy, other: psycopg.Connection[Any]
 ) -> None:
-    """W7: the worker had polled, and was about to sleep for its poll interval."""
+    """The worker had polled, and was about to sleep for its poll interval."""
     queue = DelayedQueue("gated")
     other.execute("SELECT pg_advisory_lock(%s)", [GATE])
     queue.offer_or_update("before", 1)

@@ -43,8 +43,8 @@ def is_handled(key: str) -> bool:
 
 
 @pytest.mark.parametrize("loss", sample(LOSSES, "cut"))
-def test_connections_lost_again_and_again_lose_no_message(proxy: Proxy, loss: str) -> None:
-    """W7: every connection of the worker breaks, five times while it drains."""
+def test_w7_connections_lost_again_and_again_lose_no_message(proxy: Proxy, loss: str) -> None:
+    """Every connection of the worker breaks, five times while it drains."""
     keys = offer(DelayedQueue("patient"), 1500)
     with working("--queue", "patient", "--lease", "1", url=proxy.url) as worker:
         for _ in range(5):
@@ -62,8 +62,8 @@ def _went_on(effects_before: int) -> bool:
 
 
 @pytest.mark.parametrize("loss", sample(LOSSES, "cut"))
-def test_a_worker_that_lost_its_connection_asleep_listens_again(proxy: Proxy, loss: str) -> None:
-    """W7: a NOTIFY wakes it, for its poll interval exceeds this wait."""
+def test_w7_a_worker_that_lost_its_connection_asleep_listens_again(proxy: Proxy, loss: str) -> None:
+    """A NOTIFY wakes it, for its poll interval exceeds this wait."""
     queue = DelayedQueue("ledger")
     with working("--queue", "ledger", "--poll-interval", "600", url=proxy.url):
         wait_until_asleep(proxy, 0)
@@ -90,10 +90,10 @@ def answers_within(proxy: Proxy, seconds: float) -> int:
 
 
 @pytest.mark.parametrize("outage", sample(OUTAGES, "refused"))
-def test_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
+def test_w7_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
     proxy: Proxy, outage: str
 ) -> None:
-    """W7: it uses little CPU, and handles messages offered during the outage soon after."""
+    """It uses little CPU, and handles messages offered during the outage soon after."""
     queue = DelayedQueue("ledger")
     queue.offer_or_update("before", 1)
     with working("--queue", "ledger", "--poll-interval", "600", url=proxy.url) as worker:
@@ -106,8 +106,8 @@ def test_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
         assert worker.starts == 1
 
 
-def test_a_stop_during_an_outage_is_in_order(proxy: Proxy) -> None:
-    """W4: coroutines whose results are dropped are cancelled, and leave no traceback."""
+def test_w4_a_stop_during_an_outage_is_in_order(proxy: Proxy) -> None:
+    """Coroutines whose results are dropped are cancelled, and leave no traceback."""
     offer(DelayedQueue("frail_awaited"), 1000)
     options = ("--queue", "frail_awaited", "--processes", "0", "--shutdown-timeout", "1")
     with working(*options, url=proxy.url) as worker:

@@ -101,10 +101,10 @@ def is_released() -> bool:
 
 
 @pytest.mark.parametrize("is_transactional", [False, True])
-def test_a_refused_acknowledgement_leaves_all_other_messages_alone(
+def test_w19_a_refused_acknowledgement_leaves_all_other_messages_alone(
     calls: Calls, caplog: pytest.LogCaptureFixture, is_transactional: bool
 ) -> None:
-    """W19: it comes back after its retry wait, and is logged with its key and SQLSTATE."""
+    """It comes back after its retry wait, and is logged with its key and SQLSTATE."""
     offer(DelayedQueue("refused"))
     handler = handler_of("refused", calls, retry=LATER, transactional=is_transactional)
     worker = worker_with(handler)
@@ -151,10 +151,10 @@ def test_a_refused_settlement_of_a_failure_is_released(
 
 
 @pytest.mark.parametrize("is_transactional", [False, True])
-def test_a_dead_letter_that_was_refused_reports_the_refusal(
+def test_w19_a_dead_letter_that_was_refused_reports_the_refusal(
     calls: Calls, is_transactional: bool
 ) -> None:
-    """W19: and not as a crash, since no process crashed."""
+    """And not as a crash, since no process crashed."""
     offer(DelayedQueue("refused"), "fail", good=2)
     handler = handler_of(
         "refused", calls, retry=RetryPolicy.never(), transactional=is_transactional
@@ -186,10 +186,10 @@ def test_what_can_neither_be_deleted_nor_released_waits_for_the_end_of_its_lease
     assert Message.objects.get().lease_id is not None
 
 
-def test_a_renewal_that_is_refused_lets_no_other_lease_lapse(
+def test_w19_a_renewal_that_is_refused_lets_no_other_lease_lapse(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """W19: it causes no second delivery."""
+    """It causes no second delivery."""
     attempts: Counter[str] = Counter()
     go_on = threading.Event()
 
@@ -237,10 +237,10 @@ def as_role() -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.slow
-def test_a_claim_without_the_right_is_reported_and_does_not_spin(
+def test_w19_a_claim_without_the_right_is_reported_and_does_not_spin(
     calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """W19: one log line and one pause per try, until the right is back."""
+    """One log line and one pause per try, until the right is back."""
     queue = DelayedQueue("refused")
     worker = worker_with(handler_of("refused", calls, retry=LATER))
     with as_role() as run, running(worker):
@@ -266,11 +266,11 @@ NO_UPDATE: Final = ("UPDATE", f"""OLD."pKey" = '{BAD}'""")
 @pytest.mark.parametrize("groups", [None, Groups(concurrency=3)])
 @pytest.mark.parametrize(("is_burst", "retry"), [(False, LATER), (True, RetryPolicy.never())])
 @pytest.mark.parametrize(("trigger", "place"), [(NO_LEASE, "queue"), (NO_UPDATE, "dead_letter")])
-def test_a_message_that_cannot_be_leased_holds_up_no_other(
+def test_w19_a_message_that_cannot_be_leased_holds_up_no_other(
     calls: Calls, caplog: pytest.LogCaptureFixture, trigger: tuple[str, str], place: str,
     is_burst: bool, retry: RetryPolicy, groups: Groups | None,
 ) -> None:  # fmt: skip
-    """W19: it comes back after its retry wait, or becomes a dead letter, without an attempt."""
+    """It comes back after its retry wait, or becomes a dead letter, without an attempt."""
     offer(DelayedQueue("refused"))
     worker = worker_with(handler_of("refused", calls, retry=retry, groups=groups), burst=is_burst)
     with refusing(*trigger):
@@ -289,10 +289,10 @@ def test_a_message_that_cannot_be_leased_holds_up_no_other(
     assert "refused by a test" in (found.last_error or "")
 
 
-def test_a_queue_of_which_every_lease_is_refused_is_left_as_it_is(
+def test_w19_a_queue_of_which_every_lease_is_refused_is_left_as_it_is(
     calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """W19: also while another transaction holds one of its messages."""
+    """Also while another transaction holds one of its messages."""
     offer(DelayedQueue("refused"), good=4)
     before = list(Message.objects.order_by("id").values())
     worker = worker_with(handler_of("refused", calls, retry=LATER))

@@ -49,8 +49,8 @@ def open_gate(other: psycopg.Connection[Any]) -> None:
     other.execute("SELECT pg_advisory_unlock(%s)", [GATE])
 
 
-def test_an_acknowledgement_that_arrives_after_the_lease_changes_nothing(proxy: Proxy) -> None:
-    """W3: the network holds it until others have the messages, then delivers it."""
+def test_w3_an_acknowledgement_that_arrives_after_the_lease_changes_nothing(proxy: Proxy) -> None:
+    """The network holds it until others have the messages, then delivers it."""
     queue = DelayedQueue("ledger", lease_duration=timedelta(hours=1))
     offer(queue, 30)
     aim = proxy.aim_at(ACKNOWLEDGE, Stage.UNSENT)
@@ -66,10 +66,10 @@ def test_an_acknowledgement_that_arrives_after_the_lease_changes_nothing(proxy: 
     assert batch.acknowledge() == 30
 
 
-def test_a_worker_stopped_longer_than_its_leases_cannot_settle_what_others_hold(
+def test_w3_a_worker_stopped_longer_than_its_leases_cannot_settle_what_others_hold(
     proxy: Proxy, other: psycopg.Connection
 ) -> None:
-    """W3: SIGSTOP with a batch in flight, SIGCONT after another worker has taken it."""
+    """SIGSTOP with a batch in flight, SIGCONT after another worker has taken it."""
     queue = DelayedQueue("gated", lease_duration=timedelta(hours=1))
     offer(queue, 20)
     close_gate(other)
@@ -91,10 +91,10 @@ def stopped_in_handlers(worker: Program) -> psutil.Process:
     return victim
 
 
-def test_a_stopped_workers_messages_are_handled_by_another_and_not_again_by_itself(
+def test_w3_a_stopped_workers_messages_are_handled_by_another_and_not_again_by_itself(
     other: psycopg.Connection[Any],
 ) -> None:
-    """W3: only the handlers that SIGSTOP interrupted run twice."""
+    """Only the handlers that SIGSTOP interrupted run twice."""
     keys = offer(DelayedQueue("gated"), 20)
     close_gate(other)
     with working("--queue", "gated", "--lease", "1", *SMALL) as first:

@@ -131,10 +131,10 @@ COMMANDS: Final = {
 
 
 @pytest.mark.parametrize("name", sample(COMMANDS, "worker", "supervisor"))
-def test_a_process_ends_while_the_server_itself_is_stopped(
+def test_w20_a_process_ends_while_the_server_itself_is_stopped(
     own_server: EmbeddedPostgres, name: str
 ) -> None:
-    """W20: all processes of the server are stopped, so it answers neither a query nor a ping."""
+    """All processes of the server are stopped, so it answers neither a query nor a ping."""
     with on_server(own_server, name) as process:
         if name != "installcron":  # it waits for its tables without a session
             wait_until(lambda: has_sessions(own_server))

@@ -38,10 +38,10 @@ DEATHS: Final = ["exit", "segfault", "out of memory"]
 
 @pytest.mark.parametrize("concurrency", sample(["1", "4"], "4"))
 @pytest.mark.parametrize("point", sample(POINTS, "before the commit"))
-def test_a_worker_killed_there_has_each_effect_exactly_once(
+def test_w11_a_worker_killed_there_has_each_effect_exactly_once(
     proxy: Proxy, point: str, concurrency: str
 ) -> None:
-    """W11: effects and acknowledgement commit together, or neither does."""
+    """Effects and acknowledgement commit together, or neither does."""
     keys = offer(DelayedQueue("transacted"), 40)
     pattern, stage, nth, after = POINTS[point]
     aim = proxy.aim_at(pattern, stage, nth=nth, after=after)
@@ -53,8 +53,8 @@ def test_a_worker_killed_there_has_each_effect_exactly_once(
 
 
 @pytest.mark.parametrize("point", sample(POINTS, "after the commit, before its answer arrives"))
-def test_a_worker_cut_off_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
-    """W11: the lost transaction is repeated; a committed one is not."""
+def test_w11_a_worker_cut_off_there_has_each_effect_exactly_once(proxy: Proxy, point: str) -> None:
+    """The lost transaction is repeated; a committed one is not."""
     keys = offer(DelayedQueue("transacted"), 40)
     pattern, stage, nth, after = POINTS[point]
     aim = proxy.aim_at(pattern, stage, nth=nth, after=after)
