@@ -51,8 +51,8 @@ TABLES: Final = (
 )
 
 ROWS: Final = int(os.environ.get("ADMIN_ROWS", "200000"))
-# Milliseconds for a page. Without the variable, busy machines must pass too.
-LIMIT: Final = 200 if "ADMIN_ROWS" in os.environ else 10_000
+# Milliseconds for a page.
+LIMIT: Final = 200
 
 # Half of them due in one millisecond, a quarter each scheduled and of four small queues; the last
 # 10,000 leased, 2,000 of these expired. The order is scrambled, as in a table of some age.
@@ -431,11 +431,14 @@ def test_a_page_runs_as_many_statements_full_as_empty(operator: Client, url: str
     assert full == empty <= 12
 
 
-@pytest.mark.parametrize("url", [*PAGES, *(url for url, _, _ in SEARCHES)])
-def test_a_page_is_there_at_once(operator: Client, url: str):  # W14
-    server, python = min((milliseconds_for(operator, url) for _ in range(5)), key=sum)
-    print(f"{server:6.1f} ms and {python:6.1f} ms  {url}")  # noqa: T201 - the aim of ADMIN_ROWS
-    assert server + python < LIMIT
+# A busy machine is slow: in daily runs the rows and pages that a plan reads are the limit.
+if "ADMIN_ROWS" in os.environ:
+
+    @pytest.mark.parametrize("url", [*PAGES, *(url for url, _, _ in SEARCHES)])
+    def test_a_page_is_there_at_once(operator: Client, url: str):  # W14
+        server, python = min((milliseconds_for(operator, url) for _ in range(5)), key=sum)
+        print(f"{server:6.1f} ms and {python:6.1f} ms  {url}")  # noqa: T201 - the aim of ADMIN_ROWS
+        assert server + python < LIMIT
 
 
 def milliseconds_for(client: Client, url: str) -> tuple[float, float]:

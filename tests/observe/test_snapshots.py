@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
+from io import StringIO
 from typing import Any, Final
 
 import psycopg
 import pytest
+from django.core.management import call_command
+from django.db import connection
+from psycopg.conninfo import conninfo_to_dict
 
 from delayed_queue.observe.snapshots import OLD_TRANSACTIONS
 from delayed_queue.observe.store import OLDEST_SNAPSHOT, SNAPSHOT_COST
 from example_project.postgres import EmbeddedPostgres
-from tests.support.processes import ROOT, wait_until
-from tests.support.servers import environment_on, private_server, standby_of
+from tests.support.processes import wait_until
+from tests.support.servers import private_server, standby_of
 
 Connection = psycopg.Connection[Any]
 FEEDBACK: Final = {"hot_standby_feedback": "on", "wal_receiver_status_interval": "1s"}
@@ -54,21 +56,27 @@ END $$
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedPostgres]:
-    with private_server(max_prepared_transactions=5, wal_level="replica") as server:
+def server(django_db_blocker: Any) -> Iterator[EmbeddedPostgres]:
+    with (
+        django_db_blocker.unblock(),
+        private_server(max_prepared_transactions=5, wal_level="replica") as server,
+    ):
         yield server
 
 
 def health(server: EmbeddedPostgres, seconds: int = 1) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "manage.py", "queuehealth", "--max-snapshot-age", str(seconds)],
-        cwd=ROOT,
-        env=environment_on(server.socket_url),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    """Run the probe against that server; return its exit code and its output."""
+    there = conninfo_to_dict(server.socket_url)
+    parts = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
+    out, code = StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name, part in parts.items():
+            patch.setitem(connection.settings_dict, name, there[part])
+        try:
+            call_command("queuehealth", "--max-snapshot-age", str(seconds), stdout=out)
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+    return code, out.getvalue()
 
 
 def is_named(server: EmbeddedPostgres, *words: str) -> bool:
