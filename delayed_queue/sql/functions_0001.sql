@@ -3,7 +3,8 @@
 -- The migration runs this file with the schema of the tables in place of "public". Functions find
 -- their names in pg_catalog only, so objects of callers replace nothing. Instants are milliseconds
 -- since the epoch, floored, by the database's clock. Statements follow delayed_queue/queue/store.
--- Errors: QD001 invalid message, QD002 payload not encodable, QD003 invalid configuration.
+-- Errors: QD001 invalid message, QD002 payload not encodable, QD003 invalid configuration, QD004
+-- batch closed.
 -- PL/pgSQL prepares each expression anew in each transaction, so a plain offer evaluates few.
 
 -- Return the kind of a queue: a name with a bar is the kind itself. Refuse bad names and keys.
@@ -109,24 +110,29 @@ BEGIN
     RETURN CASE WHEN plain LIKE '[%' THEN replace(plain, ', ', ',') ELSE plain END;
 END $$;
 
--- Offer a message. One statement gives the outcome: xmax = 0 for a new row, no row if nothing
--- changed. Listeners are notified if it is due within the default poll interval, and the holder of a
+-- Offer a message, or the stored bytes of one that was checked before. One statement gives the
+-- outcome: xmax = 0 for a new row, no row if nothing changed. The lock on an open batch, until the
+-- commit, keeps it from closing; a member of another batch leaves that as dropped. Listeners are notified if it is due within the default poll interval, and the holder of a
 -- lease that ends; not while notifications pile up, which could fail the caller's transaction.
 -- Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 CREATE OR REPLACE FUNCTION public.delayed_queue_put(
     id bigint, queue text, key text, payload jsonb, schedule_at timestamptz, delay interval,
-    can_update boolean, headers jsonb, "group" text, expires_at timestamptz
+    can_update boolean, headers jsonb, "group" text, expires_at timestamptz, batch bigint,
+    stored_payload bytea DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     kind CONSTANT text := public.delayed_queue_kind(queue, key);
-    body CONSTANT text := public.delayed_queue_json(payload);
+    body CONSTANT bytea := COALESCE(
+        stored_payload, convert_to(public.delayed_queue_json(payload), 'UTF8')
+    );
     now CONSTANT bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
     due_at bigint := now;
     expiry bigint;
     header text;
     outcome text;
+    member_of bigint;
 BEGIN
     IF schedule_at IS NOT NULL OR delay IS NOT NULL THEN
         due_at := public.delayed_queue_due_at(now, schedule_at, delay);
@@ -137,6 +143,7 @@ BEGIN
             WHEN expires_at IS NOT NULL THEN public.delayed_queue_due_at(now, expires_at, NULL)
         END;
         outcome := CASE
+            WHEN stored_payload IS NOT NULL THEN NULL
             WHEN expiry <= due_at
             THEN format('The message would expire at or before its due time, %s: %s.',
                 public.delayed_queue_instant(due_at), expires_at)
@@ -153,13 +160,21 @@ BEGIN
             RAISE USING ERRCODE = 'QD001', MESSAGE = outcome;
         END IF;
     END IF;
+    IF batch IS NOT NULL THEN
+        PERFORM FROM public.delayed_queue_batch AS joined
+        WHERE joined.id = batch AND "closedAt" IS NULL FOR KEY SHARE;
+        IF NOT FOUND THEN
+            RAISE 'The batch % is closed or unknown; nothing was offered.', batch
+                USING ERRCODE = 'QD004';
+        END IF;
+    END IF;
     INSERT INTO public.delayed_queue AS stored (
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt", "group", "expiresAt"
+        "versionAt", "group", "expiresAt", "batchId"
     )
     VALUES (
-        COALESCE(id, nextval('public.delayed_queue_id_seq')), key, kind, convert_to(body, 'UTF8'),
-        due_at, due_at, now, NULLIF(headers, 'null'), now, "group", expiry
+        COALESCE(id, nextval('public.delayed_queue_id_seq')), key, kind, body,
+        due_at, due_at, now, NULLIF(headers, 'null'), now, "group", expiry, batch
     )
     ON CONFLICT ("pKey", "pKind") DO UPDATE
     SET payload = EXCLUDED.payload,
@@ -177,7 +192,8 @@ BEGIN
         attempts = 0,
         "firstError" = NULL,
         "lastError" = NULL,
-        "versionAt" = EXCLUDED."createdAt"
+        "versionAt" = EXCLUDED."createdAt",
+        "batchId" = COALESCE(stored."batchId", EXCLUDED."batchId")
     WHERE can_update IS NOT FALSE
         AND (
             stored.payload <> EXCLUDED.payload
@@ -186,25 +202,71 @@ BEGIN
                 WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored."expiresAt"
             END
         )
-    RETURNING CASE WHEN stored.xmax = 0 THEN 'created' ELSE 'updated' END INTO outcome;
+    RETURNING CASE WHEN stored.xmax = 0 THEN 'created' ELSE 'updated' END, "batchId"
+    INTO outcome, member_of;
     IF outcome IS NULL THEN
         RETURN 'ignored';
-    ELSIF due_at <= now + 3000 AND pg_notification_queue_usage() < 0.5 THEN
+    ELSIF member_of <> batch THEN
+        UPDATE public.delayed_queue SET "batchId" = batch WHERE "pKey" = key AND "pKind" = kind;
+        PERFORM public.delayed_queue_leave(ARRAY[member_of], 'dropped');
+    END IF;
+    IF due_at <= now + 3000 AND pg_notification_queue_usage() < 0.5 THEN
         header := pg_notify('delayed_queue_' || md5(kind), '');
     END IF;
     RETURN outcome;
+END $$;
+
+-- Count members that left their batches, and offer "then" of closed batches without members, as
+-- queue/store/finishing.py does. The locks on the batches, until the commit, make transactions that
+-- remove the last members follow each other; the statements behind them see what was committed.
+-- Reads: delayed_queue_batch_pkey, message_of_batch, dead_letter_of_batch.
+CREATE OR REPLACE FUNCTION public.delayed_queue_leave(batches bigint[], outcome text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    now CONSTANT bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
+    batch record;
+BEGIN
+    PERFORM FROM public.delayed_queue_batch
+    WHERE id = ANY (batches) ORDER BY id FOR NO KEY UPDATE;
+    UPDATE public.delayed_queue_batch AS stored
+    SET done = done + CASE outcome WHEN 'done' THEN number ELSE 0 END,
+        dead = dead + CASE outcome WHEN 'dead' THEN number ELSE 0 END,
+        dropped = dropped + CASE outcome WHEN 'dropped' THEN number ELSE 0 END,
+        expired = expired + CASE outcome WHEN 'expired' THEN number ELSE 0 END
+    FROM (SELECT id, count(*) AS number FROM unnest(batches) AS id GROUP BY id) AS gone
+    WHERE stored.id = gone.id;
+    FOR batch IN
+        DELETE FROM public.delayed_queue_batch AS stored
+        WHERE id = ANY (batches)
+            AND "closedAt" IS NOT NULL
+            AND (SELECT id FROM public.delayed_queue WHERE "batchId" = stored.id
+                ORDER BY "batchId" DESC, id DESC LIMIT 1) IS NULL
+            AND (SELECT id FROM public.delayed_queue_dead_letter WHERE "batchId" = stored.id
+                ORDER BY "batchId" DESC, id DESC LIMIT 1) IS NULL
+        RETURNING *, jsonb_build_object('batch', jsonb_build_object(
+            'id', id, 'total', done + dead + dropped + expired, 'done', done, 'dead', dead,
+            'dropped', dropped, 'expired', expired)) AS counts
+    LOOP
+        PERFORM public.delayed_queue_put(
+            NULL, batch."thenKind", batch."thenKey", NULL,
+            public.delayed_queue_instant(COALESCE(batch."thenScheduledAt", now)), NULL, true,
+            COALESCE(batch."thenHeaders", '{}') || batch.counts, batch."thenGroup",
+            public.delayed_queue_instant(batch."thenExpiresAt"), NULL, batch."thenPayload"
+        );
+    END LOOP;
 END $$;
 
 -- Store a message, or replace the one under its key if payload or schedule differ.
 CREATE OR REPLACE FUNCTION public.delayed_queue_offer(
     queue text, key text, payload jsonb, schedule_at timestamptz DEFAULT NULL,
     delay interval DEFAULT NULL, can_update boolean DEFAULT true, headers jsonb DEFAULT NULL,
-    "group" text DEFAULT NULL, expires_at timestamptz DEFAULT NULL
+    "group" text DEFAULT NULL, expires_at timestamptz DEFAULT NULL, batch bigint DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN public.delayed_queue_put(
-        NULL, queue, key, payload, schedule_at, delay, can_update, headers, "group", expires_at
+        NULL, queue, key, payload, schedule_at, delay, can_update, headers, "group", expires_at, batch
     );
 END $$;
 
@@ -235,23 +297,24 @@ BEGIN
         IF jsonb_typeof(offered.message) <> 'object'
             OR jsonb_typeof(offered.message->'key') IS DISTINCT FROM 'string'
             OR offered.message - ARRAY[
-                'key', 'payload', 'schedule_at', 'delay', 'can_update', 'headers', 'group', 'expires_at'
+                'key', 'payload', 'schedule_at', 'delay', 'can_update', 'headers', 'group',
+                'expires_at', 'batch'
             ] <> '{}'
             OR offered.message->>'schedule_at' !~* is_zoned
             OR offered.message->>'expires_at' !~* is_zoned
         THEN
             RAISE 'A message has a text as key, a payload, and may have schedule_at and %: %.',
-                'expires_at with a time zone, delay, can_update, headers and group; this is none',
+                'expires_at with a time zone, delay, can_update, headers, group and batch; this is none',
                 left(offered.message::text, 200) USING ERRCODE = 'QD001';
         END IF;
         outcomes[offered.place] := (
             SELECT public.delayed_queue_put(
                 offered.id, kind, message.key, offered.message->'payload', schedule_at, delay,
-                can_update, offered.message->'headers', "group", expires_at
+                can_update, offered.message->'headers', "group", expires_at, batch
             )
             FROM jsonb_to_record(offered.message) AS message (
                 key text, schedule_at timestamptz, delay interval, can_update boolean, "group" text,
-                expires_at timestamptz
+                expires_at timestamptz, batch bigint
             )
         );
     END LOOP;
@@ -270,9 +333,13 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     kind CONSTANT text := public.delayed_queue_kind(queue, key);
     holder text;
+    batch bigint;
 BEGIN
     DELETE FROM public.delayed_queue WHERE "pKey" = key AND "pKind" = kind
-    RETURNING "lockUuid" INTO holder;
+    RETURNING "lockUuid", "batchId" INTO holder, batch;
+    IF batch IS NOT NULL THEN
+        PERFORM public.delayed_queue_leave(ARRAY[batch], 'dropped');
+    END IF;
     IF holder IS NOT NULL AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('delayed_queue_leases', holder);
     END IF;
@@ -531,6 +598,7 @@ DECLARE
     duration CONSTANT bigint := public.delayed_queue_lease(0, lease);
     now bigint := floor(extract(epoch FROM statement_timestamp()) * 1000);
     chosen bigint[];
+    batches bigint[];
     new_id text;
 BEGIN
     IF n IS NULL OR COALESCE(max_attempts, 0) < 1 THEN
@@ -562,7 +630,14 @@ BEGIN
             "lastError" = CASE WHEN "versionAt" <> "createdAt" THEN NULL ELSE "lastError" END,
             "versionAt" = "createdAt"
         WHERE id = ANY (chosen);
-        DELETE FROM public.delayed_queue WHERE id = ANY (chosen) AND "expiresAt" <= now;
+        WITH gone AS (
+            DELETE FROM public.delayed_queue WHERE id = ANY (chosen) AND "expiresAt" <= now
+            RETURNING "batchId" AS batch
+        )
+        SELECT array_agg(batch) INTO batches FROM gone WHERE batch IS NOT NULL;
+        IF batches IS NOT NULL THEN
+            PERFORM public.delayed_queue_leave(batches, 'expired');
+        END IF;
         PERFORM public.delayed_queue_reject(new_id, ARRAY[stored.id], CASE
             WHEN attempts > max_attempts THEN 'attempts exhausted' ELSE 'payload not decodable'
         END, error)
@@ -590,10 +665,18 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = for
 SET enable_seqscan = off AS $$
 DECLARE
     changed integer;
+    batches bigint[];
 BEGIN
-    DELETE FROM public.delayed_queue
-    WHERE "lockUuid" = lease_id AND (ids IS NULL OR id = ANY (ids));
-    GET DIAGNOSTICS changed = ROW_COUNT;
+    WITH gone AS (
+        DELETE FROM public.delayed_queue
+        WHERE "lockUuid" = lease_id AND (ids IS NULL OR id = ANY (ids))
+        RETURNING "batchId" AS batch
+    )
+    SELECT count(*), array_agg(batch) FILTER (WHERE batch IS NOT NULL) INTO changed, batches
+    FROM gone;
+    IF batches IS NOT NULL THEN
+        PERFORM public.delayed_queue_leave(batches, 'done');
+    END IF;
     RETURN changed;
 END $$;
 
@@ -638,6 +721,7 @@ DECLARE
     note CONSTANT text := NULLIF(right(error, 10000), '');
     cause text := concat_ws(' · ', left(why, 500), left(substring(note FROM '[^\s][^\n]*'), 500));
     changed integer;
+    batches bigint[];
 BEGIN
     cause := regexp_replace(
         cause, $re$(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|`[^`\n]*`|“[^”\n]*”$re$, $q$'…'$q$, 'g'
@@ -650,19 +734,28 @@ BEGIN
     WITH rejected AS (
         DELETE FROM public.delayed_queue
         WHERE "lockUuid" = lease_id AND (ids IS NULL OR id = ANY (ids))
-        RETURNING *
+        RETURNING *, (
+            SELECT id FROM public.delayed_queue_batch AS batch
+            WHERE batch.id = "batchId" AND "waitsForDead"
+        ) AS waiting
+    ),
+    kept AS (
+        INSERT INTO public.delayed_queue_dead_letter (
+            "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
+            "scheduledAtInitially", "createdAt", "diedAt", fingerprint, "group", "lockUuid",
+            "batchId"
+        )
+        SELECT
+            "pKind", "pKey", payload, headers, attempts, why, COALESCE("firstError", note),
+            COALESCE(note, "lastError"), "scheduledAtInitially", "createdAt", now,
+            left(encode(sha256(convert_to(cause, 'UTF8')), 'hex'), 16), "group", lease_id, waiting
+        FROM rejected
     )
-    INSERT INTO public.delayed_queue_dead_letter (
-        "pKind", "pKey", payload, headers, attempts, reason, "firstError", "lastError",
-        "scheduledAtInitially", "createdAt", "diedAt", fingerprint, "group",
-        "lockUuid"
-    )
-    SELECT
-        "pKind", "pKey", payload, headers, attempts, why, COALESCE("firstError", note),
-        COALESCE(note, "lastError"), "scheduledAtInitially", "createdAt", now,
-        left(encode(sha256(convert_to(cause, 'UTF8')), 'hex'), 16), "group", lease_id
-    FROM rejected;
-    GET DIAGNOSTICS changed = ROW_COUNT;
+    SELECT count(*), array_agg("batchId") FILTER (WHERE "batchId" IS NOT NULL)
+    INTO changed, batches FROM rejected;
+    IF batches IS NOT NULL THEN
+        PERFORM public.delayed_queue_leave(batches, 'dead');
+    END IF;
     RETURN changed;
 END $$;
 

@@ -39,7 +39,8 @@ CREATE FUNCTION evil.length(text) RETURNS integer LANGUAGE plpgsql AS $$
 CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE plpgsql AS $$
     BEGIN RAISE 'called as %', current_user; END $$;
 CREATE FUNCTION evil.delayed_queue_put(
-    bigint, text, text, jsonb, timestamptz, interval, boolean, jsonb, text, timestamptz
+    bigint, text, text, jsonb, timestamptz, interval, boolean, jsonb, text, timestamptz, bigint,
+    bytea
 ) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'called as %', current_user; END $$;
 CREATE FUNCTION pg_temp.md5(text) RETURNS text LANGUAGE plpgsql AS $$
     BEGIN RAISE 'called as %', current_user; END $$;
@@ -93,7 +94,7 @@ def test_s4_a_role_that_may_offer_can_do_nothing_else():
         for statement in (
             "SELECT delayed_queue_drop('orders', 'k')", "SELECT delayed_queue_read('orders', 'k')",
             "SELECT delayed_queue_claim('orders')", "SELECT delayed_queue_acknowledge('x')",
-            "SELECT delayed_queue_put(1, 'a', 'b', '1', NULL, NULL, true, NULL, NULL, NULL)",
+            "SELECT delayed_queue_put(1, 'a', 'b', '1', NULL, NULL, true, NULL, NULL, NULL, NULL)",
             "SELECT * FROM delayed_queue", "DELETE FROM delayed_queue",
             "SELECT nextval('delayed_queue_id_seq')",
         ):  # fmt: skip

@@ -20,6 +20,7 @@ from delayed_queue.codecs import decode, encode
 from delayed_queue.conf import check_lease
 from delayed_queue.durations import Duration
 from delayed_queue.exceptions import (
+    BatchClosed,
     DelayedQueueError,
     InvalidConfiguration,
     InvalidMessage,
@@ -41,6 +42,7 @@ from delayed_queue.models import Message
 FILE: Final = Path(delayed_queue.__file__).parent / "sql/functions_0001.sql"
 ERRORS: Final[dict[str, type[DelayedQueueError]]] = {
     "QD001": InvalidMessage, "QD002": PayloadNotEncodable, "QD003": InvalidConfiguration,
+    "QD004": BatchClosed,
 }  # fmt: skip
 # The functions with the test's clock in place of the database's, in a schema of their own.
 _CLOCK: Final = """COALESCE(
@@ -52,7 +54,7 @@ _TYPES: Final[dict[str, LiteralString]] = {
     "payload": "jsonb", "messages": "jsonb", "headers": "jsonb", "schedule_at": "timestamptz",
     "expires_at": "timestamptz",
     "delay": "interval", "lease": "interval", "duration": "interval", "ids": "bigint[]",
-    "n": "integer", "can_update": "boolean",
+    "n": "integer", "can_update": "boolean", "batch": "bigint",
 }  # fmt: skip
 
 
@@ -100,6 +102,18 @@ class FunctionQueue(DelayedQueue):
         (value,) = row.values()
         return value
 
+    @property
+    def _batch(self) -> int | None:
+        """The batch that offers of this copy of the queue join."""
+        joining = getattr(self._messages, "_joining", None)
+        return None if joining is None else joining.batch_id
+
+    @property
+    def _is_of_member(self) -> bool:
+        """Whether a leased member makes the offers, which the functions cannot express."""
+        joining = getattr(self._messages, "_joining", None)
+        return joining is not None and (joining.message_id is not None or joining.is_inside)
+
     def _offer(
         self,
         key: str,
@@ -114,7 +128,7 @@ class FunctionQueue(DelayedQueue):
         *,
         can_update: bool,
     ) -> OfferOutcome:
-        if expires_in is not None or latest is not None:  # the functions have neither
+        if expires_in is not None or latest is not None or self._is_of_member:
             return super()._offer(
                 key, payload, schedule_at, delay, headers, group, expires_at, expires_in, latest,
                 can_update=can_update,
@@ -127,14 +141,13 @@ class FunctionQueue(DelayedQueue):
                 "offer", queue=self.kind, key=key, payload=json.dumps(payload),
                 schedule_at=schedule_at, delay=delay, can_update=can_update,
                 headers=None if headers is None else json.dumps(dict(headers)), group=group,
-                expires_at=expires_at,
+                expires_at=expires_at, batch=self._batch,
             )
         )  # fmt: skip
 
     def offer_batch(self, messages: Iterable[ScheduledMessage]) -> list[OfferOutcome]:
-        if not isinstance(messages, Sequence) or not all(
-            isinstance(each, ScheduledMessage) for each in messages
-        ):
+        is_plain = isinstance(messages, Sequence) and not self._is_of_member
+        if not is_plain or not all(isinstance(each, ScheduledMessage) for each in messages):
             return super().offer_batch(messages)
         batch = json.dumps([self._described(each) for each in messages])
         rows = self._rows("offer_many", queue=self.kind, messages=batch)
@@ -150,6 +163,7 @@ class FunctionQueue(DelayedQueue):
             "schedule_at": None if at is None else at.isoformat(), "group": message.group,
             "expires_at": None if until is None else until.isoformat(),
             "headers": None if message.headers is None else dict(message.headers),
+            "batch": self._batch,
         }  # fmt: skip
 
     def drop_message(self, key: str) -> bool:
@@ -182,6 +196,7 @@ class FunctionQueue(DelayedQueue):
                 row["id"], to_milliseconds(row["scheduled_at"]),
                 to_milliseconds(due[row["id"]].due_at), to_milliseconds(row["leased_until"]),
                 json.loads(row["headers"] or "{}"), self, row["group"],
+                batch_id=due[row["id"]].batch_id,
             )
             for row in rows
         )  # fmt: skip

@@ -28,8 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_for_queues_only(item: pytest.Item) -> bool:
-    has_batches = item.path.stem == "test_message_batches"
-    return (has_batches or item.name.startswith(TURNS)) and "[functions" in item.name
+    return item.name.startswith(TURNS) and "[functions" in item.name
 
 
 def _backends(mark: pytest.MarkDecorator) -> list[Any]:

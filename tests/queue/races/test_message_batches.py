@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.exceptions import BatchClosed
@@ -57,6 +57,12 @@ def behind(admin: psycopg.Connection[Any], hold: Callable[[], Any], call: Callab
         return started.answer()
 
 
+def acknowledge_by_sql(lease_id: str) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT delayed_queue_acknowledge(%s)", [lease_id])
+        return bool(cursor.fetchone() == (1,))
+
+
 class TestTwoLastMembers:
     def test_b7_the_second_waits_and_offers_then(
         self,
@@ -69,6 +75,25 @@ class TestTwoLastMembers:
         batch.close()
         first, second = polled(queue), polled(queue)
         assert behind(admin, first.acknowledge, second.acknowledge)
+        assert total(reports) == 2
+
+    @pytest.mark.parametrize("by_function", [(True, True), (True, False), (False, True)])
+    def test_b7_one_that_is_handled_by_sql_waits_and_offers_then(
+        self,
+        queue: DelayedQueue,
+        reports: DelayedQueue,
+        batch: MessageBatch,
+        admin: psycopg.Connection[Any],
+        by_function: tuple[bool, bool],
+    ):
+        batch.offer_batch([ScheduledMessage("a", 1), ScheduledMessage("b", 1)])
+        batch.close()
+        first, second = [
+            partial(acknowledge_by_sql, polled(queue).lease_id) if is_sql
+            else polled(queue).acknowledge
+            for is_sql in by_function
+        ]  # fmt: skip
+        assert behind(admin, first, second)
         assert total(reports) == 2
 
     @pytest.mark.parametrize("ends", [("acknowledge", "acknowledge"), ("acknowledge", "reject")])
