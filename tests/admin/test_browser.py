@@ -98,9 +98,7 @@ def browser(live_server: Any, language: str) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_of_a_page_lies_beyond_its_edge(
-    browser: Browser, live_server: Any, language: str, width: int
-):
+def test_nothing_of_a_page_lies_beyond_its_edge(browser, live_server, language, width):
     found = {}
     for theme in THEMES:
         browser.look(width=width, theme=theme)

@@ -131,9 +131,7 @@ def test_everything_is_escaped(admin_client: Client, factory: Any):
         ("q|msgpack", b"", "", "0 bytes"),
     ],
 )  # fmt: skip
-def test_payload_is_readable_whatever_it_is(
-    admin_client: Client, kind: str, payload: bytes, shown: str, note: str
-):
+def test_payload_is_readable_whatever_it_is(admin_client, kind, payload, shown, note):
     message = MessageFactory.create(kind=kind, payload=payload)
     html = unescape(page(admin_client, f"{MESSAGES}{message.pk}/change/"))
 

@@ -84,9 +84,7 @@ def test_the_gallery_has_each_page_there_is() -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
-def test_each_page_answers_and_has_all_it_shows(
-    admin_client: Client, settings: Settings, language: str
-) -> None:
+def test_each_page_answers_and_has_all_it_shows(admin_client, settings, language):
     settings.LANGUAGE_CODE = language
     wanted, lacking = ours(), {}
     with override(language):

@@ -144,9 +144,7 @@ def test_a_time_that_is_none_is_told_beside_its_field(admin_client: Client, fiel
         ({"over": "0s"}, "over must be a duration from 1ms to 366d, not 0s"),
     ],
 )
-def test_what_makes_no_run_together_is_told_above_the_fields(
-    admin_client: Client, typed: dict[str, str], said: str
-):
+def test_what_makes_no_run_together_is_told_above_the_fields(admin_client, typed, said):
     DeadLetterFactory.create(fingerprint="a")
     html = shown(begin(admin_client, "redrive", "a:orders|json", **typed))
 
@@ -199,9 +197,7 @@ def test_a_failure_without_a_queue_is_no_server_error(admin_client: Client):
     assert "There are no dead letters." in page(admin_client, FAILURES)
 
 
-def test_o25_a_run_is_slow_and_behind_a_canary_unless_the_operator_says_otherwise(
-    admin_client: Client,
-):
+def test_o25_a_run_is_slow_and_behind_a_canary_unless_the_operator_says_otherwise(admin_client):
     DeadLetterFactory.create_batch(3, fingerprint="a")
     asked = admin_client.post(FAILURES, {"redrive": "a:orders|json"}).content.decode()
     form = asked.partition('class="dq-confirm"')[2]

@@ -31,9 +31,7 @@ pytestmark = pytest.mark.django_db
         ("deliver", CHANGE, "Made due. Queue orders|json, key 'k', lease none."),
     ],
 )
-def test_each_change_is_recorded(
-    admin_client: Client, admin_user: Any, action: str, flag: int, text: str
-):
+def test_each_change_is_recorded(admin_client, admin_user, action, flag, text):
     state = {"scheduled": True} if action == "deliver" else {"leased": True, "lease_id": "held"}
     message = MessageFactory.create(key="k", payload=b'"secret"', **state)
     run(admin_client, action)

@@ -86,9 +86,7 @@ def stored(group: str = "") -> Limit:
     return Limit.objects.get(kind=KIND, group=group)
 
 
-def test_g6_setting_limits_asks_first_with_those_that_are_there(
-    admin_client: Client, queue: DelayedQueue
-):
+def test_g6_setting_limits_asks_first_with_those_that_are_there(admin_client, queue):
     queue.groups.set(Groups(concurrency=7, rate="600/m", queue_rate="5/h", fair=False))
 
     html = ask(admin_client, "limit_all")
@@ -134,9 +132,7 @@ def test_g6_of_one_group(admin_client: Client, queue: DelayedQueue):
     assert 'name="group"' not in html
 
 
-def test_g6_a_group_that_is_to_be_named_has_nothing_filled_in(
-    admin_client: Client, queue: DelayedQueue
-):
+def test_g6_a_group_that_is_to_be_named_has_nothing_filled_in(admin_client, queue):
     queue.groups.set(Groups(concurrency=7, rate="1/d"))
     html = ask(admin_client, "limit_group")
     assert not re.search(r'name="(concurrency|rate|seen)" value', html)
@@ -247,9 +243,7 @@ def test_g11_nonsense_is_refused(admin_client: Client, data: dict[str, str]):
         ("resume_group", "a", {}),
     ],
 )
-def test_g6_a_change_of_what_was_not_shown_is_skipped(
-    admin_client: Client, queue: DelayedQueue, name: str, target: str, data: dict[str, str]
-):
+def test_g6_a_change_of_what_was_not_shown_is_skipped(admin_client, queue, name, target, data):
     shown = seen(ask(admin_client, name, target))
     queue.groups.set(Groups(concurrency=5))
     queue.groups.limit("a", concurrency=5)
@@ -307,9 +301,7 @@ def test_g6_viewers_see_what_holds_and_can_change_nothing(queue: DelayedQueue):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_g6_a_change_is_in_force_within_two_seconds_in_a_running_worker(
-    admin_client: Client, queue: DelayedQueue
-):
+def test_g6_a_change_is_in_force_within_two_seconds_in_a_running_worker(admin_client, queue):
     """For a busy worker, and for one that sleeps for an hour."""
     queue.offer_batch([ScheduledMessage(f"k{n}", None, group="a") for n in range(5_000)])
     handling = Handling()

@@ -57,9 +57,7 @@ def release(message: Message) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("action", ON_MESSAGES)
-def test_changed_meanwhile_is_left_alone(
-    admin_client: Client, action: str, trait: str, change: Any
-):  # Q25, Q26
+def test_changed_meanwhile_is_left_alone(admin_client, action, trait, change):  # Q25, Q26
     message = MessageFactory.create(key="k", **{trait: True})
     selected = tokens(page(admin_client, MESSAGES))
     change(message)
@@ -132,9 +130,7 @@ def test_tokens_carry_any_lease_id_of_another_service(admin_client: Client, leas
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("action", ["release", "deliver", "redrive", "overwrite"])
-def test_sleeping_workers_are_woken(
-    other: psycopg.Connection[Any], admin_client: Client, action: str
-):
+def test_sleeping_workers_are_woken(other, admin_client, action):
     MessageFactory.create(
         kind="woken|json", leased=action == "release", scheduled=action != "release"
     )
@@ -158,9 +154,7 @@ def test_notifications_can_be_switched_off(other: psycopg.Connection[Any], admin
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("action", ON_MESSAGES)
-def test_message_that_a_handler_holds_is_not_waited_for(
-    other: psycopg.Connection[Any], admin_client: Client, action: str
-):
+def test_message_that_a_handler_holds_is_not_waited_for(other, admin_client, action):
     MessageFactory.create(key="k", leased=True)
     selected = tokens(page(admin_client, MESSAGES))
     with other.transaction():
@@ -172,9 +166,7 @@ def test_message_that_a_handler_holds_is_not_waited_for(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_redrive_does_not_hang_behind_a_handler(
-    other: psycopg.Connection[Any], admin_client: Client, monkeypatch: pytest.MonkeyPatch
-):
+def test_redrive_does_not_hang_behind_a_handler(other, admin_client, monkeypatch):
     """A transaction holds the active message: the dead letter stays, and the page reports it."""
     monkeypatch.setattr("delayed_queue.admin.operations._MAX_WAIT", 50)
     MessageFactory.create(key="k")
@@ -192,9 +184,7 @@ def test_redrive_does_not_hang_behind_a_handler(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_redrive_and_a_deletion_of_the_job_do_not_wait_for_each_other(
-    other: psycopg.Connection[Any], admin_client: Client
-):
+def test_redrive_and_a_deletion_of_the_job_do_not_wait_for_each_other(other, admin_client):
     """The jobs first, then their letters: in the lock order of a delete."""
     create_topic("orders")
     letter = DeadLetterFactory.create(key="a", kind="orders|json")

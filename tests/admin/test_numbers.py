@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.test import Client
 from django.utils.translation import override
-from pytest_django import Settings
 
 import delayed_queue
 from delayed_queue.admin.formats import counted, number, per_second, percent, seconds
@@ -52,9 +50,7 @@ def test_a_number_is_written_as_in_the_language(said, english: str, german: str)
 @pytest.mark.parametrize(
     ("language", "shown"), [("en", ("1,234,567", "0.5/s")), ("de", ("1.234.567", "0,5/s"))]
 )
-def test_a_page_has_its_numbers_in_the_language(
-    admin_client: Client, settings: Settings, language: str, shown: tuple[str, str]
-):
+def test_a_page_has_its_numbers_in_the_language(admin_client, settings, language, shown):
     settings.LANGUAGE_CODE = language
     Worker.objects.create(
         name="w", host="h", pid=1, process=0, queues=["orders"], version="1",

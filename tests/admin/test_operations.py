@@ -40,9 +40,7 @@ WORKERS = "/admin/delayed_queue/worker/"
     ("factory", "url"),
     [(MessageFactory, MESSAGES), (DeadLetterFactory, LETTERS), (worker_row, WORKERS)],
 )
-def test_nothing_is_typed_or_deleted_through_forms(
-    admin_client: Client, factory: Any, url: str, path: str, method: str
-):
+def test_nothing_is_typed_or_deleted_through_forms(admin_client, factory, url, path, method):
     row = factory()
     response = getattr(admin_client, method)(url + path.format(id=row.pk), {"post": "yes"})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -63,9 +62,7 @@ def test_o22_idle_queues_are_folded_and_json_is_not_named(admin_client: Client):
     assert '<span class="dq-quiet">json</span>' not in html
 
 
-def test_o22_times_are_in_the_zone_of_the_project_with_utc_on_hover(
-    admin_client: Client, settings: Any
-):
+def test_o22_times_are_in_the_zone_of_the_project_with_utc_on_hover(admin_client, settings):
     settings.TIME_ZONE = "Asia/Kolkata"
     message = MessageFactory.create(scheduled=True)
     html = page(admin_client, f"{MESSAGES}{message.pk}/change/")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from html import unescape
-from typing import Any
 
 import pytest
 from django.apps import apps
@@ -32,9 +31,7 @@ pytestmark = pytest.mark.django_db
         ("expired", ["dq-expired", "lapsed 3", " s ago"]),
     ],
 )
-def test_list_says_the_state_and_the_time_left_in_words(
-    admin_client: Client, trait: str, words: list[str]
-):
+def test_list_says_the_state_and_the_time_left_in_words(admin_client, trait, words):
     message = MessageFactory.create(**{trait: True})
     html = page(admin_client, MESSAGES)
 
@@ -117,9 +114,7 @@ def test_letters_by_time_of_death(admin_client: Client, died: str, keys: list[st
 @pytest.mark.parametrize(
     ("factory", "url"), [(MessageFactory, MESSAGES), (DeadLetterFactory, LETTERS)]
 )
-def test_search_finds_the_exact_key_in_every_queue_and_nothing_else(
-    admin_client: Client, factory: Any, url: str
-):
+def test_search_finds_the_exact_key_in_every_queue_and_nothing_else(admin_client, factory, url):
     for kind in ("a|json", "b|json"):
         for key in ("Key%1", "key%1", "Key%12", "KeyX1"):
             factory(key=key, kind=kind)

@@ -56,9 +56,7 @@ def test_w12_pausing_asks_first(admin_client: Client, queue: DelayedQueue):
     assert not queue.is_paused()
 
 
-def test_w12_confirmed_it_is_paused_and_the_page_says_why(
-    admin_client: Client, queue: DelayedQueue
-):
+def test_w12_confirmed_it_is_paused_and_the_page_says_why(admin_client, queue):
     MessageFactory.create()
     response = switch(admin_client, "pause", KIND, reason="the bank is down <b>")
 
@@ -99,9 +97,7 @@ def test_w12_a_pause_that_was_not_seen_is_left_alone(admin_client: Client, queue
     assert not LogEntry.objects.exists()
 
 
-def test_w12_the_first_pause_stands_and_the_second_is_told(
-    admin_client: Client, queue: DelayedQueue
-):
+def test_w12_the_first_pause_stands_and_the_second_is_told(admin_client, queue):
     queue.pause("first", by="ana")
 
     assert told(switch(admin_client, "pause", KIND, reason="second")) == [

@@ -252,9 +252,7 @@ def explained(statement: str) -> Plan:
 
 
 @pytest.mark.parametrize(("url", "index", "rows"), LISTS)
-def test_list_reads_its_index_and_little_of_it(
-    operator: Client, url: str, index: str, rows: int
-):  # W14
+def test_list_reads_its_index_and_little_of_it(operator, url, index, rows):  # W14
     kinds, page, *holders = statements(operator, url)
 
     assert explained(kinds).buffers <= 100
@@ -388,9 +386,7 @@ SEARCHES: Final = [
 
 
 @pytest.mark.parametrize(("url", "index", "rows"), SEARCHES)
-def test_o23_a_search_is_bounded_however_much_it_covers(
-    operator: Client, url: str, index: str, rows: int
-):
+def test_o23_a_search_is_bounded_however_much_it_covers(operator, url, index, rows):
     of_table = "delayed_queue_dead_letter" if url.startswith(LETTERS) else "delayed_queue"
     found = [each for each in statements(operator, url) if f'FROM "{of_table}"' in each]
     plans = [explained(each) for each in found]

@@ -142,9 +142,7 @@ def test_the_title_says_what_is_wrong(admin_client: Client):
     assert "2 dead" not in page(operator("view_message"), QUEUES)
 
 
-def test_beyond_ten_thousand_counts_are_estimated(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
-):
+def test_beyond_ten_thousand_counts_are_estimated(admin_client, monkeypatch):
     """For a table large enough to be sampled; the small queue is exact."""
     monkeypatch.setattr("delayed_queue.observe.store._SMALL_PAGES", 1)
     monkeypatch.setattr("delayed_queue.observe.overview.EXACT", 100)
@@ -243,9 +241,7 @@ def test_schedules_and_deploys_are_marked(admin_client: Client):
     assert "too-often" not in every_two_hours
 
 
-def test_ticks_of_frequent_schedules_are_not_worked_out_by_croniter(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
-):
+def test_ticks_of_frequent_schedules_are_not_worked_out_by_croniter(admin_client, monkeypatch):
     for each in range(10):
         Schedule.objects.create(
             kind="orders|json", queue="orders", key_prefix=f"often-{each}", type="cron",
@@ -296,9 +292,7 @@ def test_letters_are_not_counted_for_those_who_may_not_see_them():
 # Holders of old snapshots
 
 
-def test_an_old_snapshot_is_named_with_what_would_end_it(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_old_snapshot_is_named_with_what_would_end_it(admin_client, monkeypatch):
     """O5: the queues page warns of an old snapshot, and ignores a young one.
 
     Sessions of other tests, which write in databases of their own, may be older than the holder.
@@ -316,9 +310,7 @@ def test_an_old_snapshot_is_named_with_what_would_end_it(
 
 # Within one transaction PostgreSQL reads statistics once.
 @pytest.mark.django_db(transaction=True)
-def test_what_a_claim_pays_for_it_is_said_when_it_is_something(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_a_claim_pays_for_it_is_said_when_it_is_something(admin_client, monkeypatch):
     monkeypatch.setattr(overview, "OLD", timedelta(0))
 
     def is_said() -> bool:
@@ -368,9 +360,7 @@ STANDBY: Final = PREPARED._replace(holder="standby", name="7", elsewhere="")
         (STANDBY, "de", "Standby 7, seit 1.234 Transaktionen", "auf dem Standby"),
     ],
 )  # fmt: skip
-def test_its_holder_is_named_in_the_language_of_the_page(
-    snapshot: Snapshot, language: str, holder: str, place: str
-):
+def test_its_holder_is_named_in_the_language_of_the_page(snapshot, language, holder, place):
     with override(language):
         assert (overview.holder_of(snapshot), snapshot.place) == (holder, place)
 

@@ -80,9 +80,7 @@ def test_refusal_stands_at_the_field(admin_client: Client, field: str, value: st
         ),
     ],
 )
-def test_a_queue_without_a_handler_is_warned_about(
-    admin_client: Client, queue: str, said: list[str]
-):
+def test_a_queue_without_a_handler_is_warned_about(admin_client, queue, said):
     response = admin_client.post(f"{SCHEDULES}add/", {**FORM, "queue": queue})
     assert response.status_code == 302, errors(response)
     warnings = [each for each in get_messages(response.wsgi_request) if each.level == WARNING]
@@ -99,9 +97,7 @@ def test_a_queue_without_a_handler_is_warned_about(
         ({"type": "periodic", "expression": "5m"}, "timezone", "has no time zone"),
     ],
 )
-def test_refusal_of_other_types(
-    admin_client: Client, given: dict[str, str], field: str, reason: str
-):
+def test_refusal_of_other_types(admin_client, given, field, reason):
     found = errors(admin_client.post(f"{SCHEDULES}add/", {**FORM, **given}))
     assert list(found) == [field]
     assert reason in found[field][0]

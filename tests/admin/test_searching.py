@@ -45,9 +45,7 @@ def messages() -> None:
         ("failure:gatewaydown", "", ["group:odd"]), ("failure:gatewaydown", "a|json", []),
     ],
 )  # fmt: skip
-def test_messages(
-    admin_client: Client, messages: None, search: str, kind: str, keys: list[str] | None
-):
+def test_messages(admin_client, messages, search, kind, keys):
     query = {"q": search} | ({"kind": kind} if kind else {})
     found = keys_of(page(admin_client, f"{MESSAGES}?{urlencode(query)}"))
     assert sorted(found) == (keys if keys is not None else ["invoice-1", "order-1"])
@@ -99,9 +97,7 @@ def test_a_group_needs_its_queue_and_the_page_says_so(admin_client: Client):
     assert "Choose a queue" not in page(admin_client, f"{MESSAGES}?q=group:c&kind=a|json")
 
 
-def test_a_search_that_no_index_serves_goes_on_from_page_to_page(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_search_that_no_index_serves_goes_on_from_page_to_page(admin_client, monkeypatch):
     monkeypatch.setattr(lists, "SCANNED", 10)
     for number in range(35):
         headers = {"tenant": "acme"} if number in (3, 33) else None

@@ -85,9 +85,7 @@ def test_o4_only_those_who_may_see_workers_read_their_names():
 @pytest.mark.parametrize(
     ("seconds", "words"), [(3, "alive 3 s ago"), (29, "alive 29 s ago"), (120, "silent for 2 min")]
 )
-def test_w12_alive_is_said_by_the_age_of_the_heartbeat_alone(
-    admin_client: Client, seconds: int, words: str
-):
+def test_w12_alive_is_said_by_the_age_of_the_heartbeat_alone(admin_client, seconds, words):
     enlist("worker-1", silent_for=seconds, rates={"orders": 5.0})
     (row,) = rows(admin_client)
     # A second may pass between the heartbeat and the page.
@@ -146,9 +144,7 @@ def shown(client: Client, query: str) -> list[str]:
     return [row.key for row in response.context["cl"].result_list]
 
 
-def test_w12_the_list_of_messages_shows_those_of_a_worker_or_of_a_lease(
-    admin_client: Client, holding: Worker
-):
+def test_w12_the_list_of_messages_shows_those_of_a_worker_or_of_a_lease(admin_client, holding):
     assert shown(admin_client, f"?worker={holding.pk}") == ["a", "b"]
     assert shown(admin_client, "?lease=0a1b2c3d-of-worker-1") == ["a", "b"]
     assert shown(admin_client, "?worker=4711") == shown(admin_client, "?lease=none") == []
@@ -161,9 +157,7 @@ def test_w12_a_worker_that_cannot_be_holds_nothing(admin_client: Client, worker:
 
 
 @pytest.mark.parametrize("action", ["release", "extend", "reject", "drop"])
-def test_w12_all_that_a_worker_holds_can_be_taken_from_it_in_one_go(
-    admin_client: Client, holding: Worker, action: str
-):
+def test_w12_all_that_a_worker_holds_can_be_taken_from_it_in_one_go(admin_client, holding, action):
     url = f"{MESSAGES}?worker={holding.pk}"
     selected = tokens(page(admin_client, url))
     response = post(admin_client, url, action, selected, confirmed="yes", reason="stuck")

@@ -311,9 +311,7 @@ def test_saving_leaves_what_installers_wrote_since(made: Schedule):
 
 
 @pytest.mark.django_db
-def test_what_an_operator_described_wrongly_is_logged_and_passed(
-    made: Schedule, caplog: pytest.LogCaptureFixture
-):
+def test_what_an_operator_described_wrongly_is_logged_and_passed(made, caplog):
     Schedule.objects.filter(pk=made.pk).update(expression="26:00")
     keeper = CronKeeper()
     for _ in range(2):

@@ -12,7 +12,6 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.backends.postgresql.base import Cursor, DatabaseWrapper
 from django.test.utils import CaptureQueriesContext
-from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.db.session import MAX_PREPARED, session_of
@@ -126,9 +125,7 @@ def with_cursors_of_the_project() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("watched", [wrapped, captured, patched, with_cursors_of_the_project])
-def test_r1_what_watches_a_connection_sees_each_statement(
-    orders: DelayedQueue, watched: Callable[[], Any]
-) -> None:
+def test_r1_what_watches_a_connection_sees_each_statement(orders, watched):
     with watched() as seen:
         use(orders)
     assert len(seen) > 8
@@ -136,9 +133,7 @@ def test_r1_what_watches_a_connection_sees_each_statement(
     assert session is not None  # again, without a watcher
 
 
-def test_r1_transactional_handlers_work_under_debug(
-    orders: DelayedQueue, settings: Settings
-) -> None:
+def test_r1_transactional_handlers_work_under_debug(orders, settings):
     settings.DEBUG = True
     for number in range(30):
         orders.offer_or_update(f"k{number}", number, PAST)
@@ -220,9 +215,7 @@ def pool() -> Iterator[None]:
         yield
 
 
-def test_w21_a_pool_gets_its_connections_back_as_they_were(
-    orders: DelayedQueue, pool: None
-) -> None:
+def test_w21_a_pool_gets_its_connections_back_as_they_were(orders, pool):
     before = state_of_session()
     connection.close()
     handled: list[str] = []
@@ -253,9 +246,7 @@ def test_w21_nothing_is_set_on_a_connection_of_the_project(orders: DelayedQueue)
     assert state_of_session() == before
 
 
-def test_w21_receivers_in_a_worker_query_on_a_connection_of_the_project(
-    orders: DelayedQueue,
-) -> None:
+def test_w21_receivers_in_a_worker_query_on_a_connection_of_the_project(orders):
     before = state_of_session()
     found: list[dict[str, Any]] = []
 
@@ -299,9 +290,7 @@ def test_prepared_statements_are_limited() -> None:
     assert connection.connection.execute(LEFT).fetchone() == (MAX_PREPARED,)
 
 
-def test_cursors_are_used_where_psycopg_lacks_what_a_session_needs(
-    orders: DelayedQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cursors_are_used_where_psycopg_lacks_what_a_session_needs(orders, monkeypatch, caplog):
     monkeypatch.delattr(psycopg.generators, "fetch")
     use(orders)
     assert session_of(connections["default"]) is None

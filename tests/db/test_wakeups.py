@@ -35,9 +35,7 @@ def arrived(descriptor: int) -> bytes:
         opened.detach()  # libpq owns it, so do not close it
 
 
-def test_a_notification_behind_an_answer_in_one_packet_is_heard(
-    listener: Listener, other: psycopg.Connection[Any]
-):
+def test_a_notification_behind_an_answer_in_one_packet_is_heard(listener, other):
     """libpq reads both from the socket and stops at the end of the result."""
     raw: Any = connection.connection
     raw.pgconn.send_query(b"SELECT 1")

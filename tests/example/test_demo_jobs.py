@@ -69,9 +69,7 @@ def send(receiver: FakeWeb, secret: str, body: bytes, *, sent_at: int) -> int:
         (SECRET, 900, 401),
     ],
 )
-def test_the_receiver_takes_only_what_is_signed_and_recent(
-    receiver: FakeWeb, secret: str, age: int, status: int
-):
+def test_the_receiver_takes_only_what_is_signed_and_recent(receiver, secret, age, status):
     receiver.secret = SECRET
     assert send(receiver, secret, b"{}", sent_at=int(time.time()) - age) == status
     assert receiver.unsigned == (status == 401)

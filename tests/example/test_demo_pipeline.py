@@ -61,9 +61,7 @@ def test_without_spark_there_must_be_another_act():
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.usefixtures("demo_database")
-def test_the_campaign_comes_in_and_the_archive_and_the_report_go_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_campaign_comes_in_and_the_archive_and_the_report_go_out(tmp_path, monkeypatch):
     # The demo keeps these directories after its end.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     out, err = io.StringIO(), io.StringIO()

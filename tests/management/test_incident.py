@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -114,9 +113,7 @@ def groups() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("letters", [200, pytest.param(10_000, marks=pytest.mark.long)])
-def test_the_commands_of_the_page_mend_it(
-    letters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_the_page_mend_it(letters, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outage(letters)
     provider, names, said = Provider(), groups(), []

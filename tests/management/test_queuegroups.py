@@ -118,9 +118,7 @@ def test_a_trial_changes_nothing(queue: DelayedQueue, arguments: tuple[str, ...]
         (("pause", "orderz", "a"), "did you mean 'orders'"),
     ],
 )
-def test_slips_are_answered_in_a_sentence(
-    queue: DelayedQueue, arguments: tuple[str, ...], says: str
-):
+def test_slips_are_answered_in_a_sentence(queue, arguments, says):
     with pytest.raises(CommandError, match=f"(?i){says}"):
         run(*arguments)
 

@@ -127,9 +127,7 @@ UNKNOWN: State = ("unknown", [])
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("id_", ["{}@example.org", "201812.1.7@mail.example"])
-def test_n15_an_event_of_a_provider_changes_delivery_and_suppresses(
-    provider: str, made: Any, state: State, id_: str
-):
+def test_n15_an_event_of_a_provider_changes_delivery_and_suppresses(provider, made, state, id_):
     # Anymail encloses the ids of Mailgun, as their backend returned them.
     stored = f"<{id_}>" if provider == "mailgun" else id_
     notification = sent(stored.format("ours") if "{}" in id_ else stored)
@@ -210,9 +208,7 @@ def test_n15_unknown_notifications_are_counted():
         ("nobody", {}, {}, 404),
     ],
 )  # fmt: skip
-def test_n15_n22_what_is_not_signed_or_not_readable_is_refused(
-    provider: str, body: Any, headers: dict[str, str], status: int
-):
+def test_n15_n22_what_is_not_signed_or_not_readable_is_refused(provider, body, headers, status):
     sent("x")
     assert post(provider, body, **headers).status_code == status
     assert Notification.objects.get().delivery == "unknown"
@@ -237,9 +233,7 @@ def test_n15_a_source_without_a_signature_is_an_error(settings, entry: dict[str,
 
 
 @pytest.mark.parametrize(("complaints", "is_alarm"), [(0, False), (3, False), (4, True)])
-def test_n21_a_page_shows_the_complaints_of_a_provider(
-    admin_client: Client, complaints: int, is_alarm: bool
-):
+def test_n21_a_page_shows_the_complaints_of_a_provider(admin_client, complaints, is_alarm):
     first = sent(provider="mail/eu")
     Notification.objects.filter(pk=first.pk).update(delivery="bounced", delivery_at=NOW)
     kinds = ["complained"] * complaints + ["delivered"] * (1001 - complaints)

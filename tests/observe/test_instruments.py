@@ -94,9 +94,7 @@ class TestOffers:
             added, {"own": True, **added}, {"own": True, **added}, added
         ]  # fmt: skip
 
-    def test_one_that_fails_leaves_the_headers_as_they_were(
-        self, settings: LazySettings, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_one_that_fails_leaves_the_headers_as_they_were(self, settings, caplog):
         use(settings, Broken(), Recorder())
         queue = InMemoryQueue("orders")
         with caplog.at_level(logging.ERROR, logger="delayed_queue"):
@@ -162,9 +160,7 @@ class TestHandlers:
         ids=repr,
     )
     @pytest.mark.parametrize("is_async", [False, True])
-    def test_they_see_what_the_handler_raises(
-        self, settings: LazySettings, raised: BaseException, counts: Counts, is_async: bool
-    ) -> None:
+    def test_they_see_what_the_handler_raises(self, settings, raised, counts, is_async):
         def handle(envelope: Envelope) -> None:
             raise raised
 

@@ -109,9 +109,7 @@ def test_o17_each_reason(name: str, provoke: Callable[[], object], text: str) ->
     assert str(found).startswith(text)
 
 
-def test_o17_several_reasons_come_in_the_order_of_the_contract(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_o17_several_reasons_come_in_the_order_of_the_contract(monkeypatch):
     block()
     pause()
     serve(**FULL)

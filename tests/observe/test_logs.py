@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from django.conf import LazySettings
-from django.dispatch import Signal
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.logs import quoted
@@ -157,9 +156,7 @@ class TestOfAWorker:
     ("signal", "level"),
     [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.DEBUG)],
 )
-def test_a_level_that_is_off_costs_nothing(
-    signal: Signal, level: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_level_that_is_off_costs_nothing(signal, level, caplog):
     with at_level(caplog, level + 1):
         assert not signal.has_listeners()
     with at_level(caplog, level):

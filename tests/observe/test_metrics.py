@@ -163,9 +163,7 @@ class TestCollector:
             CollectorRegistry(auto_describe=True).register(QueueCollector())
         assert len(captured) == 0
 
-    def test_the_groups_held_back_the_longest_are_named(
-        self, scrape: Callable[..., Samples]
-    ) -> None:
+    def test_the_groups_held_back_the_longest_are_named(self, scrape):
         queue = DelayedQueue("orders")
         for number in range(12):
             MessageFactory.create(due=True, group=f"group-{number:02}")
@@ -181,9 +179,7 @@ class TestCollector:
         assert age is not None
         assert age > 0
 
-    def test_b12_batches_are_counted_by_state_with_the_age_of_the_oldest(
-        self, scrape: Callable[..., Samples]
-    ) -> None:
+    def test_b12_batches_are_counted_by_state_with_the_age_of_the_oldest(self, scrape):
         queue = DelayedQueue("orders")
         labels = {"queue": "orders", "kind": "orders|json"}
         assert scrape().of("batches", state="open", **labels) is None
@@ -202,9 +198,7 @@ class TestCollector:
         assert scrape("mail").of("batches", state="open", **labels) is None
         assert scrape("orders").of("batches", state="open", **labels) == 2
 
-    def test_o5_who_holds_the_oldest_snapshot_is_told_by_its_sort(
-        self, scrape: Callable[..., Samples]
-    ) -> None:
+    def test_o5_who_holds_the_oldest_snapshot_is_told_by_its_sort(self, scrape):
         with raw_connection() as holder:
             holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             holder.execute("SELECT 1")
@@ -249,9 +243,7 @@ class TestCollector:
         assert found.of("messages", state="due", **labels) == 3
         assert found.of("counts_cut", **labels) == 1
 
-    def test_a_scrape_costs_few_statements_and_few_queues(
-        self, scrape: Callable[..., Samples]
-    ) -> None:
+    def test_a_scrape_costs_few_statements_and_few_queues(self, scrape):
         for number in range(MAX_KINDS + 20):
             MessageFactory.create(kind=f"kind-{number}|json")
         with CaptureQueriesContext(connection) as captured:
@@ -391,9 +383,7 @@ class TestProcesses:
         ("tracing", "opentelemetry"),
     ],
 )
-def test_without_the_library_the_extra_is_named(
-    module: str, package: str, settings: LazySettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_the_extra_is_named(module, package, settings, monkeypatch):
     monkeypatch.delitem(sys.modules, f"delayed_queue.observe.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     settings.DELAYED_QUEUE = {"INSTRUMENTS": [f"delayed_queue.observe.{module}.Instrument"]}

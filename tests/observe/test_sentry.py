@@ -73,9 +73,7 @@ async def failing_later(envelope: Envelope) -> None:
 
 
 @pytest.mark.parametrize("function", [failing, failing_later])
-def test_a_failure_is_sent_once_with_queue_key_and_attempt(
-    sent: list[dict[str, Any]], function: HandlerFunction
-) -> None:
+def test_a_failure_is_sent_once_with_queue_key_and_attempt(sent, function):
     handle(function, "A-1")
     [event] = sent
     assert event["tags"] == {
@@ -121,9 +119,7 @@ def test_answers_are_not_errors(sent: list[dict[str, Any]], answer: Exception) -
     assert sent == []
 
 
-def test_lines_of_the_log_are_crumbs_of_their_message(
-    sent: list[dict[str, Any]], settings: LazySettings
-) -> None:
+def test_lines_of_the_log_are_crumbs_of_their_message(sent, settings):
     sentry_sdk.init(
         dsn="http://key@127.0.0.1:9/1",
         transport=sentry_sdk.get_client().transport,

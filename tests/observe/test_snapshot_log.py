@@ -18,9 +18,7 @@ from tests.support.processes import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_is_told_once_when_it_is_there_and_once_when_it_is_gone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_it_is_told_once_when_it_is_there_and_once_when_it_is_gone(caplog):
     caplog.set_level(logging.INFO, "delayed_queue")
     watch = SnapshotWatch("default", limit=timedelta(0), interval=0.0)
     with raw_connection() as other:

@@ -116,9 +116,7 @@ def test_a_transaction_that_stays_open(server: EmbeddedPostgres, statement: str)
     wait_until(lambda: health(server) == (0, "healthy\n"))
 
 
-def test_what_a_claim_takes_that_passes_the_dead_rows_is_told_where_there_are_many(
-    server: EmbeddedPostgres,
-) -> None:
+def test_what_a_claim_takes_that_passes_the_dead_rows_is_told_where_there_are_many(server):
     with connected(server) as holder, connected(server, autocommit=True) as writer:
         writer.execute(WORKERS)
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -192,9 +190,7 @@ def test_sessions_that_the_role_may_not_see_are_counted(server: EmbeddedPostgres
             assert watching.execute(SNAPSHOT_COST, {"now": None}).fetchall()[0][-1] == 0
 
 
-def test_of_two_that_are_alike_the_writer_is_named_that_the_other_inherited_it_from(
-    server: EmbeddedPostgres,
-) -> None:
+def test_of_two_that_are_alike_the_writer_is_named_that_the_other_inherited_it_from(server):
     with (
         connected(server) as reading,
         connected(server) as writing,
@@ -208,9 +204,7 @@ def test_of_two_that_are_alike_the_writer_is_named_that_the_other_inherited_it_f
         assert (holder, name) == ("session", str(writing.info.backend_pid))
 
 
-def test_the_age_of_a_snapshot_of_one_statement_is_that_of_the_statement(
-    server: EmbeddedPostgres,
-) -> None:
+def test_the_age_of_a_snapshot_of_one_statement_is_that_of_the_statement(server):
     """At READ COMMITTED a transaction takes a new snapshot for each statement."""
     ages = (
         "SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8, "

@@ -215,9 +215,7 @@ class TestErrors:
         ("raised", "outcome"),
         [(Snooze(timedelta(hours=1)), "snoozed"), (Reject("no such order"), "rejected")],
     )
-    def test_answers_are_no_errors(
-        self, traces: Traces, raised: BaseException, outcome: str
-    ) -> None:
+    def test_answers_are_no_errors(self, traces, raised, outcome):
         span = self.handled(traces, raised)
         assert (span.status.status_code, len(span.events)) == (StatusCode.UNSET, 0)
         attributes = span.attributes or {}
@@ -228,9 +226,7 @@ class TestErrors:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("make", [DelayedQueue, InMemoryQueue])
 class TestOffers:
-    def test_a_traced_offer_that_is_repeated_is_ignored(
-        self, traces: Traces, make: type[DelayedQueue]
-    ) -> None:
+    def test_a_traced_offer_that_is_repeated_is_ignored(self, traces, make):
         queue, at = make("orders"), from_now(hours=1)
         assert queue.offer_or_update("k", 1, at) is OfferOutcome.CREATED
         stored = queue.read("k")
@@ -241,9 +237,7 @@ class TestOffers:
         assert len(traces.named("offer orders")) == 4
         assert queue.read("k") == stored
 
-    def test_headers_and_a_trace_of_the_caller_are_kept(
-        self, traces: Traces, make: type[DelayedQueue]
-    ) -> None:
+    def test_headers_and_a_trace_of_the_caller_are_kept(self, traces, make):
         queue = make("orders")
         queue.offer_or_update("own", 1, headers={"own": 1})
         queue.offer_or_update("traced", 1, headers={"traceparent": PARENT})

@@ -52,9 +52,7 @@ def offer(keys: range) -> None:
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_a_worker_at_its_defaults_serves_what_the_dashboard_asks_for(
-    port: int, processes: str
-) -> None:
+def test_a_worker_at_its_defaults_serves_what_the_dashboard_asks_for(port, processes):
     options = ["--queue", "conduct", "--health-address", f"127.0.0.1:{port}"]
     queue = DelayedQueue("conduct")
     queue.offer_batch(ScheduledMessage(each, each) for each in ("fail once", "reject"))

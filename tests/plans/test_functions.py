@@ -96,9 +96,7 @@ def test_s2_a_claim_reads_its_rows_by_an_index(tables: psycopg.Connection[Any], 
 
 @pytest.mark.parametrize("kind", ["grouped", "one", "ordered"])
 @pytest.mark.parametrize("n", [1, 100])
-def test_s7_a_claim_by_group_reads_few_rows_of_each(
-    tables: psycopg.Connection[Any], kind: str, n: int
-):
+def test_s7_a_claim_by_group_reads_few_rows_of_each(tables, kind, n):
     """At most 1,000 due messages, and of each of 200 groups what it may lease."""
     with tables.transaction(force_rollback=True):
         tables.execute(JSON, [[f"{kind}|json"]])

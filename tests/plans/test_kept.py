@@ -76,9 +76,7 @@ def add(job_id: str, if_exists: str = "fail", **fields: Any) -> str | None:
 
 @pytest.mark.parametrize("state", ["never looked at", "vacuumed", "analyzed when small"])
 @pytest.mark.parametrize("name", KEPT)
-def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(
-    raw: psycopg.Connection[Any], name: str, state: str
-):
+def test_a_plan_made_on_empty_tables_reads_the_indexes_of_full_ones(raw, name, state):
     """Without an ANALYZE in between, which would make PostgreSQL plan again."""
     params, indexes = KEPT[name]
     prepare, arguments = numbered(getattr(sql, name), params)
@@ -131,9 +129,7 @@ def shape(statement: str) -> str:
     return "".join(each for each in statement if each.isalpha())
 
 
-def test_adding_jobs_keeps_its_plans_and_nothing_else_in_the_session(
-    raw: psycopg.Connection[Any],
-):
+def test_adding_jobs_keeps_its_plans_and_nothing_else_in_the_session(raw):
     add("first")
     before = settings_of(raw)
     for number in range(OFTEN):
@@ -155,9 +151,7 @@ def test_a_callers_transaction_is_left_as_it_is(raw: psycopg.Connection[Any]):
 
 
 @pytest.mark.parametrize("name", ["pKey", "headers"])
-def test_a_kept_plan_survives_a_column_of_another_type(
-    raw: psycopg.Connection[Any], other: psycopg.Connection[Any], name: str
-):
+def test_a_kept_plan_survives_a_column_of_another_type(raw, other, name):
     """PostgreSQL raises an error for a kept plan whose result type has changed."""
     change, back = {
         "pKey": ('ALTER "pKey" TYPE varchar(220)', 'ALTER "pKey" TYPE varchar(200)'),

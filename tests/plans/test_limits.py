@@ -74,9 +74,7 @@ SELECT id, key FROM delayed_queue_claim(%(kind)s, %(limit)s)
 
 @pytest.mark.parametrize("statement", ["CLAIM", "CONSUME", "POP_JOBS", "FUNCTION"])
 @pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
-def test_no_planner_setting_takes_more_than_the_limit(
-    due: psycopg.Connection[Any], statement: str, analyzed: bool
-):
+def test_no_planner_setting_takes_more_than_the_limit(due, statement, analyzed):
     if analyzed:
         due.execute("ANALYZE delayed_queue")
 

@@ -111,13 +111,7 @@ def test_every_statement_has_a_case():
         ),
     ],
 )
-def test_plan(
-    tables: psycopg.Connection[Any],
-    ids: dict[str, list[int]],
-    case: Case,
-    beliefs: dict[str, str],
-    generic: bool,
-):
+def test_plan(tables, ids, case, beliefs, generic):
     """It reads its index, no whole table, and rows in proportion to its result."""
     statement, params = getattr(sql, case.statement), with_ids(case, ids)
     if case.statement in WALKS_BEHIND:
@@ -157,16 +151,12 @@ def most_sorted(
 
 
 @pytest.mark.parametrize("tables", ["never analyzed"], indirect=True)
-def test_without_the_hidden_limit_a_claim_sorts_a_table_that_was_never_analyzed(
-    tables: psycopg.Connection[Any],
-):
+def test_without_the_hidden_limit_a_claim_sorts_a_table_that_was_never_analyzed(tables):
     assert most_sorted(tables, HIDDEN, WARM) == 100_000
 
 
 @pytest.mark.parametrize("tables", ["analyzed"], indirect=True)
-def test_without_the_visible_limit_a_claim_sorts_a_table_that_dwarfs_the_cache(
-    tables: psycopg.Connection[Any],
-):
+def test_without_the_visible_limit_a_claim_sorts_a_table_that_dwarfs_the_cache(tables):
     assert most_sorted(tables, VISIBLE, COLD | {"random_page_cost": "100"}) == 100_000
 
 
@@ -186,9 +176,7 @@ def outline(plan: Plan) -> list[tuple[str, str | None, float]]:
 
 @pytest.mark.parametrize("tables", ["analyzed"], indirect=True)
 @pytest.mark.parametrize("statement", [CLAIM, CONSUME], ids=["claim", "consume"])
-def test_g8_without_a_group_the_plan_and_the_pages_are_as_before(
-    tables: psycopg.Connection[Any], statement: str
-):
+def test_g8_without_a_group_the_plan_and_the_pages_are_as_before(tables, statement):
     """Compare with the statement without the indexes and the columns (G8, B11)."""
     explain(tables, statement, CLAIMING, generic=False)
     now = explain(tables, statement, CLAIMING, generic=False)
@@ -223,9 +211,7 @@ def of_a_group(name: str, count: int) -> str:
 
 @pytest.mark.parametrize("tables", ["analyzed"], indirect=True)
 @pytest.mark.parametrize("generic", [False, True])
-def test_g7_the_messages_of_a_large_group_cost_a_small_one_nothing(
-    tables: psycopg.Connection[Any], generic: bool
-):
+def test_g7_the_messages_of_a_large_group_cost_a_small_one_nothing(tables, generic):
     """The planner has statistics of the large group only."""
     with tables.transaction(force_rollback=True):
         tables.execute("TRUNCATE delayed_queue")
@@ -254,9 +240,7 @@ _HELD_BACK: Final = scrambled(
 
 @pytest.mark.long
 @pytest.mark.parametrize("tables", ["analyzed"], indirect=True)
-def test_g7_a_million_held_back_of_ten_thousand_groups_cost_a_claim_no_more(
-    tables: psycopg.Connection[Any],
-):
+def test_g7_a_million_held_back_of_ten_thousand_groups_cost_a_claim_no_more(tables):
     """For a full group a claim reads its first message and its lease, and leases nothing."""
     with tables.transaction(force_rollback=True):
         tables.execute(_HELD_BACK)

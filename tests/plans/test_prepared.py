@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -59,9 +59,7 @@ def offer_two(queue: DelayedQueue, number: int) -> None:
 
 
 @pytest.mark.parametrize("offer", [offer_one, offer_two])
-def test_a_producer_keeps_the_plan_of_its_offers(
-    raw: psycopg.Connection[Any], offer: Callable[[DelayedQueue, int], None]
-):
+def test_a_producer_keeps_the_plan_of_its_offers(raw, offer):
     for number in range(OFTEN):
         offer(DelayedQueue("orders"), number)
 
@@ -85,9 +83,7 @@ def test_a_consumer_has_its_statements_planned_each_time(raw: psycopg.Connection
     assert raw.execute("SHOW plan_cache_mode").fetchall() == [("auto",)]
 
 
-def test_what_began_on_an_empty_table_does_not_read_a_full_one_to_its_end(
-    raw: psycopg.Connection[Any],
-):
+def test_what_began_on_an_empty_table_does_not_read_a_full_one_to_its_end(raw):
     """Without an ANALYZE: a kept plan would be one for an empty table."""
     queue = DelayedQueue("orders")
     for _ in range(OFTEN):
@@ -103,9 +99,7 @@ def test_what_began_on_an_empty_table_does_not_read_a_full_one_to_its_end(
         assert whole_reads(raw) == before
 
 
-def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
-    raw: psycopg.Connection[Any],
-):
+def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(raw):
     with using_own_connection("default"):
         for _ in range(OFTEN):
             turn("nothing", [])
@@ -125,9 +119,7 @@ def test_a_worker_keeps_its_plans_and_they_fit_a_table_that_has_grown(
         assert connection.connection is worker
 
 
-def test_the_statements_of_a_worker_are_never_compiled(
-    raw: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_statements_of_a_worker_are_never_compiled(raw, monkeypatch):
     """Before PostgreSQL 18 a disabled scan counts as expensive: compiling took seconds a claim."""
     monkeypatch.setenv("PGOPTIONS", "-c jit=on")
     connection.close()

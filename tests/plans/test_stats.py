@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -46,9 +45,7 @@ def fill_behind_the_leases_of_another_queue(queue: DelayedQueue) -> None:
 
 
 @pytest.mark.parametrize("fill", [fill_with_half_of_each, fill_behind_the_leases_of_another_queue])
-def test_a_count_that_was_cut_short_is_called_capped(
-    queue: DelayedQueue, fill: Callable[[DelayedQueue], None]
-):
+def test_a_count_that_was_cut_short_is_called_capped(queue, fill):
     fill(queue)
 
     stats = queue.stats(cap=CAP)

@@ -157,9 +157,7 @@ class TestEachId:
         assert ids(check("--deploy")) == {f"delayed_queue.{name}"}
 
     @pytest.mark.parametrize("pool", [True, {"max_size": 13}, {"min_size": 2}])
-    def test_w21_of_a_pool_that_is_too_small(
-        self, pool: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_w21_of_a_pool_that_is_too_small(self, pool, monkeypatch):
         """A worker needs its 8 handler threads and 6 more."""
         monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "pool", pool)
         said = check()
@@ -201,9 +199,7 @@ class TestEachId:
         assert ids(check("--database", lite, "--tag", "database")) == {"delayed_queue.W002"}
 
     @pytest.mark.django_db
-    def test_of_databases_that_the_router_keeps_the_tables_off(
-        self, lite: str, settings: Settings
-    ) -> None:
+    def test_of_databases_that_the_router_keeps_the_tables_off(self, lite, settings):
         settings.DATABASE_ROUTERS = [Elsewhere("default")]
         assert ids(check("--database", lite, "--tag", "database")) == set()
         settings.DATABASE_ROUTERS = [Elsewhere(lite)]
@@ -220,9 +216,7 @@ class TestEachId:
         assert ids(said) == {"delayed_queue.W014"}
         assert "UPDATE on delayed_queue," in said
 
-    def test_of_a_setting_and_a_router_that_contradict_each_other(
-        self, lite: str, settings: Settings
-    ) -> None:
+    def test_of_a_setting_and_a_router_that_contradict_each_other(self, lite, settings):
         assert connections[lite].vendor == "sqlite"
         settings.DELAYED_QUEUE = SERVED | {"API": {"TOPICS": ["orders"], "DATABASE": lite}}
         assert ids(check()) == {"delayed_queue.W013"}
@@ -272,9 +266,7 @@ class TestHandlers:
         with pytest.raises(CommandError, match=r"Handlers are missing\. tests\.brokenapp"):
             call_command("runqueueworker", "--queue", "ledger")
 
-    def test_it_is_logged_for_web_processes(
-        self, settings: Settings, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_it_is_logged_for_web_processes(self, settings, caplog):
         with caplog.at_level("ERROR", "delayed_queue"):
             settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "tests.brokenapp"]
         settings.INSTALLED_APPS = settings.INSTALLED_APPS[:-1]
@@ -334,9 +326,7 @@ class TestSchedules:
             ),
         ],
     )
-    def test_ticks_that_no_handler_takes_are_warned_about(
-        self, entry: dict[str, Any], said: str
-    ) -> None:
+    def test_ticks_that_no_handler_takes_are_warned_about(self, entry, said):
         declared = CronEntry(key_prefix="p", schedule="@daily", declared_in="here", **entry)
         crontab.add(declared)
         try:
@@ -382,16 +372,12 @@ class TestEmptyProject:
         assert (code, ids(said)) == (0, set())
         assert "security.W018" in said  # DEBUG is on
 
-    def test_it_is_told_of_sqlite_without_being_asked_and_of_missing_zones(
-        self, tmp_path: Path
-    ) -> None:
+    def test_it_is_told_of_sqlite_without_being_asked_and_of_missing_zones(self, tmp_path):
         code, said = self.said(tmp_path, "sqlite3", NO_ZONES)
         assert (code, ids(said)) == (1, {"delayed_queue.E002", "delayed_queue.W004"})
 
 
-def test_a_database_of_another_kind_beside_ours_makes_no_warning(
-    lite: str, django_db_blocker: Any
-) -> None:
+def test_a_database_of_another_kind_beside_ours_makes_no_warning(lite, django_db_blocker):
     """Django would warn about constraints that SQLite, or PostgreSQL 13, does not support."""
     with django_db_blocker.unblock():
         assert "models.W" not in check("--database", lite)

@@ -131,9 +131,7 @@ class TestCompose:
 
 class TestStaticFiles:
     @pytest.mark.parametrize(("served", "status"), [(True, 200), (False, 404)])
-    def test_the_application_serves_them_where_it_is_told_to(
-        self, settings: Any, served: bool, status: int
-    ) -> None:
+    def test_the_application_serves_them_where_it_is_told_to(self, settings, served, status):
         settings.SERVE_STATIC = served
         application = runpy.run_path(str(ROOT / "example_project/asgi.py"))["application"]
         assert async_to_sync(status_of)(application, "/static/delayed_queue/admin.css") == status

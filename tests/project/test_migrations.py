@@ -209,9 +209,7 @@ def test_columns_and_indexes_are_the_seeds(migrated: psycopg.Connection[Any]):
         assert indexes[name][1][: len(names)] == names
 
 
-def test_a_service_that_names_only_the_eight_columns_can_insert(
-    migrated: psycopg.Connection[Any],
-):
+def test_a_service_that_names_only_the_eight_columns_can_insert(migrated):
     """The lock column too, which the seed's own INSERT omits."""
     migrated.execute(
         'INSERT INTO delayed_queue ("id", "pKey", "pKind", "payload", "scheduledAt",'
@@ -249,9 +247,7 @@ def tenant(empty: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
     connection.settings_dict["OPTIONS"] = kept
 
 
-def test_tables_of_these_names_in_another_schema_do_not_fool_it(
-    tenant: psycopg.Connection[Any],
-):
+def test_tables_of_these_names_in_another_schema_do_not_fool_it(tenant):
     migrate()
     made = schema(tenant)
     queue = DelayedQueue("tenants")
@@ -409,9 +405,7 @@ def test_o16_the_name_of_a_migration_says_who_can_work_after_it(modules: dict[st
         ("0002_more", models.TextField(null=True), False),
     ],
 )
-def test_o16_a_name_that_promises_too_much_is_found(
-    name: str, field: models.Field[Any, Any], is_right: bool
-) -> None:
+def test_o16_a_name_that_promises_too_much_is_found(name, field, is_right):
     class Adding(Migration):
         operations: ClassVar[list[Operation]] = [migrations.AddField("message", "more", field)]
 

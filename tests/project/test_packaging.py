@@ -134,9 +134,7 @@ class TestTheIndexPage:
         found = [of_this_version(metadata).fullmatch(each) for each in shown]
         assert [each and each[1] for each in found] == ["raw", "raw"]
 
-    def test_it_leads_to_source_documentation_issues_and_changes(
-        self, metadata: dict[str, Any]
-    ) -> None:
+    def test_it_leads_to_source_documentation_issues_and_changes(self, metadata):
         urls = metadata["project_urls"]
         assert urls.keys() == {"Documentation", "Changelog", "Source", "Issues"}
         assert urls["Changelog"].rpartition("/")[2] == "CHANGELOG.md"

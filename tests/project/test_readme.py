@@ -29,9 +29,7 @@ AUTH="Authorization: Bearer $TOKEN"
 """
 
 
-def test_python_blocks_run_and_the_worker_prints_what_is_shown(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_python_blocks_run_and_the_worker_prints_what_is_shown(capsys):
     run(README)
     command, *printed = documents.blocks(README, "text")[0].text.splitlines()
     assert command == "$ python manage.py runqueueworker"

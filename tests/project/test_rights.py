@@ -243,9 +243,7 @@ class TestApps:
 
 
 class TestDays:
-    def test_a_worker_makes_them_only_as_a_member_of_the_owner(
-        self, site: Site, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_worker_makes_them_only_as_a_member_of_the_owner(self, site, caplog):
         with site.connected("queue_worker"):
             assert not keep_days("default")
         assert "task_days_failed" in caplog.text

@@ -227,9 +227,7 @@ def test_pause_resume_and_cancel():
     ("one", "other", "is_refused"),
     [("a", "a", True), ("a", None, True), (None, "a", True), (None, None, True), ("a", "b", False)],
 )
-def test_a_second_run_over_the_same_letters_is_refused(
-    one: str | None, other: str | None, is_refused: bool
-):
+def test_a_second_run_over_the_same_letters_is_refused(one, other, is_refused):
     for each in ("a", "b"):
         DeadLetterFactory.create(fingerprint=each)
     begin(fingerprint=one)

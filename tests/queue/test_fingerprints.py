@@ -76,9 +76,7 @@ def test_the_place_is_the_innermost_of_the_project() -> None:
         (("a", trace()), ("a", trace().replace("in close", "in open"))),
     ],
 )
-def test_other_causes_have_other_fingerprints(
-    one: tuple[str, str | None], other: tuple[str, str | None]
-) -> None:
+def test_other_causes_have_other_fingerprints(one, other):
     assert fingerprint(*one) != fingerprint(*other)
 
 

@@ -298,9 +298,7 @@ REASONS: Final = [
 
 
 @pytest.mark.parametrize(("reason", "error"), REASONS)
-def test_s2_a_rejected_message_has_the_fingerprint_of_python(
-    queue: DelayedQueue, reason: str, error: str | None
-):
+def test_s2_a_rejected_message_has_the_fingerprint_of_python(queue, reason, error):
     offer("1")
     value("SELECT delayed_queue_reject(%s, NULL, %s, %s)", claim()[0][4], reason, error)
     assert DeadLetter.objects.get().fingerprint == fingerprint(reason, error)
@@ -344,9 +342,7 @@ def test_s7_an_older_snapshot_is_refused(transactional_db: None):
         ("SELECT delayed_queue_release(lease_id) FROM delayed_queue_claim('polyglot')", True),
     ],
 )  # fmt: skip
-def test_s3_listeners_are_woken_once_as_by_python(
-    transactional_db: None, statement: str, is_heard: bool
-):
+def test_s3_listeners_are_woken_once_as_by_python(transactional_db, statement, is_heard):
     queue = DelayedQueue("polyglot")
     queue.offer_or_update("old", 1)
     channel = channel_of(queue.kind)

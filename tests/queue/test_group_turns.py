@@ -92,12 +92,7 @@ def weigh(queue: DelayedQueue, weights: dict[str, int]) -> None:
     weights=weights,
     steps=st.lists(steps, min_size=1, max_size=12),
 )
-def test_both_stores_deal_out_the_same_turns(
-    rules: Groups,
-    first: dict[str | None, tuple[int, int]],
-    weights: dict[str, int],
-    steps: list[Step],
-):
+def test_both_stores_deal_out_the_same_turns(rules, first, weights, steps):
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE delayed_queue, delayed_queue_limit")
     clock = ManualClock()
@@ -123,9 +118,7 @@ def test_both_stores_deal_out_the_same_turns(
     asked=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 60)), min_size=1, max_size=8),
     first=st.integers(0, 9),
 )
-def test_turns_are_dealt_out_one_after_the_other(
-    limit: int, asked: list[tuple[int, int]], first: int
-):
+def test_turns_are_dealt_out_one_after_the_other(limit, asked, first):
     first = min(first, asked[0][0])
     left = [room for _, room in asked]
     turns: list[tuple[int, int]] = []

@@ -55,17 +55,13 @@ class TestTheirMessages:
         assert envelope.acknowledge()
         assert_not_offered(queue, "key-1")
 
-    def test_q36_are_read_and_counted(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q36_are_read_and_counted(self, queue, jvm, clock):
         jvm.offer("key-1", "text", clock() + HOUR)
         stored = assert_offered(queue, "key-1", "text", schedule_at=clock() + HOUR)
         assert (stored.state, stored.attempts, stored.lease_id) == ("scheduled", 0, None)
         assert queue.stats().scheduled == 1
 
-    def test_q36_are_ignored_or_updated_by_our_offers(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q36_are_ignored_or_updated_by_our_offers(self, queue, jvm, clock):
         jvm.offer("key-1", "text", clock())
         assert queue.offer_or_update("key-1", "text", clock()) is OfferOutcome.IGNORED
         assert queue.offer_if_not_exists("key-1", "other") is OfferOutcome.IGNORED
@@ -96,9 +92,7 @@ class TestTheirMessages:
         assert not envelope.acknowledge()
         assert leased(queue).payload == "other"
 
-    def test_q36_a_lease_of_theirs_is_respected(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q36_a_lease_of_theirs_is_respected(self, queue, jvm, clock):
         jvm.offer("key-1", "text")
         polled = jvm.poll(MINUTE)
         assert polled is not None
@@ -113,9 +107,7 @@ class TestTheirMessages:
 
 
 class TestOurMessages:
-    def test_q36_have_the_eight_columns_as_they_expect_them(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q36_have_the_eight_columns_as_they_expect_them(self, queue, jvm, clock):
         at = clock() + SECOND + timedelta(microseconds=1)
         queue.offer_or_update("key-1", "kůň", at)
         floored = to_milliseconds(at)
@@ -142,17 +134,13 @@ class TestOurMessages:
         assert leased(queue).payload == "3"
         assert jvm.acknowledge(polled[0].lock) == 3
 
-    def test_q36_are_ignored_or_updated_by_their_offers(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q36_are_ignored_or_updated_by_their_offers(self, queue, jvm, clock):
         queue.offer_or_update("key-1", "text", clock())
         assert jvm.offer("key-1", "text", clock()) == "Ignored"
         assert jvm.offer("key-1", "text", clock() + HOUR) == "Updated"
         assert_offered(queue, "key-1", "text", schedule_at=clock() + HOUR)
 
-    def test_q36_our_leases_look_like_theirs(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q36_our_leases_look_like_theirs(self, queue, jvm, clock):
         queue.offer_or_update("key-1", "text")
         envelope = leased(queue)
         row = jvm.row("key-1")

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import pytest
 from django.db import connection
-from django.test import Client
 
 from delayed_queue import (
     DelayedQueue,
@@ -114,9 +113,7 @@ class TestTheirNewVersion:
             assert envelope is not None
             assert_new(envelope)
 
-    def test_q4_counts_the_failures_of_its_own(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q4_counts_the_failures_of_its_own(self, queue, jvm, clock):
         jvm.offer("key-1", "new")
         with pytest.raises(ValueError, match="of the new"), queue.consume():
             raise ValueError("of the new")
@@ -137,9 +134,7 @@ class TestTheirNewVersion:
         assert (letter.payload, letter.attempts, letter.headers) == (b"new", 0, None)
         assert DeadLetter.objects.get().last_error is None
 
-    def test_q4_shows_nothing_of_the_old_one_in_the_admin(
-        self, jvm: JvmService, admin_client: Client
-    ):
+    def test_q4_shows_nothing_of_the_old_one_in_the_admin(self, jvm, admin_client):
         url = f"/admin/delayed_queue/message/{Message.objects.get().id}/change/"
         assert "failed" in admin_client.get(url).content.decode()
         jvm.offer("key-1", "new")
@@ -155,9 +150,7 @@ class TestTheirNewVersion:
         stored = assert_offered(queue, "key-1", "new", headers={})
         assert (stored.attempts, stored.last_error) == (1, "Crash 1: ")
 
-    def test_q4_leased_by_them_after_it_is_new_too(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q4_leased_by_them_after_it_is_new_too(self, queue, jvm, clock):
         jvm.offer("key-1", "new")
         assert jvm.poll(MINUTE) is not None
         clock.advance(MINUTE)
@@ -165,9 +158,7 @@ class TestTheirNewVersion:
         assert (envelope.attempt, envelope.headers) == (1, {})
         assert envelope.delivery_type is DeliveryType.REDELIVERY
 
-    def test_q4_written_between_a_claim_s_snapshot_and_its_lock_is_new(
-        self, queue: DelayedQueue, jvm: JvmService
-    ):
+    def test_q4_written_between_a_claim_s_snapshot_and_its_lock_is_new(self, queue, jvm):
         strict = DelayedQueue(
             "my-queue", codec="text", kind=KIND, clock=queue.clock, claim="strict"
         )
@@ -191,18 +182,14 @@ class TestTheirNewVersion:
         leased_row = fetch("default", READ_LEASED, {**bounds, **lease})[0]
         assert leased_row[8:11] == (1, "a-lease", None)
 
-    def test_q4_is_ours_again_once_we_update_it(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q4_is_ours_again_once_we_update_it(self, queue, jvm, clock):
         jvm.offer("key-1", "new")
         clock.advance(MILLISECOND)
         assert queue.offer_or_update("key-1", "ours", headers={"b": 1}) is OfferOutcome.UPDATED
         envelope = leased(queue)
         assert (envelope.attempt, envelope.headers) == (1, {"b": 1})
 
-    def test_q4_of_the_same_millisecond_cannot_be_told_apart(
-        self, queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-    ):
+    def test_q4_of_the_same_millisecond_cannot_be_told_apart(self, queue, jvm, clock):
         clock.set(clock() - MILLISECOND)
         jvm.offer("key-1", "new")
         envelope = leased(queue)
@@ -270,9 +257,7 @@ def ways_to_write_a_job() -> Iterator[str]:
     yield "kicked"
 
 
-def test_g1_their_new_version_stays_in_its_group_and_their_lease_takes_a_slot(
-    queue: DelayedQueue, jvm: JvmService, clock: ManualClock
-):
+def test_g1_their_new_version_stays_in_its_group_and_their_lease_takes_a_slot(queue, jvm, clock):
     """The column belongs to no version: they neither read nor reset it."""
     queue.offer_or_update("key-1", "old", group="customer")
     clock.advance(MILLISECOND)

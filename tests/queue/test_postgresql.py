@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.conf import LazySettings
 from django.contrib.auth.models import Group, Permission
 from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 from django.db.transaction import TransactionManagementError
@@ -79,9 +78,7 @@ class TestTransactions:
             queue.offer_or_update(f"group-{group.pk}", group.name)
         assert_offered(queue, f"group-{group.pk}", "customers")
 
-    def test_q9_a_wake_up_comes_with_the_commit(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
+    def test_q9_a_wake_up_comes_with_the_commit(self, queue, other):
         other.execute(f"LISTEN {channel_of(queue.kind)}")
         with transaction.atomic():
             queue.offer_or_update("a", 1)
@@ -89,16 +86,12 @@ class TestTransactions:
         assert len(list(other.notifies(timeout=TIMEOUT, stop_after=1))) == 1
 
     @pytest.mark.parametrize("delay", [timedelta(0), HOUR])
-    def test_only_what_is_due_soon_is_announced(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any], delay: timedelta
-    ):
+    def test_only_what_is_due_soon_is_announced(self, queue, other, delay):
         other.execute(f"LISTEN {channel_of(queue.kind)}")
         queue.offer_or_update("a", 1, delay=delay)
         assert len(list(other.notifies(timeout=0.05))) == (delay < HOUR)
 
-    def test_q13_an_insertion_that_is_undone_meanwhile_costs_nothing(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
+    def test_q13_an_insertion_that_is_undone_meanwhile_costs_nothing(self, queue, other):
         messages = [ScheduledMessage(key, 1) for key in ("a", "b", "c")]
         with other.transaction(force_rollback=True):
             _insert(other, queue.kind, "b")
@@ -179,9 +172,7 @@ class TestWaiting:
             envelope = future.result(TIMEOUT / 2)
         assert envelope is not None
 
-    def test_q21_without_notifications_it_looks_at_its_interval(
-        self, other: psycopg.Connection[Any]
-    ):
+    def test_q21_without_notifications_it_looks_at_its_interval(self, other):
         queue = DelayedQueue("orders", poll_interval=SECOND / 20)
         with watched_stop() as stop:
             future = in_thread(lambda: queue.poll(timeout=TIMEOUT, stop=stop))
@@ -196,9 +187,7 @@ class TestWaiting:
             cursor.execute("SELECT count(*) FROM pg_listening_channels()")
             assert cursor.fetchone() == (0,)
 
-    def test_q21_can_be_stopped_while_in_sql(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
+    def test_q21_can_be_stopped_while_in_sql(self, queue, other):
         with watched_stop() as stop, other.transaction():
             other.execute("LOCK TABLE delayed_queue IN ACCESS EXCLUSIVE MODE")
             future = in_thread(lambda: queue.poll(stop=stop))
@@ -206,9 +195,7 @@ class TestWaiting:
             stop.set()
             assert future.result(TIMEOUT) is None
 
-    def test_q21_a_statement_cancelled_by_others_is_an_error(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
+    def test_q21_a_statement_cancelled_by_others_is_an_error(self, queue, other):
         cancel = """
             SELECT pg_cancel_backend(pid) FROM pg_stat_activity
             WHERE datname = current_database() AND wait_event_type = 'Lock'
@@ -244,9 +231,7 @@ class TestStatements:
         assert dead_letters(queue) == []
 
     @pytest.mark.parametrize("overwrite", [False, True])
-    def test_q29_of_a_key_in_two_batches_the_newest_comes_back(
-        self, queue: DelayedQueue, overwrite: bool
-    ):
+    def test_q29_of_a_key_in_two_batches_the_newest_comes_back(self, queue, overwrite):
         _dead_letter_many(queue, CHUNK + 1)
         _dead_letter_many(queue, 1, b"2")
         outcomes = queue.redrive_all(overwrite=overwrite)
@@ -268,9 +253,7 @@ class TestStatements:
         assert_offered(queue, "k0", payload)
 
     @pytest.mark.parametrize("prepare", [True, False])
-    def test_statements_are_the_same_prepared_or_not(
-        self, queue: DelayedQueue, settings: LazySettings, prepare: bool
-    ):
+    def test_statements_are_the_same_prepared_or_not(self, queue, settings, prepare):
         settings.DELAYED_QUEUE = {"PREPARE": prepare}
         for number in range(8):
             assert queue.offer_or_update("a", {"n": number}, headers={"h": number}) != IGNORED

@@ -34,9 +34,7 @@ def test_assert_offered_says_what_differs(queue: DelayedQueue, wrong: dict[str, 
         assert_offered(queue, "a", **wrong)
 
 
-def test_assert_offered_compares_the_schedule_it_was_offered_with(
-    queue: DelayedQueue, manual_clock: ManualClock
-):
+def test_assert_offered_compares_the_schedule_it_was_offered_with(queue, manual_clock):
     at = manual_clock()
     queue.offer_or_update("a", 1, at)
     leased(queue).release(HOUR)

@@ -35,9 +35,7 @@ from tests.queue.contract.support import HOUR, MINUTE, SECOND, TIMEOUT, in_threa
         (InMemoryLimits, LimitManager, "_limits"),
     ],
 )
-def test_the_stores_have_every_statement_that_queues_use(
-    double: type, manager: type, attribute: str
-):
+def test_the_stores_have_every_statement_that_queues_use(double, manager, attribute):
     facade_file = Path(facade.__file__)
     sources = [facade_file, *facade_file.parent.glob("queue/*.py")]
     used = {

@@ -35,9 +35,7 @@ def circuit(clock: list[float]) -> Circuit:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
-def test_each_event_in_each_state(
-    circuit: Circuit, clock: list[float], state: State, event: Event
-) -> None:
+def test_each_event_in_each_state(circuit, clock, state, event):
     circuit.set(state)
     expected = AFTER[state].get(event, state)
     if event is Event.EXPIRE:
@@ -62,9 +60,7 @@ def test_late_results_change_nothing_while_it_is_open(circuit: Circuit) -> None:
     assert (circuit.state, circuit.left()) == (State.OPEN, PAUSE)
 
 
-def test_calls_wait_for_the_pause_and_then_for_the_probe(
-    circuit: Circuit, clock: list[float]
-) -> None:
+def test_calls_wait_for_the_pause_and_then_for_the_probe(circuit, clock):
     assert circuit.wait() == timedelta(0)
     circuit.set(State.OPEN)
     clock[0] += 9
@@ -76,9 +72,7 @@ def test_calls_wait_for_the_pause_and_then_for_the_probe(
 
 
 @pytest.mark.parametrize("end", ["spared", "silent"])
-def test_another_call_replaces_a_probe_without_a_result(
-    circuit: Circuit, clock: list[float], end: str
-) -> None:
+def test_another_call_replaces_a_probe_without_a_result(circuit, clock, end):
     circuit.set(State.PROBING)
     if end == "spared":
         circuit.spare()
@@ -88,9 +82,7 @@ def test_another_call_replaces_a_probe_without_a_result(
     assert circuit.wait() == TIMEOUT
 
 
-def test_a_state_recorded_elsewhere_lasts_as_long_as_it_is_told(
-    circuit: Circuit, clock: list[float]
-) -> None:
+def test_a_state_recorded_elsewhere_lasts_as_long_as_it_is_told(circuit, clock):
     circuit.note(is_failure=True)
     circuit.set(State.CLOSED)
     assert circuit.note(is_failure=True), "the results of a closed circuit stay"
@@ -107,9 +99,7 @@ def test_a_state_recorded_elsewhere_lasts_as_long_as_it_is_told(
         ("FSFSFS", False), ("SSSSFSFSF", False), ("SSSSFSFSFSF", True),
     ],
 )  # fmt: skip
-def test_results_are_bad_after_two_failures_in_a_row_or_four_of_eight(
-    results: str, are_bad: bool
-) -> None:
+def test_results_are_bad_after_two_failures_in_a_row_or_four_of_eight(results, are_bad):
     found = Results(2)
     for each in results:
         found.note(is_failure=each == "F")

@@ -35,9 +35,7 @@ def test_no_window_has_more_than_the_burst_and_the_rate(rule: RateRule, waits: l
     rate=st.floats(1e-3, 1e5), burst=st.integers(1, 100), number=st.integers(0, 100),
     start=st.integers(1_700_000_000_000, 1_800_000_000_000), later=st.integers(-2, 2),
 )  # fmt: skip
-def test_there_is_a_permit_from_exactly_the_time_of_the_next_one(
-    rate: float, burst: int, number: int, start: int, later: int
-) -> None:
+def test_there_is_a_permit_from_exactly_the_time_of_the_next_one(rate, burst, number, start, later):
     """Otherwise a worker that slept until then would find none, and have no later time."""
     rule = RateRule(1000 / rate, burst)
     spent_until = start + rule.interval * number
@@ -48,9 +46,7 @@ def test_there_is_a_permit_from_exactly_the_time_of_the_next_one(
 
 
 @given(earlier=RULES, rule=RULES, count=st.integers(1, 20), back=st.integers(0, 10**7))
-def test_an_earlier_rule_or_a_clock_set_back_costs_at_most_one_interval(
-    earlier: RateRule, rule: RateRule, count: int, back: int
-) -> None:
+def test_an_earlier_rule_or_a_clock_set_back_costs_at_most_one_interval(earlier, rule, count, back):
     now = 1_800_000_000_000
     spent = earlier.spend(None, now, min(count, earlier.burst))
     assert rule.next_permit(spent, now - back) <= now - back + rule.interval

@@ -35,9 +35,7 @@ def run(split: Split, poison: set[int]) -> tuple[list[range], list[int], list[in
 
 
 @given(batches())
-def test_b3_only_failing_messages_fail_and_the_others_are_handled_once(
-    batch: tuple[int, set[int], list[int]],
-) -> None:
+def test_b3_only_failing_messages_fail_and_the_others_are_handled_once(batch):
     size, poison, alone = batch
     calls, done, failed = run(Split(size, alone), poison)
     assert failed == sorted(poison)
@@ -46,9 +44,7 @@ def test_b3_only_failing_messages_fail_and_the_others_are_handled_once(
 
 
 @given(batches())
-def test_b3_each_failing_message_costs_few_calls(
-    batch: tuple[int, set[int], list[int]],
-) -> None:
+def test_b3_each_failing_message_costs_few_calls(batch):
     """At most 2·⌈log2 n⌉ calls more for each."""
     size, poison, _ = batch
     calls, _, _ = run(Split(size), poison)

@@ -120,9 +120,7 @@ def test_n5_two_workers_with_batch_two_handle_three_messages_at_the_same_time(
     assert {worker.counts.failed for worker in workers} == {0}
 
 
-def test_what_waits_behind_a_slow_one_is_handled_by_another_worker(
-    function: Callable[[Envelope], Any], conduct: Conduct, caplog: pytest.LogCaptureFixture
-):
+def test_what_waits_behind_a_slow_one_is_handled_by_another_worker(function, conduct, caplog):
     """Neither is near its next poll: a notification wakes the other."""
     first, second = (worker_of(function, 1, batch_size=10, poll_interval=HOUR) for _ in range(2))
     caplog.set_level(logging.INFO, "delayed_queue")

@@ -49,9 +49,7 @@ def lock(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
 
 @pytest.mark.parametrize(("hold", "end"), [(offer_uncommitted, "COMMIT"), (lock, "ROLLBACK")])
 @pytest.mark.parametrize("is_dynamic", [False, True])
-def test_w9_a_burst_handles_what_came_late_below_the_mark(
-    queue: DelayedQueue, hold: Hold, end: str, is_dynamic: bool
-) -> None:
+def test_w9_a_burst_handles_what_came_late_below_the_mark(queue, hold, end, is_dynamic):
     workers: list[Worker] = []
 
     def handle(envelope: Envelope) -> None:

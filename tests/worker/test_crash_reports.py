@@ -102,9 +102,7 @@ def test_a_delivery_in_a_transaction_is_counted(queue: DelayedQueue) -> None:
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_o27_crashes_are_numbered_in_the_last_error(
-    queue: DelayedQueue, transactional: bool
-) -> None:
+def test_o27_crashes_are_numbered_in_the_last_error(queue, transactional):
     """The newest comes first; a handler's error restarts the numbers."""
     for cause in ("signal 11", "exit code 1"):
         lease = "" if transactional else queue.try_poll_many(4).lease_id
@@ -123,9 +121,7 @@ def test_o27_crashes_are_numbered_in_the_last_error(
     assert found == "Crash 1: signal 9; nothing else was in flight"
 
 
-def test_a_delivery_in_a_transaction_is_not_counted_against_a_new_lease(
-    queue: DelayedQueue,
-) -> None:
+def test_a_delivery_in_a_transaction_is_not_counted_against_a_new_lease(queue):
     lease = queue.try_poll_many(4).lease_id
     give_back(report("", in_flight("a", transactional=True)), "default")
     assert (row("a")["attempts"], row("a")["lease_id"]) == (1, lease)

@@ -41,9 +41,7 @@ class TestPreparing:
             Worker(WorkerOptions(cron=False), registry)
         Worker(WorkerOptions(queues=("orders",), cron=False), registry)  # reads no source
 
-    def test_callbacks_that_cannot_be_sent_stop_the_worker(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_callbacks_that_cannot_be_sent_stop_the_worker(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "delayed_queue.http.callbacks.delivery", None)
         registry = Registry()
         registry.add_source(callbacks())
@@ -70,9 +68,7 @@ class TestComingAndGoing:
             source.add("new")
             wait_until(is_empty)
 
-    def test_without_an_announcement_it_is_found_at_the_next_question(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_without_an_announcement_it_is_found_at_the_next_question(self, monkeypatch):
         monkeypatch.setattr("delayed_queue.worker.engine.serving.ASK_SECONDS", 0.05)
         offer("new", 3)
         source = Changing()
@@ -94,9 +90,7 @@ class TestComingAndGoing:
         assert source.handled == [("kept", "k0")]
         assert Message.objects.get().kind == "gone|json"
 
-    def test_what_is_in_hand_when_its_queue_goes_is_finished(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_is_in_hand_when_its_queue_goes_is_finished(self, monkeypatch):
         monkeypatch.setattr("delayed_queue.worker.engine.serving.ASK_SECONDS", 0.05)
         begun, may_end = threading.Event(), threading.Event()
 
@@ -115,9 +109,7 @@ class TestComingAndGoing:
             wait_until(is_empty)
         assert worker.counts == Counts(done=1)
 
-    def test_a_source_that_fails_keeps_what_it_named(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_source_that_fails_keeps_what_it_named(self, caplog):
         source = Changing("a")
         worker = source.worker(burst=True)
         worker.dynamic.ask()
@@ -204,9 +196,7 @@ class TestLooking:
             DelayedQueue("a").offer_or_update("k", 1, delay=timedelta(seconds=1))
             wait_until(is_empty)
 
-    def test_what_is_offered_into_the_past_is_found_though_nobody_announces_it(
-        self, settings: Settings
-    ) -> None:
+    def test_what_is_offered_into_the_past_is_found_though_nobody_announces_it(self, settings):
         """Below the scan position of its consumer: some idle scans are full ones."""
         settings.DELAYED_QUEUE = {**configured.DELAYED_QUEUE, "NOTIFY": False}
         worker = Changing("a").worker()

@@ -9,7 +9,6 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
-import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue, Envelope, Groups, RetryPolicy, ScheduledMessage
@@ -179,9 +178,7 @@ def test_g7_a_worker_of_what_is_held_back_sleeps(queue: DelayedQueue):
         assert list(stored) == [(0, None)]
 
 
-def test_a_queue_that_is_paused_as_a_whole_is_paused_for_a_worker_of_its_groups(
-    queue: DelayedQueue,
-):
+def test_a_queue_that_is_paused_as_a_whole_is_paused_for_a_worker_of_its_groups(queue):
     handling = Handling()
     queue.pause()
     offer(queue, "a", 1)
@@ -196,9 +193,7 @@ def test_a_queue_that_is_paused_as_a_whole_is_paused_for_a_worker_of_its_groups(
         wait_until(lambda: len(handling.done) == 1)
 
 
-def test_a_worker_that_waits_for_its_turn_goes_on_with_its_other_queues(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_a_worker_that_waits_for_its_turn_goes_on_with_its_other_queues(queue, other):
     """A poll in another transaction keeps the turn until it ends: the worker polls again later."""
     limited, aside = Handling(), Handling()
     offer(queue, "a", 3)
@@ -216,9 +211,7 @@ def test_a_worker_that_waits_for_its_turn_goes_on_with_its_other_queues(
             wait_until(lambda: len(limited.done) == 3)
 
 
-def test_what_was_handled_is_written_while_somebody_keeps_the_turn(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_what_was_handled_is_written_while_somebody_keeps_the_turn(queue, other):
     """In the claiming transaction it would wait as long, and be rolled back."""
     begun, goes_on = threading.Event(), threading.Event()
 
@@ -250,9 +243,7 @@ def test_g11_handlers_that_cannot_have_groups(options: dict[str, Any], says: str
         handler("sync", **options)(lambda envelope: None)
 
 
-def test_what_another_process_gives_back_without_a_group_is_found_at_the_next_poll(
-    queue: DelayedQueue,
-):
+def test_what_another_process_gives_back_without_a_group_is_found_at_the_next_poll(queue):
     """It has its old position, before the worker's scan position."""
     handling = Handling()
     queue.groups.set(Groups(concurrency=1))

@@ -200,9 +200,7 @@ class TestServer:
         with serving() as server:
             assert asked(server, path)[0].status == 404
 
-    def test_a_report_that_fails_answers_nothing_and_is_logged(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_report_that_fails_answers_nothing_and_is_logged(self, caplog):
         def fail() -> HealthReport:
             raise LookupError("no report")
 
@@ -211,9 +209,7 @@ class TestServer:
                 asked(server, "/healthz")
             wait_until(lambda: "event=health_request_failed" in caplog.text)
 
-    def test_a_client_that_goes_away_is_no_news(
-        self, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_client_that_goes_away_is_no_news(self, caplog, capfd):
         with serving() as server:
             with connected(server) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

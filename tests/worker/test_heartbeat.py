@@ -143,9 +143,7 @@ def test_w12_it_connects_anew_when_its_backend_is_terminated(other: psycopg.Conn
         assert only().id == worker.id
 
 
-def test_w12_an_outage_is_told_once_and_survived(
-    other: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
-):
+def test_w12_an_outage_is_told_once_and_survived(other, caplog):
     """The table is renamed: an outage that only the heartbeat meets."""
     teller = Teller()
     with beating(teller):
@@ -162,9 +160,7 @@ def test_w12_an_outage_is_told_once_and_survived(
         assert only().id == worker.id
 
 
-def test_w12_without_a_database_from_the_start_it_enlists_later(
-    other: psycopg.Connection[Any],
-):
+def test_w12_without_a_database_from_the_start_it_enlists_later(other):
     other.execute("ALTER TABLE delayed_queue_worker RENAME TO elsewhere")
     teller = Teller()
     with beating(teller):

@@ -62,9 +62,7 @@ def test_a_claim_reads_no_more_after_fifty_thousand_than_after_one() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(
-    transactional: bool,
-) -> None:
+def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(transactional):
     """It lies above the position; while polls fill, each starts behind the last message."""
     with raw_connection() as holder, raw_connection() as own:
         hold(holder)
@@ -84,9 +82,7 @@ def test_a_claim_in_the_midst_of_a_bulk_offer_reads_no_more_than_the_first(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("generic", [False, True])
-def test_what_is_offered_after_a_vacuum_of_the_drained_table_is_leased_by_its_ids(
-    generic: bool,
-) -> None:
+def test_what_is_offered_after_a_vacuum_of_the_drained_table_is_leased_by_its_ids(generic):
     """From then on it counts as empty, and a full index as one page."""
     step = claim_step("orders|json", FEW, "own", "taken", 60_000)
     with raw_connection() as own:

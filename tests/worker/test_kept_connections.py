@@ -70,9 +70,7 @@ def worker_of(function: HandlerFunction | Callable[[Envelope], Awaitable[Any]]) 
 
 
 @pytest.mark.parametrize("function", [record, record_by_queue, record_async])
-def test_one_cut_while_its_thread_idles_costs_the_next_message_no_attempt(
-    function: HandlerFunction,
-) -> None:
+def test_one_cut_while_its_thread_idles_costs_the_next_message_no_attempt(function):
     queue = DelayedQueue("once")
     with running(worker_of(function)):
         for key in ("first", "second", "third"):

@@ -121,9 +121,7 @@ def test_b3_a_message_that_failed_alone_is_retried_alone(transactional: dict[str
     assert sorted(seen.keys[-2:]) == [["bad"], ["c", "d"]]
 
 
-def test_b3_a_batch_that_is_not_split_fails_whole_and_is_retried_together(
-    transactional: dict[str, bool],
-) -> None:
+def test_b3_a_batch_that_is_not_split_fails_whole_and_is_retried_together(transactional):
     seen = Calls("bad")
     offer("a", "bad", "b")
     options = {"retry": RetryPolicy.ladder("1h"), "split": False, **transactional}

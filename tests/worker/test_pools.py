@@ -58,9 +58,7 @@ def test_what_a_message_takes_is_known_as_soon_as_one_has_ended(clock: Clock):
     ("slots", "seconds", "ahead"),
     [(8, 0.0001, 400), (8, 0.0099, 80), (2, 0.3, 0), (8, 0.3, 2), (1, 0.04, 2), (400, 0.09, 400)],
 )
-def test_what_will_begin_within_a_tenth_of_a_second_is_leased_ahead(
-    clock: Clock, slots: int, seconds: float, ahead: int
-):
+def test_what_will_begin_within_a_tenth_of_a_second_is_leased_ahead(clock, slots, seconds, ahead):
     """Four batches at most, and none if messages are claimed one by one."""
     pool = pool_of(slots)
     end(pool, clock, 1, seconds)
@@ -69,9 +67,7 @@ def test_what_will_begin_within_a_tenth_of_a_second_is_leased_ahead(
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.0099, 0.09, 0.25])
-def test_the_next_are_leased_before_a_seat_has_to_wait_and_not_one_by_one(
-    clock: Clock, seconds: float
-):
+def test_the_next_are_leased_before_a_seat_has_to_wait_and_not_one_by_one(clock, seconds):
     pool = pool_of(8)
     end(pool, clock, 1, seconds)
     ahead = pool.ahead(100, 8)

@@ -27,9 +27,7 @@ def terminal(columns: int = 100) -> Iterator[tuple[int, TextIO]]:
         os.close(master)
 
 
-def test_one_line_is_overwritten_with_the_rate_since_the_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_line_is_overwritten_with_the_rate_since_the_last(monkeypatch):
     now, counts = 100.0, Counts()
     monkeypatch.setattr("delayed_queue.worker.process.health.time.monotonic", lambda: now)
     with terminal() as (master, stream):

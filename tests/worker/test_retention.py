@@ -54,9 +54,7 @@ def test_more_than_a_batch_goes_in_one_turn(chores: Chores) -> None:
 @pytest.mark.parametrize(
     ("retention", "left"), [(timedelta(days=60), {"b"}), (timedelta(days=365), {"a", "b"})]
 )
-def test_as_long_as_the_setting_says(
-    chores: Chores, settings: LazySettings, retention: timedelta, left: set[str]
-) -> None:
+def test_as_long_as_the_setting_says(chores, settings, retention, left):
     settings.DELAYED_QUEUE = {"DEAD_LETTER_RETENTION": retention}
     DeadLetterFactory.create(key="a", died_at=from_now(days=-90))
     DeadLetterFactory.create(key="b", died_at=DAYS_31)

@@ -100,9 +100,7 @@ def test_woken_it_polls_at_once_and_twice(consumer: Consumer, clock: Clock):
     assert consumer.schedule.next_at <= clock.now
 
 
-def test_what_was_announced_during_the_second_poll_is_not_slept_over(
-    consumer: Consumer, clock: Clock
-):
+def test_what_was_announced_during_the_second_poll_is_not_slept_over(consumer, clock):
     poll(consumer, clock)
     second = consumer.schedule.begin(LIMIT)
     consumer.schedule.wake()
@@ -118,9 +116,7 @@ def test_after_a_full_scan_others_begin_below_the_latest_due_time(consumer: Cons
     assert poll(consumer, clock, 3).position == DUE + 70 - MARGIN_MS
 
 
-def test_while_polls_fill_the_next_begins_at_the_last_message_taken(
-    consumer: Consumer, clock: Clock
-):
+def test_while_polls_fill_the_next_begins_at_the_last_message_taken(consumer, clock):
     poll(consumer, clock, LIMIT, latest=DUE, last_id=7)
     for last_id in (8, 9):
         following = poll(consumer, clock, LIMIT, latest=DUE, last_id=last_id)

@@ -84,9 +84,7 @@ def mark_of(worker: Worker) -> int:
     return worker.consumers[0].schedule.position
 
 
-def test_w9_an_idle_worker_finds_what_is_offered_into_the_past_at_once(
-    queue: DelayedQueue, seen: Seen
-) -> None:
+def test_w9_an_idle_worker_finds_what_is_offered_into_the_past_at_once(queue, seen):
     worker = seen.worker(POLL)
     with running(worker):
         queue.offer_or_update("first", 1)
@@ -96,9 +94,7 @@ def test_w9_an_idle_worker_finds_what_is_offered_into_the_past_at_once(
         wait_until(lambda: "past" in seen.at, 20)
 
 
-def test_w9_an_idle_worker_finds_what_was_committed_late_at_once(
-    queue: DelayedQueue, seen: Seen
-) -> None:
+def test_w9_an_idle_worker_finds_what_was_committed_late_at_once(queue, seen):
     worker = seen.worker(POLL)
     with running(worker), late_transaction(queue, "late") as transaction:
         outrun_the_margin(queue, seen)
@@ -165,9 +161,7 @@ def test_a_busy_worker_finds_it_within_a_poll_interval(
         wait_until(lambda: len(seen.at) > handled + 50)  # it was busy all the time
 
 
-def test_w9_without_notify_it_wakes_at_the_due_time(
-    queue: DelayedQueue, seen: Seen, settings: Settings
-) -> None:
+def test_w9_without_notify_it_wakes_at_the_due_time(queue, seen, settings):
     settings.DELAYED_QUEUE = {"NOTIFY": False}
     queue.offer_or_update("soon", 1, delay=timedelta(milliseconds=500))
     started_at = time.monotonic()
@@ -176,9 +170,7 @@ def test_w9_without_notify_it_wakes_at_the_due_time(
     assert seen.at["soon"] - started_at >= 0.4
 
 
-def test_w9_without_notify_it_looks_once_per_poll_interval(
-    queue: DelayedQueue, seen: Seen, settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_w9_without_notify_it_looks_once_per_poll_interval(queue, seen, settings, caplog):
     settings.DELAYED_QUEUE = {"NOTIFY": False}
     caplog.set_level(logging.DEBUG, "delayed_queue")
 

@@ -82,9 +82,7 @@ KINDS: Final = [{}, {"is_async": True}, {"transactional": True}, {"timeout": tim
     ],
     ids=["done", "failed", "exhausted", "rejected", "snoozed"],
 )  # fmt: skip
-def test_o19_a_run_is_recorded(
-    options: dict[str, Any], function: Callable[[Envelope], Any], retry: Any, outcome: str | None
-) -> None:
+def test_o19_a_run_is_recorded(options, function, retry, outcome):
     schedule = made()
     handle(function, key(), retry=retry, **options)
     if outcome is None:
@@ -164,9 +162,7 @@ def test_o19_pruning_does_not_wait_for_another_worker(other: psycopg.Connection[
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_o19_a_record_that_is_refused_does_not_repeat_the_run(
-    other: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture, transactional: bool
-) -> None:
+def test_o19_a_record_that_is_refused_does_not_repeat_the_run(other, caplog, transactional):
     made()
     other.execute("ALTER TABLE delayed_queue_schedule_run RENAME TO elsewhere")
     try:

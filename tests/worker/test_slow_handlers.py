@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.test import Client
-from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy
 from delayed_queue.models import Worker
@@ -64,9 +63,7 @@ def hanging(count: int = 1, *, is_async: bool = False, **options: Any) -> Iterat
     ],
     ids=["thread", "transaction", "coroutine"],
 )
-def test_o18_the_heartbeat_carries_it(
-    options: dict[str, Any], thread: str, busy: dict[str, int], settings: Settings
-) -> None:
+def test_o18_the_heartbeat_carries_it(options, thread, busy, settings):
     settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "HANDLER_SLOW": None}
     with hanging(**options) as worker:
         row = worker.describe().columns()
@@ -113,9 +110,7 @@ def test_o18_nothing_runs_after_the_last_message() -> None:
         (600.0, timedelta(seconds=60), False),
     ],
 )
-def test_o18_a_handlers_own_timeout_replaces_the_setting(
-    timeout: float | None, setting: timedelta | None, is_slow: bool, settings: Settings
-) -> None:
+def test_o18_a_handlers_own_timeout_replaces_the_setting(timeout, setting, is_slow, settings):
     settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "HANDLER_SLOW": setting}
     with hanging() as worker:
         (found,) = worker.describe().load.in_threads
@@ -123,9 +118,7 @@ def test_o18_a_handlers_own_timeout_replaces_the_setting(
     assert older.is_slow is is_slow
 
 
-def test_o18_a_slow_handler_is_logged_once(
-    caplog: pytest.LogCaptureFixture, settings: Settings
-) -> None:
+def test_o18_a_slow_handler_is_logged_once(caplog, settings):
     settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "HANDLER_SLOW": timedelta(seconds=60)}
     with hanging(2) as worker:
         first, second = worker.describe().load.in_threads

@@ -133,9 +133,7 @@ def test_a_conflict_counts_as_a_failure_only_when_it_comes_again_and_again(times
         ("reject", Counts(done=4, dead=1)),
     ],
 )
-def test_a_member_that_fails_leaves_no_effect_and_spares_the_others(
-    payload: str, counts: Counts
-) -> None:
+def test_a_member_that_fails_leaves_no_effect_and_spares_the_others(payload, counts):
     """Also if the commit raises: the content type of "break" does not exist."""
     offer(5, k2=payload)
     assert drain(handler()) == counts

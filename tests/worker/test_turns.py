@@ -88,9 +88,7 @@ class TestTurns:
         assert order.index("short") < 5
         assert len(order) == 103
 
-    def test_what_is_stuck_and_handed_back_at_the_end_is_not_lost(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_is_stuck_and_handed_back_at_the_end_is_not_lost(self, monkeypatch):
         monkeypatch.setattr(executor, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
 
         async def handle(envelope: Envelope) -> None:

@@ -155,9 +155,7 @@ class TestLeases:
         assert stored is not None
         assert stored.payload == "new"
 
-    def test_w4_stop_gives_unstarted_messages_back_uncounted(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_w4_stop_gives_unstarted_messages_back_uncounted(self, monkeypatch):
         monkeypatch.setattr(executor, "AHEAD_SECONDS", 60.0)  # it has leased ahead, and keeps that
         entered, leave = threading.Event(), threading.Event()
 

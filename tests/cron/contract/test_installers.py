@@ -46,9 +46,7 @@ def test_c5_a_first_run_that_fails_does_not_use_it_up(queue: DelayedQueue):
     assert installer.run().updated == 1
 
 
-def test_c6_the_newer_configuration_wins_and_the_older_says_so_once(
-    queue: DelayedQueue, clock: ManualClock, caplog: pytest.LogCaptureFixture
-):
+def test_c6_the_newer_configuration_wins_and_the_older_says_so_once(queue, clock, caplog):
     old, new = hourly(queue, A), hourly(queue, B)
     old.run()
     assert new.run().removed == 2
@@ -61,9 +59,7 @@ def test_c6_the_newer_configuration_wins_and_the_older_says_so_once(
     assert "schedule=orders|json/report" in warnings[0].getMessage()
 
 
-def test_c6_the_older_comes_back_when_the_newer_falls_silent(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_c6_the_older_comes_back_when_the_newer_falls_silent(queue, clock):
     old, new = hourly(queue, A), hourly(queue, B)
     old.run()
     new.run()
@@ -91,9 +87,7 @@ def test_c6_no_more_than_twenty_replaced_ones_are_remembered(queue: DelayedQueue
     assert hourly(queue, "hash0").run().superseded_by == ""
 
 
-def test_c8_installs_at_once_and_again_and_closing_leaves_the_ticks(
-    make_shared_queue: MakeQueue,
-):
+def test_c8_installs_at_once_and_again_and_closing_leaves_the_ticks(make_shared_queue):
     queue = make_shared_queue("orders")
     runs = threading.Semaphore(0)
 
@@ -131,9 +125,7 @@ def test_c8_close_ends_a_long_sleep(make_shared_queue: MakeQueue):
     assert handle.close()
 
 
-def test_c8_what_a_generator_returns_after_close_is_not_installed(
-    make_shared_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
-):
+def test_c8_what_a_generator_returns_after_close_is_not_installed(make_shared_queue, monkeypatch):
     monkeypatch.setattr("delayed_queue.cron.service.CLOSE_SECONDS", 0.01)
     queue = make_shared_queue("orders")
     started, finish = threading.Event(), threading.Event()

@@ -18,7 +18,6 @@ from delayed_queue.cron.rules import (
     MissedTicks,
     Schedule,
 )
-from delayed_queue.cron.service import Installer
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.testing import ManualClock
 from tests.cron.contract.schedules import HOURLY, drained, payload_of, payloads_over
@@ -76,9 +75,7 @@ def test_c11_on_the_days_the_clocks_change_each_hour_runs_once(
 
 
 @pytest.mark.parametrize("start", [SPRING, AUTUMN])
-def test_c11_interval_expressions_lose_nothing_and_gain_nothing(
-    queue: DelayedQueue, clock: ManualClock, start: datetime
-):
+def test_c11_interval_expressions_lose_nothing_and_gain_nothing(queue, clock, start):
     clock.set(start)
     installer = queue.cron.installer("report", cron("*/30 * * * *"), payload_of)
 
@@ -105,10 +102,8 @@ def test_c12_the_zone_of_the_settings_unless_it_names_one(queue: DelayedQueue, s
     ("policy", "cap", "hours"),
     [("latest", 100, [9]), ("skip", 100, []), ("all", 3, [7, 8, 9]), ("all", 100, [5, 6, 7, 8, 9])],
 )
-def test_c13_ticks_missed_while_nobody_was_up(
-    queue: DelayedQueue, clock: ManualClock, policy: str, cap: int, hours: list[int]
-):
-    def installer() -> Installer:
+def test_c13_ticks_missed_while_nobody_was_up(queue, clock, policy, cap, hours):
+    def installer() -> Any:
         return queue.cron.installer(
             "report", HOURLY, payload_of, missed=MissedTicks(policy), missed_cap=cap
         )

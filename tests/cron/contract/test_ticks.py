@@ -24,9 +24,7 @@ def key(at: datetime, config_hash: str = A, prefix: str = "report") -> str:
     return f"{prefix}/{config_hash}/{int(at.timestamp() * 1000)}"
 
 
-def test_ticks_are_keyed_by_schedule_at_and_due_at_deliver_at(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_ticks_are_keyed_by_schedule_at_and_due_at_deliver_at(queue, clock):
     planned, due = clock() + HOUR, clock() + 2 * HOUR
     report = queue.cron.install_tick(A, "report", [CronMessage({"n": 1}, planned, due)])
 
@@ -108,9 +106,7 @@ def test_c2_prefix_and_hash_match_exactly(queue: DelayedQueue, clock: ManualCloc
     assert sorted(polled_keys(queue)) == sorted(others)
 
 
-def test_c2_other_queues_are_another_matter(
-    queue: DelayedQueue, make_queue: MakeQueue, clock: ManualClock
-):
+def test_c2_other_queues_are_another_matter(queue, make_queue, clock):
     other = make_queue("invoices", clock=clock)
     other.cron.install_tick(A, "report", ticks(clock, 1))
     assert queue.cron.install_tick(B, "report", ticks(clock, 1)).removed == 0
@@ -149,9 +145,7 @@ def test_c4_a_lease_that_ran_out_is_none(queue: DelayedQueue, clock: ManualClock
     assert queue.cron.install_tick(B, "report", []).removed == 1
 
 
-def test_c4_the_first_run_of_a_restarted_installer_steals_no_lease(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_c4_the_first_run_of_a_restarted_installer_steals_no_lease(queue, clock):
     queue.cron.ticks.install(A, "report", ticks(clock, 0, payload="old"), can_update=True)
     envelope = leased(queue)
 
@@ -180,9 +174,7 @@ def test_c7_not_by_a_host_whose_clock_is_behind(make_queue: MakeQueue, clock: Ma
     assert behind.cron.install_tick(A, "report", ticks(clock, -1, 0, 1)).created == 0
 
 
-def test_c7_not_under_a_new_configuration_or_after_an_uninstall(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_c7_not_under_a_new_configuration_or_after_an_uninstall(queue, clock):
     queue.cron.install_tick(A, "report", ticks(clock, 0, 1))
     assert leased(queue).acknowledge()
 
@@ -218,9 +210,7 @@ def test_what_is_no_cron_message_is_refused(queue: DelayedQueue):
         queue.cron.install_tick(A, "report", ["tick"])  # type: ignore[list-item]
 
 
-def test_a_tick_in_another_transactions_hands_is_left_alone(
-    make_shared_queue: MakeQueue, clock: ManualClock
-):
+def test_a_tick_in_another_transactions_hands_is_left_alone(make_shared_queue, clock):
     """Inside consume() the tick is deleted in its own transaction, and must not come back."""
     queue = make_shared_queue("orders", clock=clock)
     queue.cron.install_tick(A, "report", ticks(clock, 0, 1))

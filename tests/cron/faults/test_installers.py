@@ -79,9 +79,7 @@ def waiting(admin: psycopg.Connection[Any]) -> list[tuple[int, str]]:
         ("tick", "INSERT INTO delayed_queue AS stored"),
     ],
 )
-def test_killed_between_its_statements(
-    other: psycopg.Connection[Any], admin: psycopg.Connection[Any], held: str, statement: str
-):
+def test_killed_between_its_statements(other, admin, held, statement):
     """A lock makes it wait at a known statement: before the deletion, or after it."""
     DelayedQueue("faults").cron.install_tick(OLD, "report", messages())
     key = tick_key("report", NEW, messages()[2].schedule_at)
@@ -152,9 +150,7 @@ def test_c8_an_installer_outlives_an_outage(queue: DelayedQueue, proxy: Proxy):
     assert hashes() == [NEW] * 5
 
 
-def test_c8_close_does_not_wait_for_a_lock(
-    other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_c8_close_does_not_wait_for_a_lock(other, admin):
     queue = DelayedQueue("faults")
     queue.cron.install_tick(OLD, "report", messages())
     with other.transaction():

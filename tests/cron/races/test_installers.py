@@ -12,7 +12,6 @@ from datetime import UTC, datetime, time, timedelta
 from functools import partial
 from typing import Any
 
-import psycopg
 import pytest
 
 from delayed_queue import CronMessage, DailySchedule, DelayedQueue, PeriodicSchedule
@@ -145,9 +144,7 @@ def test_two_configurations_at_once_leave_the_ticks_of_one(queue: DelayedQueue):
         assert [each.key for each in Message.objects.all()] == [tick_key("report", active, at)]
 
 
-def test_installers_of_one_prefix_take_turns(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_installers_of_one_prefix_take_turns(queue, other, admin):
     """An installer that waited reads its predecessor's row: the tick was offered already."""
     at = datetime.now(UTC) + timedelta(hours=1)
     install = partial(queue.cron.install_tick, A, "report", [CronMessage(1, at)])
@@ -163,9 +160,7 @@ def test_installers_of_one_prefix_take_turns(
         assert (call.answer().created, call.answer().skipped) == (0, 1)
 
 
-def test_c4_a_tick_that_is_being_consumed_is_passed_not_waited_for(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_c4_a_tick_that_is_being_consumed_is_passed_not_waited_for(queue, other):
     past = datetime.now(UTC) - timedelta(minutes=1)
     queue.cron.install_tick(A, "report", [CronMessage(1, past)])
     with other.transaction():

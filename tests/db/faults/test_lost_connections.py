@@ -30,9 +30,7 @@ def pid() -> int:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_q33_a_connection_that_ended_before_the_call_is_replaced(
-    queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], operation: str
-):
+def test_q33_a_connection_that_ended_before_the_call_is_replaced(queue, proxy, admin, operation):
     """The first statement fails without an effect."""
     call, answer = OPERATIONS[operation]
     scene = Scene.of(queue)
@@ -83,9 +81,7 @@ def test_a_statement_that_is_ended_while_it_waits_is_repeated(
     assert proxy.errors == ["57P01"]
 
 
-def test_an_offer_that_is_ended_while_it_waits_creates_the_message(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_an_offer_that_is_ended_while_it_waits_creates_the_message(queue, other, admin):
     """Q33, Q7: the key is being deleted all the time."""
     queue.offer_or_update("key", "old", PAST)
     other.execute("BEGIN")
@@ -100,9 +96,7 @@ def test_an_offer_that_is_ended_while_it_waits_creates_the_message(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_q33_inside_a_transaction_nothing_is_repeated(
-    queue: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], operation: str
-):
+def test_q33_inside_a_transaction_nothing_is_repeated(queue, proxy, admin, operation):
     """Earlier statements of the transaction are lost, so its owner must get the error."""
     call, _ = OPERATIONS[operation]
     scene = Scene.of(queue)

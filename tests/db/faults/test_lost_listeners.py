@@ -78,12 +78,7 @@ def test_q21_a_poller_whose_connection_is_lost_listens_again_and_wakes(
     assert (envelope.key, envelope.attempt) == ("key", 1)
 
 
-def test_q21_what_is_offered_while_the_connection_is_lost_is_found(
-    sleeper: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    polling: Call[Envelope | None],
-):
+def test_q21_what_is_offered_while_the_connection_is_lost_is_found(sleeper, proxy, other, polling):
     """Its notification was lost."""
     with other.transaction():
         proxy.cut()

@@ -86,9 +86,7 @@ class Caller:
 
 
 @pytest.mark.parametrize("name", ["uvicorn", "gunicorn"])
-def test_an_api_says_that_it_is_unavailable_and_comes_back(
-    admin: psycopg.Connection[Any], name: str
-) -> None:
+def test_an_api_says_that_it_is_unavailable_and_comes_back(admin, name):
     token = create_token("caller", verbs=VERBS, topics=["*"])
     with SERVERS[name]() as server:
         caller = Caller(server, token)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue import ScheduledMessage
 from tests.support.answers import stored
 from tests.support.operations import PAST
-from tests.support.proxy import Proxy
 
 
-def test_q24_a_claim_whose_answer_was_swallowed_is_not_acknowledged_with_the_next_one(
-    queue: DelayedQueue, proxy: Proxy
-):
+def test_q24_a_claim_whose_answer_was_swallowed_is_not_acknowledged_with_the_next_one(queue, proxy):
     """Leased and never delivered messages must come back when that lease expires."""
     queue.offer_batch([ScheduledMessage(key, None, PAST) for key in ("lost", "second")])
     proxy.swallow_answer("UPDATE 1")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import psycopg
 import pytest
 from django.db import InternalError, OperationalError, ProgrammingError, connection, transaction
-from pytest_django import Settings
 
-from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
+from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidMessage, PayloadNotEncodable, ResourceUnavailable
 from delayed_queue.retries import Backoff
@@ -55,9 +54,7 @@ def test_q33_a_database_that_refuses_connections_is_unavailable_after_the_backof
     assert isinstance(caught.value.__cause__.__cause__, psycopg.OperationalError)
 
 
-def test_q33_a_database_that_hangs_up_is_tried_as_often_as_configured(
-    queue: DelayedQueue, proxy: Proxy
-):
+def test_q33_a_database_that_hangs_up_is_tried_as_often_as_configured(queue, proxy):
     """One call on the cut connection, and three on new ones."""
     Scene.of(queue)
     proxy.hang_up()
@@ -69,15 +66,12 @@ def test_q33_a_database_that_hangs_up_is_tried_as_often_as_configured(
     assert proxy.accepted == accepted + BACKOFF.retries
 
 
-def test_a_database_that_comes_back_in_time_is_used(
-    queue: DelayedQueue, proxy: Proxy, settings: Settings
-):
-    """Q33."""
+def test_q33_a_database_that_comes_back_in_time_is_used(queue, proxy, settings):
     tick = timedelta(milliseconds=10)
     settings.DELAYED_QUEUE = {"BACKOFF": Backoff(retries=100, initial=tick, maximum=tick)}
     is_ill = threading.Event()
 
-    def offer_in_illness() -> OfferOutcome:
+    def offer_in_illness() -> Any:
         assert is_ill.wait(TIMEOUT)
         return queue.offer_or_update("key", None)
 
@@ -97,12 +91,7 @@ def count_an_attempt(other: psycopg.Connection[Any], key: str) -> None:
 
 
 @pytest.mark.parametrize("proxied", [REPEATABLE_READ], indirect=True)
-def test_q33_a_serialization_failure_is_repeated(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-):
+def test_q33_a_serialization_failure_is_repeated(queue, proxy, other, admin):
     """40001, on the same connection."""
     scene = Scene.of(queue)
     other.execute("BEGIN")
@@ -119,9 +108,7 @@ def test_q33_a_serialization_failure_is_repeated(
 
 
 @pytest.mark.parametrize("proxied", [REPEATABLE_READ], indirect=True)
-def test_q33_a_serialization_failure_inside_a_transaction_is_not_repeated(
-    queue: DelayedQueue, proxy: Proxy, other: psycopg.Connection[Any]
-):
+def test_q33_a_serialization_failure_inside_a_transaction_is_not_repeated(queue, proxy, other):
     """The error belongs to the transaction, which only its owner can repeat."""
     scene = Scene.of(queue)
 
@@ -139,12 +126,7 @@ def test_q33_a_serialization_failure_inside_a_transaction_is_not_repeated(
 
 
 @pytest.mark.parametrize("proxied", [{"options": "-c deadlock_timeout=10ms"}], indirect=True)
-def test_q33_a_deadlock_is_repeated(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-):
+def test_q33_a_deadlock_is_repeated(queue, proxy, other, admin):
     """40P01. The batch locks a, waits for b, and closes the circle at c."""
     queue.offer_batch([ScheduledMessage(key, "old", PAST) for key in "abc"])
     messages = [ScheduledMessage(key, "new", PAST) for key in "abc"]
@@ -168,9 +150,7 @@ def test_q33_a_deadlock_is_repeated(
     assert set(proxy.errors) == {"40P01"}
 
 
-def test_q33_a_connection_that_only_reads_is_given_up_for_another(
-    queue: DelayedQueue, proxy: Proxy
-):
+def test_q33_a_connection_that_only_reads_is_given_up_for_another(queue, proxy):
     """25006, as on a standby; a new connection may reach the primary."""
     Scene.of(queue)
     with connection.cursor() as cursor:
@@ -184,9 +164,7 @@ def test_q33_a_connection_that_only_reads_is_given_up_for_another(
 
 
 @pytest.mark.parametrize("proxied", [READ_ONLY], indirect=True)
-def test_q33_a_database_that_only_reads_is_unavailable_after_the_backoff(
-    queue: DelayedQueue, proxy: Proxy
-):
+def test_q33_a_database_that_only_reads_is_unavailable_after_the_backoff(queue, proxy):
     """A transaction raises it, since only its owner can repeat it."""
     assert queue.contains_message("due") is False
     with pytest.raises(ResourceUnavailable) as caught:
@@ -244,10 +222,7 @@ class Stubborn:
         return data
 
 
-def test_a_payload_that_cannot_be_encoded_is_tried_once_and_sends_nothing(
-    proxied: None, proxy: Proxy
-):
-    """Q34."""
+def test_q34_a_payload_that_cannot_be_encoded_is_tried_once_and_sends_nothing(proxied, proxy):
     codec = Stubborn()
     queue = DelayedQueue("faults", codec=codec)
 
@@ -261,9 +236,7 @@ def test_a_payload_that_cannot_be_encoded_is_tried_once_and_sends_nothing(
 @pytest.mark.parametrize(
     ("key", "schedule_at"), [("", None), ("a\0b", None), ("key", PAST.replace(tzinfo=None))]
 )
-def test_a_message_that_is_refused_sends_nothing(
-    queue: DelayedQueue, proxy: Proxy, key: str, schedule_at: datetime | None
-):
+def test_a_message_that_is_refused_sends_nothing(queue, proxy, key, schedule_at):
     """Q34, Q8."""
     with pytest.raises(InvalidMessage):
         queue.offer_or_update(key, None, schedule_at)
@@ -271,8 +244,7 @@ def test_a_message_that_is_refused_sends_nothing(
     assert proxy.accepted == 0
 
 
-def test_an_error_of_the_caller_is_not_repeated(proxied: None):
-    """Q34."""
+def test_q34_an_error_of_the_caller_is_not_repeated(proxied: None):
     calls = []
 
     def fail() -> None:

@@ -18,7 +18,7 @@ from delayed_queue.notifications.models import Channel, Notification, Priority, 
 from tests.notifications.dispatchers import SENT
 from tests.notifications.dispatching.test_processes import dispatchers
 from tests.notifications.factories import enqueue
-from tests.notifications.fakes import FakeSms, FakeSmtp
+from tests.notifications.fakes import FakeSms
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -69,9 +69,7 @@ def seconds_to_send_a_code(sms: FakeSms) -> float:
     return time.monotonic() - began_at
 
 
-def test_n9_under_a_campaign_codes_are_prompt_and_what_has_expired_is_not_sent(
-    smtp: FakeSmtp, sms: FakeSms
-):
+def test_n9_under_a_campaign_codes_are_prompt_and_what_has_expired_is_not_sent(smtp, sms):
     sms.latency = 0.05
     begin_campaign()
     with dispatchers(smtp, sms, "--processes", "2", "--async-concurrency", "20"):

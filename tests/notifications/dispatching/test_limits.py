@@ -34,9 +34,7 @@ def test_n9_what_is_too_late_is_not_sent(dispatch: dict[str, Any], smtp: FakeSmt
     assert smtp.seen == {}
 
 
-def test_n9_what_became_too_late_while_a_provider_failed_goes_to_no_other(
-    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
-):
+def test_n9_what_became_too_late_while_a_provider_failed_goes_to_no_other(dispatch, sms, two):
     sms.delay_of_failures = 0.6
     sms.is_down = True
     notification = enqueue_sms(expires_at=datetime.now(UTC) + timedelta(seconds=0.5))
@@ -45,9 +43,7 @@ def test_n9_what_became_too_late_while_a_provider_failed_goes_to_no_other(
     assert two.seen == {}
 
 
-def test_n9_what_became_too_late_while_it_waited_for_a_thread_is_not_sent(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
+def test_n9_what_became_too_late_while_it_waited_for_a_thread_is_not_sent(dispatch, smtp):
     dispatch["PROVIDERS"]["email"][0] |= {"threads": 1, "timeout": 20.0}
     enqueue(recipient="hang+ada@example.org")
     late = enqueue(expires_at=datetime.now(UTC) + timedelta(seconds=0.5))
@@ -73,9 +69,7 @@ def test_n9_a_retry_that_would_be_too_late_is_not_made(dispatch: dict[str, Any],
     assert notification.deliveries.count() == 1
 
 
-def test_n9_a_recipient_gets_no_more_than_the_throttle_allows_and_others_do(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
+def test_n9_a_recipient_gets_no_more_than_the_throttle_allows_and_others_do(dispatch, smtp):
     dispatch["THROTTLE"] = {"email": (1 / 3600, 2)}
     for number in range(5):
         enqueue(recipient_hash=b"\x01" * 16, recipient=f"one{number}@example.org")
@@ -86,9 +80,7 @@ def test_n9_a_recipient_gets_no_more_than_the_throttle_allows_and_others_do(
     assert len(smtp.accepted) == 2 + len(others)
 
 
-def test_n9_a_provider_is_asked_no_more_often_than_its_rate_by_all_dispatchers(
-    dispatch: dict[str, Any], sms: FakeSms
-):
+def test_n9_a_provider_is_asked_no_more_often_than_its_rate_by_all_dispatchers(dispatch, sms):
     dispatch["PROVIDERS"]["sms"][0]["rate"] = (1 / 3600, 5)
     for _ in range(12):
         enqueue_sms()
@@ -98,9 +90,7 @@ def test_n9_a_provider_is_asked_no_more_often_than_its_rate_by_all_dispatchers(
     assert len(sms.accepted) == 5
 
 
-def test_n9_a_provider_that_is_left_alone_uses_up_no_permit_of_a_recipient(
-    dispatch: dict[str, Any], sms: FakeSms
-):
+def test_n9_a_provider_that_is_left_alone_uses_up_no_permit_of_a_recipient(dispatch, sms):
     """The test makes three calls in all; the recipient's limit is three per hour."""
     dispatch["THROTTLE"] = {"sms": (1 / 3600, 3)}
     dispatch |= {"CIRCUIT_FAILURES": 1, "CIRCUIT_PAUSE": timedelta(seconds=0.2)}

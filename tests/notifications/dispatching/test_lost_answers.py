@@ -49,9 +49,7 @@ def test_n3_a_deferral_whose_answer_is_lost_comes_again_and_is_told_once(
     assert outcomes(notification) == made
 
 
-def test_n3_an_end_whose_answer_is_lost_is_told_once(
-    dispatch: dict[str, Any], smtp: FakeSmtp, proxied: None, proxy: Proxy
-):
+def test_n3_an_end_whose_answer_is_lost_is_told_once(dispatch, smtp, proxied, proxy):
     notification = enqueue()
     queue = services.queue_of("normal", "email")
     aim = proxy.aim_at(SETTLE, Stage.COMMITTED)

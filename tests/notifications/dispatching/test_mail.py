@@ -61,9 +61,7 @@ def files_of(message: EmailMessage) -> list[tuple[str | None, str, Any]]:
     ]
 
 
-def test_n20_a_mail_has_its_files_copies_reply_address_and_headers(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
+def test_n20_a_mail_has_its_files_copies_reply_address_and_headers(dispatch, smtp):
     note = {"name": "Grüße.txt", "type": "text/plain", "content": base64.b64encode(b"hi").decode()}
     message = sent(
         smtp, html="<p>Hello.</p>", attachments=[INLINE, note], replyTo="help@bücher.example",
@@ -80,9 +78,7 @@ def test_n20_a_mail_has_its_files_copies_reply_address_and_headers(
     assert smtp.recipients[-1] == ["ada@example.org", *copies]
 
 
-def test_n20_suppressed_copies_are_left_out_when_it_is_sent(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
+def test_n20_suppressed_copies_are_left_out_when_it_is_sent(dispatch, smtp):
     accept([mail(cc=["bob@example.org", "eve@example.org"], category="offers")], tenant="shop")
     managing.suppress("email", "bob@example.org")
     managing.suppress("email", "EVE@example.org", "offers")
@@ -100,9 +96,7 @@ def test_n20_copies_of_a_refused_recipient_are_not_sent(dispatch: dict[str, Any]
     assert smtp.connections == 1
 
 
-def test_n20_a_file_is_fetched_when_the_mail_is_sent(
-    dispatch: dict[str, Any], smtp: FakeSmtp, files: Receiver
-):
+def test_n20_a_file_is_fetched_when_the_mail_is_sent(dispatch, smtp, files):
     files.behaviour = answering_in_turn(answering(503), answering(body=PDF * 9000))
     message = sent(smtp, attachments=[{"name": "a.pdf", "url": f"{files.url}/a"}, INLINE])
     assert [each[2] for each in files_of(message)] == [PDF * 9000, PDF]
@@ -121,9 +115,7 @@ def test_n20_a_file_is_fetched_when_the_mail_is_sent(
     ],
     ids=["missing", "elsewhere", "large", "broken", "compressed"],
 )  # fmt: skip
-def test_n20_a_mail_whose_file_cannot_be_fetched_fails(
-    dispatch: dict[str, Any], smtp: FakeSmtp, files: Receiver, behaviour: Any, reason: str
-):
+def test_n20_a_mail_whose_file_cannot_be_fetched_fails(dispatch, smtp, files, behaviour, reason):
     files.behaviour = behaviour
     assert status_of(attachments=[{"name": "a", "url": files.url}]) == Status.FAILED
     found = Notification.objects.get()
@@ -132,9 +124,7 @@ def test_n20_a_mail_whose_file_cannot_be_fetched_fails(
     assert len(files.requests) == (4 if reason == "500" else 1)
 
 
-def test_n20_the_guard_checks_addresses_again_when_a_file_is_fetched(
-    settings: Settings, dispatch: dict[str, Any], files: Receiver
-):
+def test_n20_the_guard_checks_addresses_again_when_a_file_is_fetched(settings, dispatch, files):
     accept([mail(attachments=[{"name": "a", "url": files.url}])], tenant="shop")
     callbacks = settings.DELAYED_QUEUE["CALLBACKS"] | {"ALLOWED_NETWORKS": []}
     settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {"CALLBACKS": callbacks}
@@ -172,9 +162,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("values", "paths"), BAD)
-def test_n20_n22_each_bad_field_is_named_and_nothing_is_stored(
-    values: dict[str, Any], paths: list[str]
-):
+def test_n20_n22_each_bad_field_is_named_and_nothing_is_stored(values, paths):
     (answer,) = accept([mail(**values)], tenant="shop")
     assert isinstance(answer, Refused)
     assert [each.path for each in answer.errors] == paths

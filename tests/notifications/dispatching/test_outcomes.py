@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
-from pytest_django import Settings
 
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.notifications.models import Notification, Status
@@ -56,9 +55,7 @@ def calls_of(notification: Notification) -> list[tuple[str, str, str]]:
     ("phase", "code"), [("MAIL", 421), ("MAIL", 452), ("RCPT", 421), ("DATA", 421)]
 )
 @pytest.mark.parametrize("per_session", [1, 3])
-def test_n25_a_relay_that_ends_its_session_costs_no_attempt(
-    dispatch: dict[str, Any], phase: str, code: int, per_session: int
-):
+def test_n25_a_relay_that_ends_its_session_costs_no_attempt(dispatch, phase, code, per_session):
     with FakeSmtp(per_session=per_session, code=code, phase=phase) as relay:
         dispatch["PROVIDERS"]["email"] = [email_entry(relay, threads=1)]
         made = [enqueue() for _ in range(10)]
@@ -68,9 +65,7 @@ def test_n25_a_relay_that_ends_its_session_costs_no_attempt(
         assert (each.status, each.attempts, each.deliveries.count()) == (SENT, 1, 1)
 
 
-def test_n25_a_connection_that_was_closed_while_idle_costs_no_attempt(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
+def test_n25_a_connection_that_was_closed_while_idle_costs_no_attempt(dispatch, smtp):
     dispatch["PROVIDERS"]["email"][0]["threads"] = 1
     first = enqueue()
     with running(dispatcher()):
@@ -96,14 +91,7 @@ def test_n25_a_connection_that_was_closed_while_idle_costs_no_attempt(
         ("drop-after+ada", *DOUBT, [("mail", "ambiguous", LOST)]),
     ],
 )  # fmt: skip
-def test_n8_what_an_smtp_server_answers_decides(
-    dispatch: dict[str, Any],
-    smtp: FakeSmtp,
-    behaviour: str,
-    status: str,
-    outcome: str,
-    calls: list[tuple[str, str, str]],
-):
+def test_n8_what_an_smtp_server_answers_decides(dispatch, smtp, behaviour, status, outcome, calls):
     notification = enqueue(recipient=f"{behaviour}@example.org")
     dispatch_all(1)
 
@@ -134,9 +122,7 @@ def test_n8_the_message_id_is_that_of_the_notification_and_is_stored(dispatch: d
     assert notification.provider_id == f"<{notification.id}@example.org>"
 
 
-def test_n8_a_refused_recipient_does_not_spoil_the_connection_for_the_next(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
+def test_n8_a_refused_recipient_does_not_spoil_the_connection_for_the_next(dispatch, smtp):
     dispatch["PROVIDERS"]["email"][0]["threads"] = 1
     for number in range(10):
         enqueue(recipient=f"{'550+' if number % 2 else ''}ada{number}@example.org")
@@ -163,9 +149,7 @@ def test_n8_a_refused_recipient_does_not_spoil_the_connection_for_the_next(
         ("[302]", Status.FAILED, ["failed"] * 4, 0),
     ],
 )
-def test_n8_what_an_http_provider_answers_decides(
-    dispatch: dict[str, Any], sms: FakeSms, asked: str, status: str, calls: list[str], sent: int
-):
+def test_n8_what_an_http_provider_answers_decides(dispatch, sms, asked, status, calls, sent):
     notification = enqueue_sms(asked)
     dispatch_all(1)
     assert end_of(notification)[0] == status
@@ -173,9 +157,7 @@ def test_n8_what_an_http_provider_answers_decides(
     assert sms.accepted[str(notification.id)] == sent
 
 
-def test_n8_a_provider_that_times_out_after_accepting_sends_once(
-    dispatch: dict[str, Any], sms: FakeSms
-):
+def test_n8_a_provider_that_times_out_after_accepting_sends_once(dispatch, sms):
     dispatch["PROVIDERS"]["sms"][0]["timeout"] = 1.0
     notification = enqueue_sms("[hang-after,1]")
     dispatch_all(1)
@@ -205,9 +187,7 @@ def test_n8_an_address_nobody_listens_at_is_transient(dispatch: dict[str, Any]):
 # N8: failover
 
 
-def test_n8_a_transient_failure_goes_to_the_next_provider_at_once(
-    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
-):
+def test_n8_a_transient_failure_goes_to_the_next_provider_at_once(dispatch, sms, two):
     sms.is_down = True
     notification = enqueue_sms()
     dispatch_all(1)
@@ -228,9 +208,7 @@ def test_n8_a_permanent_failure_goes_to_no_other(dispatch: dict[str, Any], two: 
     assert two.seen == {}
 
 
-def test_n8_an_ambiguous_outcome_goes_to_no_other_but_to_the_same_again(
-    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
-):
+def test_n8_an_ambiguous_outcome_goes_to_no_other_but_to_the_same_again(dispatch, sms, two):
     """Even though the first is down at the second attempt."""
     notification = enqueue_sms("[drop-after,1]")
     sms.on_accepted = lambda key: setattr(sms, "is_down", True)
@@ -255,9 +233,7 @@ def test_n8_after_a_failover_the_doubt_is_about_the_provider_that_was_called_las
     assert (sms.accepted, two.accepted) == ({}, {str(notification.id): 1})
 
 
-def test_n8_the_doubt_outlives_an_attempt_in_which_nobody_may_be_called(
-    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
-):
+def test_n8_the_doubt_outlives_an_attempt_in_which_nobody_may_be_called(dispatch, sms, two):
     """The provider that may have the message is closed by its breaker just then."""
     dispatch |= {"CIRCUIT_FAILURES": 1, "CIRCUIT_PAUSE": timedelta(seconds=0.5)}
     notification = enqueue_sms("[drop-after,1]")
@@ -266,9 +242,7 @@ def test_n8_the_doubt_outlives_an_attempt_in_which_nobody_may_be_called(
     assert (sms.accepted, two.seen) == ({str(notification.id): 1}, {})
 
 
-def test_n8_without_keys_an_ambiguous_outcome_is_final(
-    settings: Settings, dispatch: dict[str, Any]
-):
+def test_n8_without_keys_an_ambiguous_outcome_is_final(settings, dispatch):
     with FakeSms(has_keys=False) as plain, FakeSms() as second:
         dispatch["PROVIDERS"]["sms"] = [sms_entry(plain), sms_entry(second, "second")]
         notification = enqueue_sms("[drop-after]")
@@ -278,9 +252,7 @@ def test_n8_without_keys_an_ambiguous_outcome_is_final(
     assert second.seen == {}
 
 
-def test_n8_a_provider_that_fails_again_and_again_is_left_alone(
-    dispatch: dict[str, Any], sms: FakeSms, two: FakeSms
-):
+def test_n8_a_provider_that_fails_again_and_again_is_left_alone(dispatch, sms, two):
     dispatch |= {"CIRCUIT_FAILURES": 3, "CIRCUIT_PAUSE": timedelta(minutes=1)}
     sms.is_down = True
     for _ in range(60):
@@ -295,9 +267,7 @@ def test_n8_a_provider_that_fails_again_and_again_is_left_alone(
     [(True, ", in doubt", [("", "unfinished", "")]), (False, "", [])],
     ids=["in a call", "before it"],
 )
-def test_n3_a_dead_letter_fails_its_notification(
-    dispatch: dict[str, Any], sms: FakeSms, is_begun: bool, outcome: str, calls: list[Any]
-):
+def test_n3_a_dead_letter_fails_its_notification(dispatch, sms, is_begun, outcome, calls):
     """Each attempt has killed its dispatcher."""
     notification = enqueue_sms(callback_url="https://shop.example/ended")
     envelope = lease(notification)
@@ -351,9 +321,7 @@ def is_no_transaction_open() -> bool:
         return bool(cursor.fetchone() == (0,))
 
 
-def test_n7_no_transaction_is_open_while_a_provider_is_called(
-    dispatch: dict[str, Any], sms: FakeSms
-):
+def test_n7_no_transaction_is_open_while_a_provider_is_called(dispatch, sms):
     dispatch["PROVIDERS"]["sms"][0]["timeout"] = 20.0
     for _ in range(3):
         enqueue_sms("[hang-after]")
@@ -365,9 +333,7 @@ def test_n7_no_transaction_is_open_while_a_provider_is_called(
         sms.release()
 
 
-def test_n7_connections_that_are_lost_during_a_call_cost_no_second_one(
-    dispatch: dict[str, Any], sms: FakeSms
-):
+def test_n7_connections_that_are_lost_during_a_call_cost_no_second_one(dispatch, sms):
     """Faults: the settlement is written on a new connection."""
     notification = enqueue_sms("[wait]")
     dispatch["PROVIDERS"]["sms"][0]["timeout"] = 20.0
@@ -383,9 +349,7 @@ def test_n7_connections_that_are_lost_during_a_call_cost_no_second_one(
     assert sms.seen == {str(notification.id): 1}
 
 
-def test_n4_what_is_logged_names_neither_recipient_nor_content(
-    dispatch: dict[str, Any], sms: FakeSms, caplog: pytest.LogCaptureFixture
-):
+def test_n4_what_is_logged_names_neither_recipient_nor_content(dispatch, sms, caplog):
     with caplog.at_level(logging.DEBUG, logger="delayed_queue"):
         enqueue(recipient="550+secret@example.org", body="classified", subject="hidden")
         enqueue_sms("[503,1] classified")

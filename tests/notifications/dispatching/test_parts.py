@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
@@ -32,9 +30,7 @@ from tests.notifications.fakes import FakeHook
         [{"kind": "console", "name": "a" * 101}],
     ],
 )
-def test_providers_that_cannot_be_made_are_refused_without_their_options(
-    settings: Settings, entries: list[dict[str, Any]]
-):
+def test_providers_that_cannot_be_made_are_refused_without_their_options(settings, entries):
     configure(settings, {"PROVIDERS": {"sms": entries}})
     with pytest.raises(ImproperlyConfigured) as caught:
         routes_of("sms")

@@ -76,9 +76,7 @@ def is_everything_ended(count: int) -> bool:
 
 
 @pytest.mark.parametrize(("count", "processes"), sample([(1_000, 3), (10_000, 8)], (1_000, 3)))
-def test_n5_processes_with_batch_seven_send_all_once(
-    smtp: FakeSmtp, sms: FakeSms, count: int, processes: int
-):
+def test_n5_processes_with_batch_seven_send_all_once(smtp, sms, count, processes):
     ids = enqueue_many(count, ["Your code is 7."] * count)
     with dispatchers(smtp, sms, "--processes", str(processes), "--batch-size", "7"):
         wait_until(lambda: is_everything_ended(count), 600)
@@ -87,9 +85,7 @@ def test_n5_processes_with_batch_seven_send_all_once(
     assert sms.seen == sms.accepted
 
 
-def test_n3_a_dispatcher_killed_around_calls_sends_once_or_records_the_doubt(
-    smtp: FakeSmtp, sms: FakeSms
-):
+def test_n3_a_dispatcher_killed_around_calls_sends_once_or_records_the_doubt(smtp, sms):
     """Before the call, during it, after the provider accepted, and after its reply."""
     texts = [
         enqueue(channel="sms", recipient="+40721234567", body=f"[{stage},1] Your code.")
@@ -130,9 +126,7 @@ def is_waiting_for_a_lock() -> bool:
     sample(["Your code.", "[wait] Your code."], "[wait] Your code."),
     ids=["begin", "settle"],
 )
-def test_n3_a_dispatcher_killed_while_it_begins_or_settles_sends_once(
-    smtp: FakeSmtp, sms: FakeSms, text: str
-):
+def test_n3_a_dispatcher_killed_while_it_begins_or_settles_sends_once(smtp, sms, text):
     """Another transaction locks its notification, so that it waits in the statement."""
     notification = enqueue(channel="sms", recipient="+40721234567", body=text)
     with ExitStack() as stack:

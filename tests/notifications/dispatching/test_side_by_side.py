@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import psycopg
 import pytest
 from django.db import transaction
 
@@ -60,9 +59,7 @@ def test_n5_two_dispatchers_with_batch_two_process_three_events_in_parallel(
     assert all(sms.seen[str(event.id)] == 1 for event in events)
 
 
-def test_n7_a_locked_notification_holds_up_no_other_queue(
-    dispatch: dict[str, Any], sms: FakeSms, other: psycopg.Connection[Any]
-):
+def test_n7_a_locked_notification_holds_up_no_other_queue(dispatch, sms, other):
     notification = enqueue_sms("[wait]")
     handlers = [dispatcher_of(name) for name in QUEUES]
     worker = worker_with(*handlers, handler_of("orders", lambda envelope: None))

@@ -67,9 +67,7 @@ def _raw(message: EmailMessage) -> str:
 
 
 @pytest.mark.parametrize("to", ["ada@example.org", "a" * 60 + "@" + "long-label." * 15 + "example"])
-def test_n13_a_mail_with_a_category_has_both_headers_and_can_be_signed(
-    dispatch: dict[str, Any], smtp: FakeSmtp, to: str
-):
+def test_n13_a_mail_with_a_category_has_both_headers_and_can_be_signed(dispatch, smtp, to):
     message = sent(smtp, to=to, category="offers", html="<p>Hello.</p>")
 
     assert message["List-Unsubscribe-Post"] == "List-Unsubscribe=One-Click"
@@ -104,9 +102,7 @@ def test_n13_other_mail_has_neither(dispatch: dict[str, Any], smtp: FakeSmtp, va
     assert message["List-Unsubscribe"] is message["List-Unsubscribe-Post"] is None
 
 
-def test_n13_a_transactional_template_ignores_opt_outs_but_not_suppressions(
-    dispatch: dict[str, Any], smtp: FakeSmtp
-):
+def test_n13_a_transactional_template_ignores_opt_outs_but_not_suppressions(dispatch, smtp):
     add_version(template(name="receipt", body="Paid.", category="orders", is_transactional=True))
     managing.suppress("email", "ada@example.org", "orders")
     receipt = {"template": "receipt", "context": {"name": "Ada"}, "subject": None, "body": None}

@@ -58,9 +58,7 @@ def enqueue_webhook(url: str) -> Notification:
         ("410", (Status.FAILED, "refused: 410"), ["refused"]),
     ],
 )
-def test_n8_what_a_webhook_answers_decides(
-    hook: FakeHook, behaviour: str, end: tuple[str, str], calls: list[str]
-):
+def test_n8_what_a_webhook_answers_decides(hook, behaviour, end, calls):
     notification = enqueue_webhook(hook.url(behaviour))
     dispatch_all(1)
     notification.refresh_from_db()
@@ -73,9 +71,7 @@ def test_n8_what_a_webhook_answers_decides(
         assert Webhook(signing_secrets()[0]).verify(body, lowered) == {"parcel": 7}
 
 
-def test_n8_an_address_that_the_guard_refuses_is_refused_for_good(
-    settings: Settings, hook: FakeHook
-):
+def test_n8_an_address_that_the_guard_refuses_is_refused_for_good(settings, hook):
     settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {"CALLBACKS": {}}
     notification = enqueue_webhook(hook.url())
     assert dispatch_all(1) == {Status.FAILED: 1}
@@ -84,9 +80,7 @@ def test_n8_an_address_that_the_guard_refuses_is_refused_for_good(
     assert hook.seen == {}
 
 
-def test_n8_a_host_that_is_down_is_left_alone_and_its_webhooks_fail_in_time(
-    hook: FakeHook, settings: Settings
-):
+def test_n8_a_host_that_is_down_is_left_alone_and_its_webhooks_fail_in_time(hook, settings):
     settings.DELAYED_QUEUE["CALLBACKS"]["BREAKER_FAILURES"] = 2
     for _ in range(5):
         enqueue_webhook(hook.url("503"))
@@ -144,9 +138,7 @@ def test_n3_the_other_sweep_ends_what_has_no_message():
     assert status_of(lost) == Status.FAILED
 
 
-def test_j16_a_webhook_and_a_callback_are_called_as_they_were_given(
-    settings: Settings, dispatch: dict[str, Any]
-) -> None:
+def test_j16_a_webhook_and_a_callback_are_called_as_they_were_given(settings, dispatch):
     with Receiver() as receiver:
         dispatch["PROVIDERS"]["webhook"] = [{"kind": "webhook", "name": "hooks"}]
         dispatch["PROVIDERS"]["sms"] = [

@@ -15,7 +15,6 @@ from tests.notifications.factories import enqueue
 from tests.notifications.test_events import EVENTS
 from tests.support.aiming import COMMIT, Stage
 from tests.support.concurrency import calling
-from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("proxied")
 
@@ -54,9 +53,7 @@ def stored() -> tuple[str, int, int]:
         ("deferred", COMMIT, ("unknown", 0, 1)),
     ],
 )  # fmt: skip
-def test_n15_a_connection_lost_on_the_way_is_replaced(
-    notification: Notification, proxy: Proxy, kind: str, statement: str, end: tuple[str, int, int]
-):
+def test_n15_a_connection_lost_on_the_way_is_replaced(notification, proxy, kind, statement, end):
     aim = proxy.aim_at(statement, Stage.UNSENT)
     with calling(lambda: post(notification, kind)) as call:
         aim.wait()
@@ -68,9 +65,7 @@ def test_n15_a_connection_lost_on_the_way_is_replaced(
 @pytest.mark.parametrize(
     ("kind", "end"), [("bounced", ("bounced", 1, 0)), ("deferred", ("unknown", 0, 1))]
 )
-def test_n15_an_answer_lost_after_the_commit_changes_nothing_twice(
-    notification: Notification, proxy: Proxy, kind: str, end: tuple[str, int, int]
-):
+def test_n15_an_answer_lost_after_the_commit_changes_nothing_twice(notification, proxy, kind, end):
     proxy.swallow_answer("COMMIT")
     assert post(notification, kind)["unchanged"] == 1
     assert stored() == end

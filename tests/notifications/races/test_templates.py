@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import psycopg
 import pytest
 from django.db import transaction
 
@@ -35,9 +34,7 @@ def sent(**values: Any) -> str:
     return Notification.objects.get(pk=answer.id).body
 
 
-def test_n9_a_version_of_another_process_applies_once_the_cache_has_expired(
-    other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_n9_a_version_of_another_process_applies_once_the_cache_has_expired(other, monkeypatch):
     monkeypatch.setattr(catalogue, "CACHE_SECONDS", 0.0)
     other.execute(ADD, [1, "one"])
     assert sent() == "one"
@@ -75,9 +72,7 @@ def test_n9_a_caller_that_commits_by_hand_can_use_templates():
     assert sent() == "one"
 
 
-def test_n9_a_missing_template_is_looked_up_again(
-    other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_n9_a_missing_template_is_looked_up_again(other, monkeypatch):
     monkeypatch.setattr(catalogue, "MISSING_SECONDS", 0.0)
     assert isinstance(accept(RAW)[0], Refused)
     other.execute(ADD, [1, "one"])

@@ -14,7 +14,7 @@ from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.queue.offering import CHUNK
 from delayed_queue.testing import InMemoryQueue, ManualClock, assert_not_offered, assert_offered
-from tests.queue.contract.support import HOUR, SECOND, MakeQueue, leased, polled_keys
+from tests.queue.contract.support import HOUR, SECOND, leased, polled_keys
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
 
@@ -67,9 +67,7 @@ def test_q11_a_sequence_is_checked_as_a_whole_first(queue: DelayedQueue):
     assert_not_offered(queue, "k0")
 
 
-def test_q12_new_and_known_keys_that_must_not_update(
-    queue: DelayedQueue, manual_clock: ManualClock
-):
+def test_q12_new_and_known_keys_that_must_not_update(queue, manual_clock):
     queue.offer_or_update("known", "old", headers={"kept": 1})
     messages = [ScheduledMessage(key, "new", None, False) for key in ("x", "known", "y")]
     assert queue.offer_batch(messages) == [CREATED, IGNORED, CREATED]
@@ -128,12 +126,7 @@ offers = st.builds(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(known=st.lists(offers, max_size=3), messages=st.lists(offers, max_size=12))
-def test_q12_a_batch_equals_its_messages_one_by_one(
-    make_queue: MakeQueue,
-    manual_clock: ManualClock,
-    known: list[ScheduledMessage],
-    messages: list[ScheduledMessage],
-):
+def test_q12_a_batch_equals_its_messages_one_by_one(make_queue, manual_clock, known, messages):
     batched = make_queue("batched", clock=manual_clock)
     single = make_queue("single", clock=manual_clock)
     for queue in (batched, single):

@@ -67,9 +67,7 @@ def test_q30_committed_effects_are_seen_by_others(make_shared_queue: MakeQueue):
     assert found.result(TIMEOUT) == (None, True)
 
 
-def test_q30_a_failing_handler_is_rolled_back_and_counted(
-    queue: DelayedQueue, audit: DelayedQueue, manual_clock: ManualClock
-):
+def test_q30_a_failing_handler_is_rolled_back_and_counted(queue, audit, manual_clock):
     queue.offer_or_update("a", 1, headers={"h": 1})
     offered_at = manual_clock()
     manual_clock.advance(SECOND)
@@ -85,9 +83,7 @@ def test_q30_a_failing_handler_is_rolled_back_and_counted(
     assert stored.last_error.endswith("ValueError: it broke\n")
 
 
-def test_q30_a_failing_handler_is_retried_by_policy(
-    make_queue: MakeQueue, manual_clock: ManualClock
-):
+def test_q30_a_failing_handler_is_retried_by_policy(make_queue, manual_clock):
     policy = RetryPolicy.ladder("1m")
     queue = make_queue("orders", clock=manual_clock, retry_policy=policy)
     queue.offer_or_update("a", 1)
@@ -119,9 +115,7 @@ def test_q30_a_retried_message_can_be_leased_or_consumed(queue: DelayedQueue):
         assert (envelope.attempt, envelope.delivery_type) == (2, DeliveryType.REDELIVERY)
 
 
-def test_q30_a_snooze_rolls_back_without_a_count(
-    queue: DelayedQueue, audit: DelayedQueue, manual_clock: ManualClock
-):
+def test_q30_a_snooze_rolls_back_without_a_count(queue, audit, manual_clock):
     queue.offer_or_update("a", 1)
     with queue.consume():
         audit.offer_or_update("done", 1)

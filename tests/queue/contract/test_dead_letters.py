@@ -81,16 +81,12 @@ class TestRedrive:
         assert not queue.contains_message("a")
 
     @pytest.mark.parametrize("kind", ["orders", "orders|text", "orders2|json"])
-    def test_j5_a_key_of_another_topic_is_another(
-        self, queue: DelayedQueue, make_queue: MakeQueue, kind: str
-    ):
+    def test_j5_a_key_of_another_topic_is_another(self, queue, make_queue, kind):
         letter = dead_letter(queue, "a", "old")
         make_queue("orders", kind=kind).offer_or_update("a", "new")
         assert queue.redrive([letter.id]) == {letter.id: CREATED}
 
-    def test_a_callback_keeps_its_first_schedule(
-        self, make_queue: MakeQueue, manual_clock: ManualClock
-    ):
+    def test_a_callback_keeps_its_first_schedule(self, make_queue, manual_clock):
         calls = make_queue("orders", kind="orders|callback", clock=manual_clock)
         first = manual_clock()
         letter = dead_letter(calls, "a")
@@ -110,9 +106,7 @@ class TestRedrive:
         assert dead_letters(queue) == []
 
     @pytest.mark.parametrize("overwrite", [False, True])
-    def test_q29_of_several_letters_of_a_key_the_newest_comes_back(
-        self, queue: DelayedQueue, overwrite: bool
-    ):
+    def test_q29_of_several_letters_of_a_key_the_newest_comes_back(self, queue, overwrite):
         old, new = dead_letter(queue, "a", "old"), dead_letter(queue, "a", "new")
         outcomes = queue.redrive([new.id, old.id], overwrite=overwrite)
         assert outcomes == {old.id: IGNORED, new.id: CREATED}
@@ -167,9 +161,7 @@ class TestRedrive:
         assert queue.redrive_all(reason="late") == {CREATED: 1, IGNORED: 1}
         assert_offered(queue, "a", "newer")
 
-    def test_q29_a_newer_letter_of_another_queue_counts_for_nothing(
-        self, make_queue: MakeQueue, manual_clock: ManualClock
-    ):
+    def test_q29_a_newer_letter_of_another_queue_counts_for_nothing(self, make_queue, manual_clock):
         orders = make_queue("orders", clock=manual_clock)
         dead_letter(orders, "a", "old")
         dead_letter(make_queue("mails", clock=manual_clock), "a", "new")
@@ -207,9 +199,7 @@ class TestPrune:
         manual_clock.advance(MILLISECOND)
         assert queue.prune_dead_letters(HOUR) == 1
 
-    def test_q29_only_its_own_kind_and_no_messages(
-        self, make_queue: MakeQueue, manual_clock: ManualClock
-    ):
+    def test_q29_only_its_own_kind_and_no_messages(self, make_queue, manual_clock):
         orders = make_queue("orders", clock=manual_clock)
         mails = make_queue("mails", clock=manual_clock)
         dead_letter(orders, "a")

@@ -16,9 +16,7 @@ CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOut
 
 
 class TestExpiry:
-    def test_q37_a_poll_deletes_what_has_expired(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q37_a_poll_deletes_what_has_expired(self, queue, manual_clock):
         queue.offer_or_update("short", 1, expires_in=MINUTE)
         queue.offer_or_update("long", 1, expires_at=manual_clock() + HOUR)
         queue.offer_or_update("endless", 1)
@@ -26,16 +24,12 @@ class TestExpiry:
         assert polled_keys(queue) == ["long", "endless"]
         assert not queue.contains_message("short")
 
-    def test_q37_a_message_is_delivered_until_its_last_millisecond(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q37_a_message_is_delivered_until_its_last_millisecond(self, queue, manual_clock):
         queue.offer_or_update("a", 1, expires_in=MINUTE)
         manual_clock.advance(MINUTE - MILLISECOND)
         assert leased(queue).key == "a"
 
-    def test_q37_a_poll_goes_on_behind_what_has_expired(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q37_a_poll_goes_on_behind_what_has_expired(self, queue, manual_clock):
         for number in range(3):
             queue.offer_or_update(f"old-{number}", 1, expires_in=SECOND)
         manual_clock.advance(MINUTE)
@@ -43,9 +37,7 @@ class TestExpiry:
         assert leased(queue).key == "new"
         assert queue.stats().due == 0
 
-    def test_q37_consume_skips_what_has_expired(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q37_consume_skips_what_has_expired(self, queue, manual_clock):
         queue.offer_or_update("old", 1, expires_in=SECOND)
         manual_clock.advance(MINUTE)
         queue.offer_or_update("new", 1)
@@ -56,9 +48,7 @@ class TestExpiry:
             assert envelope is None
         assert not queue.contains_message("old")
 
-    def test_q37_a_consumed_message_that_fails_keeps_its_expiry(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q37_a_consumed_message_that_fails_keeps_its_expiry(self, queue, manual_clock):
         queue.offer_or_update("a", 1, expires_in=HOUR)
         with pytest.raises(LookupError), queue.consume():
             raise LookupError
@@ -83,9 +73,7 @@ class TestExpiry:
         found = [offer(each) for each in expiries]
         assert found == [CREATED, IGNORED, UPDATED, UPDATED, IGNORED]
 
-    def test_q37_the_stored_message_names_its_expiry(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q37_the_stored_message_names_its_expiry(self, queue, manual_clock):
         at = manual_clock() + HOUR
         outcomes = queue.offer_batch(
             [ScheduledMessage("a", 1, expires_at=at), ScheduledMessage("b", 1)]
@@ -125,9 +113,7 @@ class TestExpiry:
             queue.offer_or_update("a", 1, **named)
         assert not queue.contains_message("a")
 
-    def test_q37_a_batch_with_such_an_expiry_stores_nothing(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q37_a_batch_with_such_an_expiry_stores_nothing(self, queue, manual_clock):
         bad = ScheduledMessage("b", 1, expires_at=manual_clock())
         with pytest.raises(InvalidMessage, match="would expire"):
             queue.offer_batch([ScheduledMessage("a", 1), bad])
@@ -135,9 +121,7 @@ class TestExpiry:
 
 
 class TestDebounce:
-    def test_q38_offers_postpone_the_message_at_most_until_the_latest(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q38_offers_postpone_the_message_at_most_until_the_latest(self, queue, manual_clock):
         started_at = manual_clock()
         due: list[timedelta] = []
         for _ in range(6):
@@ -150,9 +134,7 @@ class TestDebounce:
         assert seconds == [60, 110, 160, 180, 180, 180]
         assert leased(queue).payload == 5
 
-    def test_q38_the_same_offer_at_its_upper_bound_is_ignored(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q38_the_same_offer_at_its_upper_bound_is_ignored(self, queue, manual_clock):
         outcomes = []
         for _ in range(3):
             outcomes.append(queue.offer_or_update("a", 1, delay=MINUTE, latest=MINUTE))
@@ -182,15 +164,11 @@ class TestDebounce:
             {"latest": "60 s", "delay": MINUTE},
         ],
     )
-    def test_q38_a_latest_below_the_delay_or_without_one_is_refused(
-        self, queue: DelayedQueue, times: dict[str, Any]
-    ):
+    def test_q38_a_latest_below_the_delay_or_without_one_is_refused(self, queue, times):
         with pytest.raises(InvalidMessage, match="latest"):
             queue.offer_or_update("a", 1, **times)
         assert not queue.contains_message("a")
 
-    def test_q38_a_latest_beside_a_schedule_is_refused(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q38_a_latest_beside_a_schedule_is_refused(self, queue, manual_clock):
         with pytest.raises(InvalidMessage, match="give delay, not schedule_at"):
             queue.offer_or_update("a", 1, manual_clock(), latest=MINUTE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -18,7 +17,6 @@ from tests.queue.contract.support import (
     MILLISECOND,
     MINUTE,
     SECOND,
-    MakeQueue,
     leased,
     polled_keys,
 )
@@ -105,9 +103,7 @@ def test_g2_however_a_lease_ends_its_slot_is_free(queue: DelayedQueue, end: str)
     assert polled_keys(queue) == ["a2"]
 
 
-def test_g2_a_lease_that_ran_out_holds_its_slot_until_it_is_taken_again_in_it(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_g2_a_lease_that_ran_out_holds_its_slot_until_it_is_taken_again_in_it(queue, clock):
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
     first = leased(queue)
@@ -118,9 +114,7 @@ def test_g2_a_lease_that_ran_out_holds_its_slot_until_it_is_taken_again_in_it(
     assert polled_keys(queue) == []
 
 
-def test_g2_a_lease_that_is_extended_late_finds_its_slot_free(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_g2_a_lease_that_is_extended_late_finds_its_slot_free(queue, clock):
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
     first = leased(queue)
@@ -152,9 +146,7 @@ def test_a_group_is_found_among_many_that_have_nothing_but_leases(queue: Delayed
     assert polled_keys(queue, 1) == ["cgz1"]
 
 
-def test_messages_without_a_group_are_found_behind_many_that_are_held_back(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_messages_without_a_group_are_found_behind_many_that_are_held_back(queue, clock):
     queue.groups.set(Groups(concurrency=1))
     offer_many(queue, "a", 1200)
     assert polled_keys(queue) == ["a00000"]
@@ -163,9 +155,7 @@ def test_messages_without_a_group_are_found_behind_many_that_are_held_back(
     assert polled_keys(queue) == ["1"]
 
 
-def test_one_that_is_scheduled_for_later_does_not_take_the_turn_of_what_is_due(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_one_that_is_scheduled_for_later_does_not_take_the_turn_of_what_is_due(queue, clock):
     """Found by the state machine."""
     offer(queue, "1")
     first = leased(queue)
@@ -185,9 +175,7 @@ def test_of_one_group_limits_differ(queue: DelayedQueue):
     assert sorted(polled_keys(queue)) == ["a1", "a2", "a3", "b1"]
 
 
-def test_g6_a_limit_that_is_lowered_holds_from_the_next_claim_on(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_g6_a_limit_that_is_lowered_holds_from_the_next_claim_on(queue, clock):
     queue.groups.set(Groups(concurrency=3))
     offer(queue, "a1", "a2", "a3", "a4")
     first = queue.try_poll_many(3)
@@ -199,9 +187,7 @@ def test_g6_a_limit_that_is_lowered_holds_from_the_next_claim_on(
     assert polled_keys(queue) == ["a4"]
 
 
-def test_g6_where_many_ran_out_under_an_older_limit_they_are_taken_one_by_one(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_g6_where_many_ran_out_under_an_older_limit_they_are_taken_one_by_one(queue, clock):
     queue.groups.set(Groups(concurrency=3))
     offer(queue, "a1", "a2", "a3")
     queue.try_poll_many(3)
@@ -214,9 +200,7 @@ def test_g6_where_many_ran_out_under_an_older_limit_they_are_taken_one_by_one(
     assert len(polled_keys(queue)) == 1
 
 
-def test_g6_when_the_limits_are_cleared_claims_are_plain_again(
-    make_queue: MakeQueue, clock: ManualClock
-):
+def test_g6_when_the_limits_are_cleared_claims_are_plain_again(make_queue, clock):
     queue, another = (make_queue("orders", clock=clock) for _ in range(2))
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2", "a3")
@@ -245,9 +229,7 @@ def ordered(queue: DelayedQueue) -> DelayedQueue:
 
 
 @pytest.mark.parametrize("is_limited", [False, True])
-def test_a_poll_may_ask_for_more_than_there_are_integers(
-    make_queue: MakeQueue, clock: ManualClock, is_limited: bool
-):
+def test_a_poll_may_ask_for_more_than_there_are_integers(make_queue, clock, is_limited):
     queue = make_queue("many", clock=clock)
     if is_limited:
         queue.groups.set(Groups(concurrency=1))
@@ -272,9 +254,7 @@ def test_g3_nothing_passes_one_that_waits_for_a_retry(ordered: DelayedQueue, clo
     assert polled_keys(ordered) == ["a1"]
 
 
-def test_g3_what_was_begun_goes_before_what_fell_due_earlier(
-    ordered: DelayedQueue, clock: ManualClock
-):
+def test_g3_what_was_begun_goes_before_what_fell_due_earlier(ordered, clock):
     offer(ordered, "a1", "a2", "a3")
     assert leased(ordered).release(MINUTE)
     clock.advance(HOUR)
@@ -304,9 +284,7 @@ def blocking(queue: DelayedQueue) -> DelayedQueue:
     return queue
 
 
-def test_g3_a_dead_letter_blocks_until_it_is_redriven_and_goes_first(
-    blocking: DelayedQueue, clock: ManualClock
-):
+def test_g3_a_dead_letter_blocks_until_it_is_redriven_and_goes_first(blocking, clock):
     clock.advance(SECOND)
     blocking.redrive([letter.id for letter in dead_letters(blocking)])
     assert polled_keys(blocking) == ["a1"]
@@ -330,9 +308,7 @@ def test_g3_a_dead_letter_that_blocks_is_not_pruned(blocking: DelayedQueue, cloc
     assert polled_keys(blocking) == ["a2"]
 
 
-def test_g3_a_dead_letter_whose_key_is_in_use_blocks_until_the_group_is_resumed(
-    blocking: DelayedQueue, clock: ManualClock
-):
+def test_g3_a_dead_letter_whose_key_is_in_use_blocks_until_the_group_is_resumed(blocking, clock):
     (letter,) = dead_letters(blocking)
     offer(blocking, "a1")
     clock.advance(SECOND)
@@ -342,9 +318,7 @@ def test_g3_a_dead_letter_whose_key_is_in_use_blocks_until_the_group_is_resumed(
     assert polled_keys(blocking) == ["a2"]
 
 
-def test_g3_a_dead_letter_blocks_until_the_group_is_resumed(
-    blocking: DelayedQueue, clock: ManualClock
-):
+def test_g3_a_dead_letter_blocks_until_the_group_is_resumed(blocking, clock):
     assert blocking.groups.resume("a")
     batch = blocking.try_poll_many(10)
     assert [each.key for each in batch] == ["a2"]
@@ -411,9 +385,7 @@ def test_g4_messages_without_a_group_have_turns_like_one(queue: DelayedQueue):
     assert [leased(queue).group for _ in range(7)] == ["a", "b", None, "a", "b", None, "a"]
 
 
-def test_g4_what_was_begun_of_a_group_that_has_nothing_else_has_its_turn(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_g4_what_was_begun_of_a_group_that_has_nothing_else_has_its_turn(queue, clock):
     queue.groups.set(Groups())
     offer(queue, "a1")
     leased(queue)
@@ -475,9 +447,7 @@ def test_g5_a_burst_is_kept_for_after_a_rest(queue: DelayedQueue, clock: ManualC
     assert len(polled_keys(queue)) == 3
 
 
-def test_g5_a_rate_of_the_queue_counts_all_and_those_without_a_group(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_g5_a_rate_of_the_queue_counts_all_and_those_without_a_group(queue, clock):
     queue.groups.set(Groups(queue_rate="2/s", queue_burst=2))
     offer(queue, "a1", "b1", "1")
     assert len(polled_keys(queue)) == 2
@@ -527,9 +497,7 @@ def _raise_after_a_clear(queue: DelayedQueue) -> None:
     "change", [_raise_by_set, _raise_by_declaring, _raise_of_one_group, _raise_after_a_clear]
 )
 @pytest.mark.parametrize("is_polled", [False, True])
-def test_g6_a_raised_rate_holds_at_once(
-    queue: DelayedQueue, clock: ManualClock, change: Callable[[DelayedQueue], None], is_polled: bool
-):
+def test_g6_a_raised_rate_holds_at_once(queue, clock, change, is_polled):
     """With and without a poll before its first permit."""
     queue.groups.set(Groups(rate="1/d"))
     offer(queue, "a1", "a2", "a3")
@@ -561,9 +529,7 @@ def test_g6_a_smaller_burst_owes_no_more_than_itself(queue: DelayedQueue, clock:
     assert len(polled_keys(queue)) == 1
 
 
-def test_g6_what_was_spent_outlives_a_change_that_allows_no_more(
-    queue: DelayedQueue, clock: ManualClock
-):
+def test_g6_what_was_spent_outlives_a_change_that_allows_no_more(queue, clock):
     queue.groups.set(Groups(rate="1/s"))
     offer(queue, "a1", "a2")
     assert polled_keys(queue) == ["a1"]
@@ -576,9 +542,7 @@ def test_g6_what_was_spent_outlives_a_change_that_allows_no_more(
 
 
 @pytest.mark.parametrize("rules", [Groups(rate="1/s"), Groups(queue_rate="1/s")])
-def test_g6_a_clock_that_is_set_back_closes_nothing(
-    queue: DelayedQueue, clock: ManualClock, rules: Groups
-):
+def test_g6_a_clock_that_is_set_back_closes_nothing(queue, clock, rules):
     queue.groups.set(rules)
     offer(queue, "a1", "a2", "a3")
     now = clock()

@@ -38,9 +38,7 @@ class TestRead:
         assert queue.contains_message("a") is True
         assert leased(queue).attempt == 1
 
-    def test_q31_an_undecodable_payload_fails_only_when_asked_for(
-        self, queue: DelayedQueue, make_queue: MakeQueue
-    ):
+    def test_q31_an_undecodable_payload_fails_only_when_asked_for(self, queue, make_queue):
         make_queue("raw", codec="bytes", kind=queue.kind).offer_or_update("a", b"\xff")
         stored = queue.read("a")
         assert stored is not None

@@ -17,7 +17,7 @@ from delayed_queue.testing import (
     assert_offered,
     dead_letters,
 )
-from tests.queue.contract.support import HOUR, MILLISECOND, MINUTE, SECOND, MakeQueue, leased
+from tests.queue.contract.support import HOUR, MILLISECOND, MINUTE, SECOND, leased
 
 Change = Callable[[Envelope], bool]
 changes = pytest.mark.parametrize(
@@ -49,18 +49,14 @@ class TestAcknowledge:
         assert envelope.acknowledge() is False
         assert_offered(queue, "a", 2)
 
-    def test_q25_late_but_not_leased_again_still_counts(
-        self, queue: DelayedQueue, envelope: Envelope, manual_clock: ManualClock
-    ):
+    def test_q25_late_but_not_leased_again_still_counts(self, queue, envelope, manual_clock):
         manual_clock.advance(HOUR)
         assert envelope.acknowledge() is True
         assert_not_offered(queue, "a")
 
 
 class TestCancelled:
-    def test_it_is_found_when_the_lease_is_to_be_prolonged(
-        self, queue: DelayedQueue, envelope: Envelope
-    ):
+    def test_it_is_found_when_the_lease_is_to_be_prolonged(self, queue, envelope):
         assert envelope.extend()
         assert not envelope.is_cancelled
         queue.offer_or_update("a", 2)
@@ -77,9 +73,7 @@ class TestLostLeases:
         assert queue.read("a") == before
 
     @changes
-    def test_q25_after_another_lease(
-        self, queue: DelayedQueue, envelope: Envelope, change: Change, manual_clock: ManualClock
-    ):
+    def test_q25_after_another_lease(self, queue, envelope, change, manual_clock):
         manual_clock.set(envelope.leased_until)
         other = leased(queue)
         before = queue.read("a")
@@ -88,9 +82,7 @@ class TestLostLeases:
         assert other.acknowledge()
 
     @changes
-    def test_q25_after_a_drop_or_a_reject(
-        self, queue: DelayedQueue, envelope: Envelope, change: Change
-    ):
+    def test_q25_after_a_drop_or_a_reject(self, queue, envelope, change):
         assert envelope.reject("bad")
         assert change(envelope) is False
         assert_not_offered(queue, "a")
@@ -98,9 +90,7 @@ class TestLostLeases:
 
 
 class TestRelease:
-    def test_q26_gives_back_now(
-        self, queue: DelayedQueue, envelope: Envelope, manual_clock: ManualClock
-    ):
+    def test_q26_gives_back_now(self, queue, envelope, manual_clock):
         now = manual_clock.advance(SECOND)
         assert envelope.release() is True
         stored = assert_offered(queue, "a", 1, state="due")
@@ -108,9 +98,7 @@ class TestRelease:
         again = leased(queue)
         assert (again.attempt, again.delivery_type) == (2, DeliveryType.REDELIVERY)
 
-    def test_q26_gives_back_after_a_delay(
-        self, queue: DelayedQueue, envelope: Envelope, manual_clock: ManualClock
-    ):
+    def test_q26_gives_back_after_a_delay(self, queue, envelope, manual_clock):
         assert envelope.release(MINUTE, error="busy")
         stored = assert_offered(queue, "a", state="scheduled")
         assert stored.scheduled_at == manual_clock() + MINUTE
@@ -149,9 +137,7 @@ class TestRelease:
 
 
 class TestExtend:
-    def test_q26_prolongs_a_lease(
-        self, queue: DelayedQueue, envelope: Envelope, manual_clock: ManualClock
-    ):
+    def test_q26_prolongs_a_lease(self, queue, envelope, manual_clock):
         assert envelope.extend(HOUR) is True
         assert envelope.leased_until == manual_clock() + HOUR
         manual_clock.advance(HOUR - MILLISECOND)
@@ -164,9 +150,7 @@ class TestExtend:
         assert envelope.extend(SECOND)
         assert envelope.leased_until == until
 
-    def test_q26_defaults_to_the_lease_of_the_queue(
-        self, make_queue: MakeQueue, manual_clock: ManualClock
-    ):
+    def test_q26_defaults_to_the_lease_of_the_queue(self, make_queue, manual_clock):
         queue = make_queue("orders", clock=manual_clock, lease_duration=MINUTE)
         queue.offer_or_update("a", 1)
         envelope = leased(queue)
@@ -175,9 +159,7 @@ class TestExtend:
         assert envelope.leased_until == now + MINUTE
         assert assert_offered(queue, "a").leased_until == now + MINUTE
 
-    def test_q26_revives_one_that_expired_unnoticed(
-        self, queue: DelayedQueue, envelope: Envelope, manual_clock: ManualClock
-    ):
+    def test_q26_revives_one_that_expired_unnoticed(self, queue, envelope, manual_clock):
         manual_clock.advance(HOUR)
         assert envelope.extend(MINUTE)
         assert queue.try_poll() is None
@@ -190,9 +172,7 @@ class TestExtend:
 
 
 class TestReject:
-    def test_q26_moves_to_the_dead_letters(
-        self, queue: DelayedQueue, envelope: Envelope, manual_clock: ManualClock
-    ):
+    def test_q26_moves_to_the_dead_letters(self, queue, envelope, manual_clock):
         envelope.release(error="first try")
         again = leased(queue)
         now = manual_clock.advance(SECOND)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -62,9 +61,7 @@ async def run_async_forms(queue: DelayedQueue, reports: DelayedQueue) -> None:
 
 
 class TestThen:
-    def test_b7_it_is_offered_with_the_last_acknowledgement(
-        self, queue: DelayedQueue, reports: DelayedQueue
-    ):
+    def test_b7_it_is_offered_with_the_last_acknowledgement(self, queue, reports):
         with queue.batch(THEN, then_queue=reports) as batch:
             assert batch.offer_or_update("a", 1) is CREATED
             assert batch.offer_if_not_exists("b", 2) is CREATED
@@ -83,9 +80,7 @@ class TestThen:
         assert leased(reports).payload == {"day": 1}
         assert reports.stats().scheduled == 0
 
-    def test_b7_it_keeps_its_own_headers_group_and_schedule(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_b7_it_keeps_its_own_headers_group_and_schedule(self, queue, manual_clock):
         at = manual_clock() + timedelta(hours=1)
         then = ScheduledMessage("report", 1, at, headers={"a": 1}, group="g")
         with queue.batch(then):
@@ -171,22 +166,14 @@ WAYS = [
 
 class TestEveryWayToFinish:
     @pytest.mark.parametrize(("finish", "expected"), WAYS)
-    def test_b10_a_member_counts(
-        self,
-        queue: DelayedQueue,
-        reports: DelayedQueue,
-        finish: Callable[[DelayedQueue], None],
-        expected: dict[str, int],
-    ):
+    def test_b10_a_member_counts(self, queue, reports, finish, expected):
         with queue.batch(THEN, then_queue=reports) as batch:
             batch.offer_or_update("a", 1)
         finish(queue)
         assert counts(reports) == expected
 
     @pytest.mark.parametrize("is_consumed", [False, True])
-    def test_b10_an_expired_member_counts(
-        self, queue: DelayedQueue, manual_clock: ManualClock, is_consumed: bool
-    ):
+    def test_b10_an_expired_member_counts(self, queue, manual_clock, is_consumed):
         with queue.batch(THEN) as batch:
             batch.offer_or_update("a", 1, expires_in=SECOND)
         manual_clock.advance(MINUTE)
@@ -205,9 +192,7 @@ class TestEveryWayToFinish:
             raise ValueError("again")
         assert not has_then(reports)
 
-    def test_b10_a_replacing_message_takes_the_place(
-        self, queue: DelayedQueue, reports: DelayedQueue
-    ):
+    def test_b10_a_replacing_message_takes_the_place(self, queue, reports):
         with queue.batch(THEN, then_queue=reports) as batch:
             batch.offer_or_update("a", 1)
             batch.offer_or_update("a", 2)
@@ -216,9 +201,7 @@ class TestEveryWayToFinish:
         assert leased(queue).acknowledge()
         assert counts(reports) == number(done=1)
 
-    def test_b10_an_offer_in_another_batch_leaves_the_first(
-        self, queue: DelayedQueue, reports: DelayedQueue
-    ):
+    def test_b10_an_offer_in_another_batch_leaves_the_first(self, queue, reports):
         with queue.batch(THEN, then_queue=reports) as batch:
             batch.offer_or_update("a", 1)
         with queue.batch(ScheduledMessage("other", 1), then_queue=reports) as other:
@@ -260,17 +243,13 @@ class TestDeadLetters:
         assert leased(queue).acknowledge()
         assert counts(reports) == number(done=1)
 
-    def test_b10_a_pruned_letter_counts(
-        self, queue: DelayedQueue, reports: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_b10_a_pruned_letter_counts(self, queue, reports, manual_clock):
         self._dead(queue, reports)
         manual_clock.advance(MINUTE)
         assert queue.prune_dead_letters(SECOND) == 1
         assert counts(reports) == number(dead=1)
 
-    def test_b10_without_waiting_a_redriven_letter_is_no_member(
-        self, queue: DelayedQueue, reports: DelayedQueue
-    ):
+    def test_b10_without_waiting_a_redriven_letter_is_no_member(self, queue, reports):
         with queue.batch(THEN, then_queue=reports) as batch:
             batch.offer_or_update("a", 1)
         assert leased(queue).reject("bad")
@@ -280,9 +259,7 @@ class TestDeadLetters:
 
 
 class TestMembers:
-    def test_b9_a_leased_member_adds_members_after_the_end(
-        self, queue: DelayedQueue, reports: DelayedQueue
-    ):
+    def test_b9_a_leased_member_adds_members_after_the_end(self, queue, reports):
         with queue.batch(THEN, then_queue=reports) as batch:
             batch.offer_or_update("a", 1)
         envelope = leased(queue)
@@ -293,9 +270,7 @@ class TestMembers:
         assert leased(queue).acknowledge()
         assert counts(reports) == number(done=2)
 
-    def test_b9_a_member_that_is_consumed_adds_members(
-        self, queue: DelayedQueue, reports: DelayedQueue
-    ):
+    def test_b9_a_member_that_is_consumed_adds_members(self, queue, reports):
         with queue.batch(THEN, then_queue=reports) as batch:
             batch.offer_or_update("a", 1)
         with queue.consume() as envelope:
@@ -339,9 +314,7 @@ class TestCancelling:
         assert leased(queue).acknowledge()
         assert not has_then(queue)
 
-    def test_b9_a_block_that_raises_outside_a_transaction_stays_open(
-        self, make_shared_queue: MakeQueue
-    ):
+    def test_b9_a_block_that_raises_outside_a_transaction_stays_open(self, make_shared_queue):
         queue = make_shared_queue("orders")
         batch = queue.batch(THEN)
         with pytest.raises(ValueError, match="broken"), batch:
@@ -381,9 +354,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 class TestBadInput:
     @pytest.mark.parametrize(("options", "error", "named"), BAD)
-    def test_b13_it_is_named(
-        self, queue: DelayedQueue, options: dict[str, Any], error: type[Exception], named: str
-    ):
+    def test_b13_it_is_named(self, queue, options, error, named):
         with pytest.raises(error, match=named):
             queue.batch(**options)
 

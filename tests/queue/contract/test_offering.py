@@ -50,9 +50,7 @@ class TestNewKeys:
         assert_offered(queue, "a", {"n": 1}, state="due")
         assert_offered(queue, "b", {"n": 2}, state="due")
 
-    def test_q1_if_not_exists_leaves_the_stored_message_untouched(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q1_if_not_exists_leaves_the_stored_message_untouched(self, queue, manual_clock):
         at = manual_clock() + HOUR
         queue.offer_or_update("a", 1, at, headers={"from": "first"})
         manual_clock.advance(SECOND)
@@ -84,9 +82,7 @@ class TestUpdates:
         assert queue.offer_or_update("a", 1, manual_clock() + MILLISECOND) is UPDATED
         assert_offered(queue, "a", 1, schedule_at=manual_clock() + MILLISECOND)
 
-    def test_q2_the_same_payload_and_schedule_are_ignored(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q2_the_same_payload_and_schedule_are_ignored(self, queue, manual_clock):
         at = manual_clock() + HOUR
         queue.offer_or_update("a", {"x": 1, "y": [2]}, at, headers={"kept": True})
         manual_clock.advance(SECOND)
@@ -101,9 +97,7 @@ class TestUpdates:
         text.offer_or_update("a", b'{"x": 1}', at)
         assert text.offer_or_update("a", b'{"x":1}', at) is UPDATED
 
-    def test_q3_an_identical_offer_while_leased_keeps_the_lease(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q3_an_identical_offer_while_leased_keeps_the_lease(self, queue, manual_clock):
         at = manual_clock()
         queue.offer_or_update("a", 1, at)
         envelope = leased(queue)
@@ -112,18 +106,14 @@ class TestUpdates:
         assert assert_offered(queue, "a", state="leased").lease_id == envelope.lease_id
         assert envelope.acknowledge()
 
-    def test_q3_an_identical_offer_after_a_retry_is_ignored(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q3_an_identical_offer_after_a_retry_is_ignored(self, queue, manual_clock):
         at = manual_clock()
         queue.offer_or_update("a", 1, at)
         leased(queue).release(HOUR)
         assert queue.offer_or_update("a", 1, at) is IGNORED
         assert assert_offered(queue, "a").scheduled_at == at + HOUR
 
-    def test_q4_an_update_ends_the_lease_and_starts_anew(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q4_an_update_ends_the_lease_and_starts_anew(self, queue, manual_clock):
         queue.offer_or_update("a", 1)
         old = leased(queue)
         at = manual_clock.advance(SECOND)
@@ -154,18 +144,14 @@ class TestConcurrentOffers:
         outcomes = Counter(future.result(TIMEOUT) for future in futures)
         assert outcomes == {CREATED: 1, UPDATED: 5}
 
-    def test_q6_the_same_offer_of_many_threads_is_stored_once(
-        self, shared_queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q6_the_same_offer_of_many_threads_is_stored_once(self, shared_queue, manual_clock):
         offer = partial(shared_queue.offer_or_update, "a", 1, manual_clock())
         futures = [in_thread(offer) for _ in range(4)]
         outcomes = Counter(future.result(TIMEOUT) for future in futures)
         assert outcomes == {CREATED: 1, IGNORED: 3}
 
     @pytest.mark.parametrize("can_update", [True, False])
-    def test_q7_an_offer_after_the_end_of_its_key_creates(
-        self, queue: DelayedQueue, can_update: bool
-    ):
+    def test_q7_an_offer_after_the_end_of_its_key_creates(self, queue, can_update):
         offer = queue.offer_or_update if can_update else queue.offer_if_not_exists
         assert offer("a", 1) is CREATED
         assert leased(queue).acknowledge()
@@ -189,9 +175,7 @@ class TestTimes:
         assert assert_offered(queue, "a").created_at == clock().replace(microsecond=1000)
         assert queue.offer_or_update("a", 1, clock()) is IGNORED
 
-    def test_q10_a_delay_counts_from_the_clock(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q10_a_delay_counts_from_the_clock(self, queue, manual_clock):
         queue.offer_or_update("a", 1, delay=MINUTE)
         queue.offer_if_not_exists("b", 1, delay=MINUTE)
         due = manual_clock() + MINUTE
@@ -205,9 +189,7 @@ class TestTimes:
         at = assert_offered(queue, "a", state="scheduled").scheduled_at
         assert before + HOUR <= at <= django_timezone.now() + SECOND + HOUR
 
-    def test_q10_a_delay_and_a_schedule_are_refused_together(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q10_a_delay_and_a_schedule_are_refused_together(self, queue, manual_clock):
         with pytest.raises(InvalidMessage, match="not both"):
             queue.offer_or_update("a", 1, manual_clock(), delay=SECOND)
         assert_not_offered(queue, "a")

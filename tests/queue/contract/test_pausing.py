@@ -7,7 +7,7 @@ import time
 from asgiref.sync import async_to_sync
 
 from delayed_queue import DelayedQueue, OfferOutcome, RetryPolicy
-from delayed_queue.testing import ManualClock, drain
+from delayed_queue.testing import drain
 from tests.queue.contract.support import (
     HOUR,
     MINUTE,
@@ -53,9 +53,7 @@ def test_w12_when_resumed_all_is_there_in_order(queue: DelayedQueue):
     assert polled_keys(queue) == ["a", "b"]
 
 
-def test_w12_offers_and_leases_go_on_while_it_is_paused(
-    make_queue: MakeQueue, manual_clock: ManualClock
-):
+def test_w12_offers_and_leases_go_on_while_it_is_paused(make_queue, manual_clock):
     queue = make_queue("orders", clock=manual_clock, retry_policy=RetryPolicy.ladder("1m"))
     for key in "abcde":
         queue.offer_or_update(key, 1)

@@ -110,9 +110,7 @@ class TestLeases:
         taken = [key for future in futures for key in future.result(TIMEOUT)]
         assert sorted(taken) == sorted(f"k{n}" for n in range(60))
 
-    def test_q19_an_unacknowledged_message_is_redelivered(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q19_an_unacknowledged_message_is_redelivered(self, queue, manual_clock):
         queue.offer_or_update("a", {"n": 1})
         first = leased(queue)
         assert first.delivery_type is DeliveryType.FIRST
@@ -136,9 +134,7 @@ class TestLeases:
 
     @pytest.mark.parametrize("queue_type", [DelayedQueue, InMemoryQueue])
     @pytest.mark.parametrize("limit", [0, -1])
-    def test_q20_no_limit_is_an_empty_batch_without_sql(
-        self, queue_type: type[DelayedQueue], limit: int
-    ):
+    def test_q20_no_limit_is_an_empty_batch_without_sql(self, queue_type, limit):
         # No database mark: pytest-django would refuse a statement.
         batch = queue_type("orders").try_poll_many(limit)
         assert list(batch) == []
@@ -173,9 +169,7 @@ class TestUndecodablePayloads:
 
 
 class TestBatches:
-    def test_q24_the_earliest_in_schedule_order(
-        self, queue: DelayedQueue, manual_clock: ManualClock
-    ):
+    def test_q24_the_earliest_in_schedule_order(self, queue, manual_clock):
         start = manual_clock() - HOUR
         for number in (5, 1, 4, 2, 3):
             queue.offer_or_update(f"k{number}", number, start + number * SECOND)

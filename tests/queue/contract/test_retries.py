@@ -34,9 +34,7 @@ def test_q28_a_ladder_is_climbed_once(make_queue: MakeQueue, manual_clock: Manua
     assert assert_dead(queue, "a", reason="attempts exhausted: ValueError").attempts == 3
 
 
-def test_q28_the_wait_starts_at_the_end_of_the_attempt(
-    make_queue: MakeQueue, manual_clock: ManualClock
-):
+def test_q28_the_wait_starts_at_the_end_of_the_attempt(make_queue, manual_clock):
     policy = RetryPolicy.ladder("1m")
     queue = make_queue("orders", clock=manual_clock, retry_policy=policy, lease_duration=HOUR)
     queue.offer_or_update("a", 1)
@@ -111,9 +109,7 @@ def test_q28_a_rejects_error_is_the_letters_last(queue: DelayedQueue):
     assert (letter.first_error, letter.last_error) == ("it answered 410", "it answered 410")
 
 
-def test_q28_a_retry_is_a_failure_with_a_wait_of_its_own(
-    make_queue: MakeQueue, manual_clock: ManualClock
-):
+def test_q28_a_retry_is_a_failure_with_a_wait_of_its_own(make_queue, manual_clock):
     queue = make_queue("orders", clock=manual_clock, retry_policy=RetryPolicy.ladder("1h 1h"))
     queue.offer_or_update("a", 1)
     for attempt, wait in ((1, 7 * SECOND), (2, MINUTE)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -57,9 +56,7 @@ def test_q21_wakes_at_the_next_due_time(patient: DelayedQueue):
         pytest.param(lambda queue: queue.offer_or_update("a", 1, delay=SECOND / 10), id="soon"),
     ],
 )
-def test_q21_wakes_for_an_offer_of_another_thread(
-    patient: DelayedQueue, offer: Callable[[DelayedQueue], Any]
-):
+def test_q21_wakes_for_an_offer_of_another_thread(patient, offer):
     patient.offer_or_update("later", 1, delay=HOUR)
     with watched_stop() as stop:
         future = in_thread(lambda: patient.poll(timeout=TIMEOUT, stop=stop))

@@ -51,9 +51,7 @@ def done(run_id: int) -> int:
     ("letters", "kills", "pace"),
     [(4_000, 4, 400), pytest.param(1_000_000, 20, None, marks=pytest.mark.long)],
 )
-def test_each_letter_is_redriven_once_through_kills_of_the_workers(
-    letters: int, kills: int, pace: int | None
-) -> None:
+def test_each_letter_is_redriven_once_through_kills_of_the_workers(letters, kills, pace):
     """Each worker dies in the middle of it; no worker handles the redriven messages."""
     with connection.cursor() as cursor:
         cursor.execute(FILL, [letters])

@@ -53,9 +53,7 @@ def test_q30_a_consumer_killed_there_has_each_effect_exactly_once(proxy: Proxy, 
 @pytest.mark.parametrize(
     "point", sample(POINTS, "before the commit", "after the commit, before its answer arrives")
 )
-def test_q30_a_consumer_cut_off_there_has_each_effect_exactly_once(
-    proxy: Proxy, point: str
-) -> None:
+def test_q30_a_consumer_cut_off_there_has_each_effect_exactly_once(proxy, point):
     """The consumer continues, and gets an error for the loss."""
     keys = offer(DelayedQueue("exact"), 20)
     aim = proxy.aim_at(*POINTS[point], nth=5)

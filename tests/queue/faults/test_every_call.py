@@ -242,9 +242,7 @@ def test_a_replacing_task_that_ran_before_its_answer_was_lost_leaves_the_outcome
 
 
 @pytest.mark.parametrize("stage", [Stage.EXECUTED, Stage.COMMITTED])
-def test_a_bulk_run_whose_answer_is_lost_is_started_once(
-    ready: None, proxy: Proxy, stage: Stage
-) -> None:
+def test_a_bulk_run_whose_answer_is_lost_is_started_once(ready, proxy, stage):
     it = Ready("run")
     it.letter()
     plan = BulkPlan("redrive", it.queue.kind)
@@ -253,9 +251,7 @@ def test_a_bulk_run_whose_answer_is_lost_is_started_once(
     assert [each.pk for each in BulkRun.objects.all()] == [run_id]
 
 
-def test_a_task_that_was_cancelled_before_the_answer_was_lost_is_said_to_be(
-    ready: None, proxy: Proxy
-) -> None:
+def test_a_task_that_was_cancelled_before_the_answer_was_lost_is_said_to_be(ready, proxy):
     task = work().once.enqueue("a")
     cancel = partial(backend().cancel, task.id)
     assert answer_lost(proxy, cancel, "INSERT INTO delayed_queue_task_result") is True
@@ -271,9 +267,7 @@ def test_a_secret_is_rotated_once(ready: None, proxy: Proxy) -> None:
     assert endpoint.previous_secret == before
 
 
-def test_a_change_of_limits_that_was_made_is_never_said_not_to_be(
-    ready: None, proxy: Proxy, settings: Settings
-) -> None:
+def test_a_change_of_limits_that_was_made_is_never_said_not_to_be(ready, proxy, settings):
     """The answer is lost, and then the server stays down."""
     settings.DELAYED_QUEUE = settings.DELAYED_QUEUE | {
         "BACKOFF": Backoff(retries=2, initial=timedelta(milliseconds=10))

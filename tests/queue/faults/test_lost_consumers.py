@@ -98,9 +98,7 @@ def test_q30_a_connection_lost_inside_the_handler_leaves_the_message_as_it_was(
     assert not Message.objects.exists()
 
 
-def test_a_commit_whose_answer_was_swallowed_is_an_error_and_has_happened(
-    filled: DelayedQueue, proxy: Proxy
-):
+def test_a_commit_whose_answer_was_swallowed_is_an_error_and_has_happened(filled, proxy):
     """Q27, Q30: the effect and the deletion commit together."""
     proxy.swallow_answer("COMMIT")
 
@@ -135,8 +133,9 @@ def is_there(admin: psycopg.Connection[Any], pid: int) -> bool:
     return found is not None
 
 
-def test_a_failure_whose_commit_was_swallowed_was_counted_once(filled: DelayedQueue, proxy: Proxy):
-    """Q30."""
+def test_q30_a_failure_whose_commit_was_swallowed_was_counted_once(
+    filled: DelayedQueue, proxy: Proxy
+):
     proxy.swallow_answer("COMMIT")
 
     with pytest.raises(OperationalError):
@@ -147,10 +146,9 @@ def test_a_failure_whose_commit_was_swallowed_was_counted_once(filled: DelayedQu
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_connection_lost_before_is_an_error_and_replaced_for_the_next_time(
+def test_q27_a_connection_lost_before_is_an_error_and_replaced_for_the_next_time(
     filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str
 ):
-    """Q27."""
     LOSSES[loss](proxy, admin)
 
     with pytest.raises(OperationalError):

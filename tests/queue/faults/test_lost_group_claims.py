@@ -55,9 +55,7 @@ def test_a_lost_claim_holds_its_slots_and_loses_no_message(
     ("rules", "group"),
     [(Groups(rate="1/h", burst=2), "a"), (Groups(queue_rate="1/h", queue_burst=2), "")],
 )
-def test_a_lost_claim_spends_its_permits_once(
-    queue: DelayedQueue, proxy: Proxy, statement: str, stage: Stage, rules: Groups, group: str
-):
+def test_a_lost_claim_spends_its_permits_once(queue, proxy, statement, stage, rules, group):
     queue.groups.set(rules)
     found = lose(queue, proxy, statement, stage)
     assert len(found) == (0 if stage is Stage.COMMITTED else 2)

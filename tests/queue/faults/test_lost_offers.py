@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connections
-from pytest_django import Settings
 
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.cron.rules import CronMessage
@@ -63,9 +62,7 @@ def test_q33_what_was_handled_before_its_answer_was_lost_is_not_offered_again(
 
 
 @pytest.mark.parametrize("offer", OFFERS)
-def test_q33_what_is_there_with_that_content_was_stored(
-    queue: DelayedQueue, proxy: Proxy, consumer: Consumer, offer: str
-) -> None:
+def test_q33_what_is_there_with_that_content_was_stored(queue, proxy, consumer, offer):
     answer = losing(proxy, lambda: OFFERS[offer](queue), nothing)
 
     assert answer in (CREATED, IGNORED, [CREATED], [IGNORED])
@@ -101,9 +98,7 @@ def test_q33_what_is_not_due_yet_is_offered_until_it_is_stored(
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_q38_a_debounced_offer_is_repeated_in_its_window(
-    queue: DelayedQueue, proxy: Proxy, consumer: Consumer, stage: Stage
-) -> None:
+def test_q38_a_debounced_offer_is_repeated_in_its_window(queue, proxy, consumer, stage):
     queue.offer_or_update("key", 0, delay=HOUR, latest=HOUR)
     due_at = stored(queue, "key").scheduled_at
 
@@ -119,9 +114,7 @@ def test_q38_a_debounced_offer_is_repeated_in_its_window(
 
 
 @pytest.mark.parametrize("stage", [Stage.EXECUTED, Stage.COMMITTED])
-def test_q10_a_repetition_does_not_move_the_due_time_of_a_delay(
-    queue: DelayedQueue, proxy: Proxy, stage: Stage
-) -> None:
+def test_q10_a_repetition_does_not_move_the_due_time_of_a_delay(queue, proxy, stage):
     began_at = server_now()
 
     def a_second_passes() -> None:
@@ -133,9 +126,7 @@ def test_q10_a_repetition_does_not_move_the_due_time_of_a_delay(
     assert HOUR <= due_after < HOUR + timedelta(seconds=1)
 
 
-def test_q33_of_a_batch_of_which_a_part_is_due_nothing_is_offered_twice(
-    queue: DelayedQueue, proxy: Proxy, consumer: Consumer
-) -> None:
+def test_q33_of_a_batch_of_which_a_part_is_due_nothing_is_offered_twice(queue, proxy, consumer):
     later = datetime.now(UTC) + HOUR
     batch = [ScheduledMessage("now", 1), ScheduledMessage("later", 1, later)]
 
@@ -146,9 +137,7 @@ def test_q33_of_a_batch_of_which_a_part_is_due_nothing_is_offered_twice(
     assert consumer.handled == {"now": 1, "later": 1}
 
 
-def test_q33_the_error_says_how_much_of_a_batch_was_stored_before(
-    queue: DelayedQueue, proxy: Proxy, consumer: Consumer
-) -> None:
+def test_q33_the_error_says_how_much_of_a_batch_was_stored_before(queue, proxy, consumer):
     batch = [ScheduledMessage(f"key-{each}", 1) for each in range(1003)]
     queue.offer_batch(batch[:1])
     aim = proxy.aim_at(OFFER, Stage.COMMITTED, nth=2)
@@ -180,9 +169,7 @@ def test_q33_other_content_under_the_key_leaves_it_open_what_became_of_the_offer
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_q1_a_key_that_was_taken_all_the_time_is_said_to_be(
-    queue: DelayedQueue, proxy: Proxy, stage: Stage
-) -> None:
+def test_q1_a_key_that_was_taken_all_the_time_is_said_to_be(queue, proxy, stage):
     queue.offer_or_update("key", "old")
     written_at = server_now()
     wait_until(lambda: server_now() > written_at + timedelta(milliseconds=50))
@@ -195,13 +182,7 @@ def test_q1_a_key_that_was_taken_all_the_time_is_said_to_be(
 
 
 @pytest.mark.parametrize("delay", [None, HOUR])
-def test_q33_while_the_lost_try_may_still_run_nothing_is_offered(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    delay: timedelta | None,
-) -> None:
+def test_q33_while_the_lost_try_may_still_run_nothing_is_offered(queue, proxy, other, admin, delay):
     """It waits for the holder of the row, and does not notice that its caller is gone."""
     queue.offer_or_update("key", "old")
     other.execute("BEGIN")
@@ -218,13 +199,7 @@ def test_q33_while_the_lost_try_may_still_run_nothing_is_offered(
     assert proxy.answers.count("INSERT 0 1") == 1
 
 
-def test_q33_a_lost_try_that_comes_to_its_end_is_waited_for(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    settings: Settings,
-) -> None:
+def test_q33_a_lost_try_that_comes_to_its_end_is_waited_for(queue, proxy, other, admin, settings):
     settings.DELAYED_QUEUE = {"BACKOFF": Backoff(retries=100, initial=timedelta(milliseconds=50),
                                                  maximum=timedelta(milliseconds=50))}  # fmt: skip
     queue.offer_or_update("key", "old")
@@ -243,9 +218,7 @@ def test_q33_a_lost_try_that_comes_to_its_end_is_waited_for(
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_q33_behind_a_pooler_what_is_not_found_is_not_offered_again(
-    queue: DelayedQueue, proxy: Proxy, consumer: Consumer, stage: Stage
-) -> None:
+def test_q33_behind_a_pooler_what_is_not_found_is_not_offered_again(queue, proxy, consumer, stage):
     """Its session is unknown, so nothing shows if the lost try is over."""
     found = connections["default"].settings_dict
     found["DISABLE_SERVER_SIDE_CURSORS"] = True
@@ -261,9 +234,7 @@ def test_q33_behind_a_pooler_what_is_not_found_is_not_offered_again(
         found["DISABLE_SERVER_SIDE_CURSORS"] = False
 
 
-def test_q29_an_older_letter_does_not_follow_a_newer_one_of_its_key(
-    queue: DelayedQueue, proxy: Proxy, consumer: Consumer
-) -> None:
+def test_q29_an_older_letter_does_not_follow_a_newer_one_of_its_key(queue, proxy, consumer):
     """The newer was handled before the answer was lost; the older stays dead."""
     for payload in ("older", "newer"):
         queue.offer_or_update("key", payload)
@@ -279,9 +250,7 @@ def test_q29_an_older_letter_does_not_follow_a_newer_one_of_its_key(
 
 
 @pytest.mark.parametrize("stage", [Stage.UNSENT, Stage.EXECUTED])
-def test_q29_a_redrive_that_has_not_happened_is_made(
-    queue: DelayedQueue, proxy: Proxy, stage: Stage
-) -> None:
+def test_q29_a_redrive_that_has_not_happened_is_made(queue, proxy, stage):
     queue.offer_or_update("key", 1)
     polled(queue).reject("no")
     letter = DeadLetter.objects.get().id
@@ -305,17 +274,13 @@ def test_c7_ticks_that_were_handled_before_the_answer_was_lost_are_not_installed
     assert not Message.objects.exists()
 
 
-def test_a_lost_answer_leaves_it_open_also_when_the_database_stays_away(
-    queue: DelayedQueue, proxy: Proxy, consumer: Consumer
-) -> None:
+def test_a_lost_answer_leaves_it_open_also_when_the_database_stays_away(queue, proxy, consumer):
     """Without a read of the stored row the outcome is unknown, and is raised as unknown."""
     with pytest.raises(OutcomeUnknown):
         losing(proxy, lambda: LATER["a delay"](queue), proxy.refuse)
 
 
-def test_an_offer_that_nobody_disturbs_costs_one_round_trip(
-    queue: DelayedQueue, proxy: Proxy
-) -> None:
+def test_an_offer_that_nobody_disturbs_costs_one_round_trip(queue, proxy):
     queue.offer_if_not_exists("warm", 1, delay=HOUR)
     before = proxy.rounds
     queue.offer_if_not_exists("key", 1, delay=HOUR)

@@ -56,7 +56,7 @@ def insert(connection: psycopg.Connection[Any], kind: str, key: str) -> None:
         (False, "ROLLBACK", CREATED),
     ],
 )
-def test_a_key_inserted_meanwhile_costs_only_that_key(
+def test_q13_a_key_inserted_meanwhile_costs_only_that_key(
     queue: DelayedQueue,
     other: psycopg.Connection[Any],
     admin: psycopg.Connection[Any],
@@ -64,7 +64,6 @@ def test_a_key_inserted_meanwhile_costs_only_that_key(
     end: str,
     expected: OfferOutcome,
 ):
-    """Q13."""
     other.execute("BEGIN")
     insert(other, queue.kind, f"key-{HELD:03}")
 
@@ -104,9 +103,7 @@ def test_racing_batches_if_not_exists_create_every_key_once(queue: DelayedQueue)
         assert Counter(outcomes) == {CREATED: 1, IGNORED: 5}
 
 
-def test_q13_two_batches_with_the_same_keys_in_opposite_orders_take_turns(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_q13_two_batches_with_the_same_keys_in_opposite_orders_take_turns(queue, other, admin):
     """The first locks a and waits for b; the second locks nothing and waits for a."""
     with ExitStack() as stack:
         calls: list[Call[list[Any]]] = []

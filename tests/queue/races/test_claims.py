@@ -45,9 +45,7 @@ def test_q17_a_row_that_another_transaction_holds_is_skipped_not_waited_for(
     assert [row[1] for row in rows] == [second]
 
 
-def test_a_poll_passes_a_message_that_is_being_consumed(
-    impatient: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_a_poll_passes_a_message_that_is_being_consumed(impatient, other):
     """Q17, through the queue itself."""
     keys = offer(impatient, 2)
 
@@ -58,9 +56,7 @@ def test_a_poll_passes_a_message_that_is_being_consumed(
     assert taken[0][1] == keys[0]
 
 
-def test_q17_two_claims_at_the_same_time_take_two_messages(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_q17_two_claims_at_the_same_time_take_two_messages(queue, other):
     """The second does not wait for the commit of the first."""
     offer(queue, 2)
 

@@ -78,10 +78,7 @@ def test_q28_a_message_is_always_in_the_queue_or_dead_never_both_never_neither(q
     assert all(len(each) > 2 for each in seen), "the readers saw almost nothing"
 
 
-def test_a_burial_is_seen_whole_or_not_at_all(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
-    """Q28."""
+def test_q28_a_burial_is_seen_whole_or_not_at_all(queue, other, admin):
     queue.offer_or_update("key", None)
     envelope = polled(queue)
     params = {
@@ -104,14 +101,7 @@ def test_a_burial_is_seen_whole_or_not_at_all(
         (True, "ROLLBACK", CREATED),
     ],
 )
-def test_q29_a_redrive_waits_for_an_offer_of_its_key(
-    queue: DelayedQueue,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    overwrite: bool,
-    end: str,
-    expected: OfferOutcome,
-):
+def test_q29_a_redrive_waits_for_an_offer_of_its_key(queue, other, admin, overwrite, end, expected):
     """Only ``overwrite`` replaces a newer message; otherwise the dead letter stays."""
     [letter] = bury(queue, "key")
     other.execute("BEGIN")
@@ -134,13 +124,7 @@ def test_q29_a_redrive_waits_for_an_offer_of_its_key(
 
 
 @pytest.mark.parametrize(("end", "expected"), [("COMMIT", UPDATED), ("ROLLBACK", CREATED)])
-def test_q29_an_offer_waits_for_a_redrive_of_its_key(
-    queue: DelayedQueue,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    end: str,
-    expected: OfferOutcome,
-):
+def test_q29_an_offer_waits_for_a_redrive_of_its_key(queue, other, admin, end, expected):
     """The offer is newer, and stays."""
     letters = bury(queue, "key")
     other.execute("BEGIN")
@@ -155,10 +139,7 @@ def test_q29_an_offer_waits_for_a_redrive_of_its_key(
     assert DeadLetter.objects.count() == (0 if end == "COMMIT" else 1)
 
 
-def test_letters_that_are_being_redriven_are_skipped_not_waited_for(
-    impatient: DelayedQueue, other: psycopg.Connection[Any]
-):
-    """Q29."""
+def test_q29_letters_that_are_being_redriven_are_skipped_not_waited_for(impatient, other):
     first, second = bury(impatient, "first", "second")
 
     with other.transaction():
@@ -183,9 +164,7 @@ def test_q29_redrives_of_the_same_letters_put_each_back_once(queue: DelayedQueue
     assert (Message.objects.count(), DeadLetter.objects.count()) == (60, 0)
 
 
-def test_q29_redrives_of_two_letters_of_one_key_put_one_back(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_q29_redrives_of_two_letters_of_one_key_put_one_back(queue, other, admin):
     """The second redrive finds the key alive, and leaves its letter dead."""
     first, second = bury(queue, "key", "key")
     other.execute("BEGIN")
@@ -199,9 +178,7 @@ def test_q29_redrives_of_two_letters_of_one_key_put_one_back(
     assert list(DeadLetter.objects.values_list("id", flat=True)) == [second]
 
 
-def test_q29_pruning_passes_letters_that_are_being_redriven(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_q29_pruning_passes_letters_that_are_being_redriven(queue, other):
     """Neither waits for the other, and no letter is lost."""
     first, _ = bury(queue, "first", "second")
     params = {"kind": queue.kind, "now": 10**14, "age": 0, "limit": 10}

@@ -6,7 +6,6 @@ import json
 from functools import partial
 from typing import Any
 
-import psycopg
 import pytest
 from django.db import connection
 
@@ -32,9 +31,7 @@ def run(statement: str, *params: Any) -> list[Any]:
         return list(cursor.fetchall())
 
 
-def test_s2_a_claim_skips_a_message_that_another_transaction_holds(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_s2_a_claim_skips_a_message_that_another_transaction_holds(queue, other):
     offer(queue, "a1", "b1")
     other.execute("SET lock_timeout = '200ms'")
     with raw_connection() as holder, holder.transaction():
@@ -61,9 +58,7 @@ def test_s3_of_many_offers_of_one_key_one_creates_it(queue: DelayedQueue):
     assert outcomes == ["created", "updated", "updated", "updated"]
 
 
-def test_s3_an_offer_waits_for_an_acknowledgement_and_creates(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_s3_an_offer_waits_for_an_acknowledgement_and_creates(queue, other):
     queue.offer_or_update("k", 1)
     with raw_connection() as holder:
         holder.execute("BEGIN")
@@ -93,18 +88,14 @@ def test_s1_two_batches_in_opposite_orders_do_not_deadlock(queue: DelayedQueue):
         (Groups(queue_rate="1/h", queue_burst=2), 2),
     ],
 )
-def test_s7_claims_of_sql_and_python_together_stay_within_limits(
-    queue: DelayedQueue, rules: Groups, most: int
-):
+def test_s7_claims_of_sql_and_python_together_stay_within_limits(queue, rules, most):
     queue.groups.set(rules)
     offer(queue, *(f"a{n}" for n in range(20)))
     calls = [lambda: run(CLAIM, 2), lambda: list(queue.try_poll_many(2))] * 3
     assert sum(len(each) for each in together(calls)) == most
 
 
-def test_s7_a_claim_waits_for_the_claim_of_another_and_sees_its_leases(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_s7_a_claim_waits_for_the_claim_of_another_and_sees_its_leases(queue, other):
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
     with raw_connection() as holder:
@@ -116,9 +107,7 @@ def test_s7_a_claim_waits_for_the_claim_of_another_and_sees_its_leases(
             assert call.answer() == []
 
 
-def test_s7_a_pause_that_commits_first_holds_for_a_claim_that_waited(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_s7_a_pause_that_commits_first_holds_for_a_claim_that_waited(queue, other):
     """The claim waits for its turn; the pause commits; the claim reads it behind the lock."""
     queue.groups.set(Groups(concurrency=5))
     offer(queue, "a1")

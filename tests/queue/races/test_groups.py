@@ -58,9 +58,7 @@ def take_turn(other: psycopg.Connection[Any], queue: DelayedQueue, idle: int | N
         (Groups(queue_rate="1/h", queue_burst=2), 2),
     ],
 )
-def test_of_ten_pollers_at_once_none_exceeds_the_limit(
-    queue: DelayedQueue, rules: Groups, most: int
-):
+def test_of_ten_pollers_at_once_none_exceeds_the_limit(queue, rules, most):
     for number in range(5):
         queue.groups.set(rules)
         group = "abcde"[number]
@@ -75,9 +73,7 @@ def test_of_ten_pollers_at_once_none_exceeds_the_limit(
         connection.cursor().execute("DELETE FROM delayed_queue_limit")
 
 
-def test_a_poll_waits_for_one_that_is_being_made_and_sees_what_it_leased(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_a_poll_waits_for_one_that_is_being_made_and_sees_what_it_leased(queue, other, admin):
     """Its read has a snapshot later than the lock."""
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
@@ -93,9 +89,7 @@ def test_a_poll_waits_for_one_that_is_being_made_and_sees_what_it_leased(
             assert polling.answer() == []
 
 
-def test_a_limit_that_is_set_while_a_poll_waits_holds_for_it(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_a_limit_that_is_set_while_a_poll_waits_holds_for_it(queue, other, admin):
     queue.groups.set(Groups(concurrency=5))
     offer(queue, "a1", "a2")
     with other.transaction():
@@ -107,9 +101,7 @@ def test_a_limit_that_is_set_while_a_poll_waits_holds_for_it(
             assert polling.answer() == ["a1"]
 
 
-def test_a_lease_that_is_extended_while_it_is_taken_again_stays_one(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_a_lease_that_is_extended_while_it_is_taken_again_stays_one(queue, other):
     """The extension is uncommitted: the claim skips the message, and its slot is used."""
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
@@ -126,9 +118,7 @@ def test_a_lease_that_is_extended_while_it_is_taken_again_stays_one(
     assert keys(queue) == ["a2"]
 
 
-def test_a_lease_that_was_taken_again_cannot_be_extended(
-    queue: DelayedQueue, admin: psycopg.Connection[Any]
-):
+def test_a_lease_that_was_taken_again_cannot_be_extended(queue, admin):
     """The claim is uncommitted: the extension waits, and finds another lease."""
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1", "a2")
@@ -144,9 +134,7 @@ def test_a_lease_that_was_taken_again_cannot_be_extended(
 
 
 @pytest.mark.parametrize("rules", [Groups(concurrency=1), Groups(order="fifo")])
-def test_a_slot_is_free_when_what_ends_its_lease_has_committed(
-    queue: DelayedQueue, other: psycopg.Connection[Any], rules: Groups
-):
+def test_a_slot_is_free_when_what_ends_its_lease_has_committed(queue, other, rules):
     queue.groups.set(rules)
     offer(queue, "a1", "a2")
     assert keys(queue) == ["a1"]
@@ -179,9 +167,7 @@ def test_a_message_that_is_being_replaced_is_passed_over_but_not_in_order(
 
 
 @pytest.mark.parametrize("rules", [Groups(concurrency=1), Groups(order="fifo")])
-def test_a_group_of_which_somebody_holds_the_first_does_not_keep_the_turn(
-    impatient: DelayedQueue, other: psycopg.Connection[Any], rules: Groups
-):
+def test_a_group_of_which_somebody_holds_the_first_does_not_keep_the_turn(impatient, other, rules):
     impatient.groups.set(rules)
     offer(impatient, "a1", "b1", "b2")
     with other.transaction():
@@ -191,9 +177,7 @@ def test_a_group_of_which_somebody_holds_the_first_does_not_keep_the_turn(
     assert keys(impatient, 1) == ["a1"]
 
 
-def test_without_a_group_one_that_somebody_holds_is_passed_over(
-    impatient: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_without_a_group_one_that_somebody_holds_is_passed_over(impatient, other):
     impatient.groups.set(Groups(concurrency=1))
     for key in ("1", "2"):
         impatient.offer_or_update(key, None)
@@ -238,9 +222,7 @@ def test_a_suspended_holder_loses_its_turn(queue: DelayedQueue):
 
 
 @pytest.mark.parametrize(("is_callers", "timeout"), [(False, "5s"), (True, "0")])
-def test_a_claim_limits_how_long_its_own_transaction_is_idle(
-    queue: DelayedQueue, is_callers: bool, timeout: str
-):
+def test_a_claim_limits_how_long_its_own_transaction_is_idle(queue, is_callers, timeout):
     queue.groups.set(Groups(concurrency=1))
     offer(queue, "a1")
     cursor = connection.cursor()
@@ -265,9 +247,7 @@ def test_a_poll_in_a_transaction_that_sees_old_leases_is_refused(queue: DelayedQ
     assert keys(queue) == ["a1"]
 
 
-def test_operators_who_set_limits_do_not_wait_for_a_claim(
-    impatient: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_operators_who_set_limits_do_not_wait_for_a_claim(impatient, other):
     with other.transaction():
         take_turn(other, impatient)
         impatient.groups.set(Groups(concurrency=1))

@@ -159,9 +159,7 @@ def test_q31_on_a_message_that_is_being_dropped_nothing_is_done(
 
 
 @pytest.mark.parametrize("action", ["acknowledge", "release", "reject"])
-def test_q25_of_many_threads_that_end_a_lease_exactly_one_succeeds(
-    queue: DelayedQueue, action: str
-):
+def test_q25_of_many_threads_that_end_a_lease_exactly_one_succeeds(queue, action):
     """Twenty times over."""
     queue.offer_batch([ScheduledMessage(f"key-{each}", None) for each in range(20)])
 
@@ -172,13 +170,12 @@ def test_q25_of_many_threads_that_end_a_lease_exactly_one_succeeds(
         assert sorted(answers) == [False, False, False, True]
 
 
-def test_a_member_that_is_being_updated_survives_the_acknowledgement_of_its_batch(
+def test_q24_a_member_that_is_being_updated_survives_the_acknowledgement_of_its_batch(
     timed: DelayedQueue,
     clock: Clock,
     other: psycopg.Connection[Any],
     admin: psycopg.Connection[Any],
 ):
-    """Q24."""
     timed.offer_batch([ScheduledMessage(key, "old") for key in ("a", "key", "z")])
     batch = timed.try_poll_many(3)
     other.execute("BEGIN")

@@ -145,9 +145,7 @@ def drop(queue: DelayedQueue) -> bool:
     return queue.drop_message("key")
 
 
-def test_q7_offers_and_deletions_of_a_key_that_race_all_the_time_account_for_each_other(
-    queue: DelayedQueue,
-):
+def test_q7_offers_and_deletions_of_a_key_that_race_all_the_time_account_for_each_other(queue):
     """As many were created as were deleted, plus the one that is left."""
     producers = [partial(produce, queue, producer) for producer in range(3)]
     are_over = threading.Event()

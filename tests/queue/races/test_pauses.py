@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import psycopg
-
 from delayed_queue import DelayedQueue
 from tests.support.answers import polled
 from tests.support.concurrency import together
@@ -18,9 +14,7 @@ def test_w12_of_ten_operators_one_pauses_and_one_resumes(queue: DelayedQueue):
     assert sorted(together([queue.resume] * 10)) == [False] * 9 + [True]
 
 
-def test_w12_a_claim_does_not_wait_for_an_operator_who_has_not_committed(
-    impatient: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_w12_a_claim_does_not_wait_for_an_operator_who_has_not_committed(impatient, other):
     impatient.offer_or_update("a", 1)
     impatient.offer_or_update("b", 1)
     with other.transaction():
@@ -30,9 +24,7 @@ def test_w12_a_claim_does_not_wait_for_an_operator_who_has_not_committed(
     assert impatient.try_poll() is None
 
 
-def test_w12_an_operator_does_not_wait_for_handlers(
-    impatient: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_w12_an_operator_does_not_wait_for_handlers(impatient, other):
     """A consumed message is finished; its queue is paused at once."""
     impatient.offer_or_update("a", 1)
     with impatient.consume() as envelope:

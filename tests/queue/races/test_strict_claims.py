@@ -83,9 +83,7 @@ def test_n6_of_two_pollers_with_batch_two_one_gets_both_messages(strict: Delayed
     assert Rounds(strict, messages=2, batch=2).run() == {(0, 2): ROUNDS}
 
 
-def test_a_strict_poll_waits_for_one_that_is_being_made(
-    strict: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_a_strict_poll_waits_for_one_that_is_being_made(strict, other, admin):
     keys = offer(strict, 2)
     other.execute("BEGIN")
     assert claim(other, 2) == keys
@@ -95,9 +93,7 @@ def test_a_strict_poll_waits_for_one_that_is_being_made(
         assert polling.answer() == []
 
 
-def test_what_was_leased_while_it_waited_does_not_count_for_its_limit(
-    strict: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_what_was_leased_while_it_waited_does_not_count_for_its_limit(strict, other, admin):
     """Its snapshot still shows the first two as due."""
     keys = offer(strict, 3)
     other.execute("BEGIN")
@@ -109,9 +105,7 @@ def test_what_was_leased_while_it_waited_does_not_count_for_its_limit(
         assert polling.answer() == keys[2:]
 
 
-def test_a_fast_poll_does_not_wait_and_takes_what_is_left(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_a_fast_poll_does_not_wait_and_takes_what_is_left(queue, other):
     """SKIP LOCKED alone may split two messages: the reason for the strict claim."""
     first, second = offer(queue, 2)
     with other.transaction():
@@ -119,9 +113,7 @@ def test_a_fast_poll_does_not_wait_and_takes_what_is_left(
         assert [each.key for each in queue.try_poll_many(2)] == [second]
 
 
-def test_a_claim_that_may_not_wait_finds_nothing_when_it_is_not_its_turn(
-    strict: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_a_claim_that_may_not_wait_finds_nothing_when_it_is_not_its_turn(strict, other):
     keys = offer(strict, 2)
     with raw_connection() as holder:
         with holder.transaction():
@@ -139,9 +131,7 @@ def test_the_queues_have_their_turns_apart(strict: DelayedQueue, other: psycopg.
         assert another.try_poll() is not None
 
 
-def test_a_killed_holder_gives_up_its_turn_and_its_messages(
-    strict: DelayedQueue, admin: psycopg.Connection[Any]
-):
+def test_a_killed_holder_gives_up_its_turn_and_its_messages(strict, admin):
     """Faults: neither the lock nor the claim outlives the session."""
     keys = offer(strict, 2)
     with raw_connection() as holder:
@@ -154,9 +144,7 @@ def test_a_killed_holder_gives_up_its_turn_and_its_messages(
 
 
 @pytest.mark.parametrize("mode", ["fast", "strict"])
-def test_two_threads_with_batch_two_process_three_messages_in_parallel(
-    queue: DelayedQueue, mode: str
-):
+def test_two_threads_with_batch_two_process_three_messages_in_parallel(queue, mode):
     """N5, the test of the original design: each handler returns only once both have started."""
     pollers = DelayedQueue(queue.name, claim=mode)
     offer(queue, 3)
@@ -202,9 +190,7 @@ def test_strict_workers_handle_everything_once_and_their_handlers_overlap(queue:
     assert Counter(handled) == Counter(keys)
 
 
-def test_a_worker_that_is_refused_looks_again_soon_and_goes_on_with_its_other_queues(
-    strict: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_a_worker_that_is_refused_looks_again_soon_and_goes_on_with_its_other_queues(strict, other):
     """It neither waits for the lock nor sleeps for its interval, an hour."""
     handled: list[str] = []
     note = handler_of("races", lambda each: handled.append(each.key), claim="strict")

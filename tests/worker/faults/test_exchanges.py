@@ -41,9 +41,7 @@ def worker_of(calls: Calls, **options: object) -> Worker:
     return worker_with(handler_of("faults", calls), **{"lease": HOUR, **options})
 
 
-def test_an_acknowledgement_that_never_arrived_is_made_again(
-    queue: DelayedQueue, proxy: Proxy, calls: Calls
-):
+def test_an_acknowledgement_that_never_arrived_is_made_again(queue, proxy, calls):
     queue.offer_or_update("key", None, PAST)
     worker = worker_of(calls)
     with running(worker):
@@ -60,9 +58,7 @@ def test_an_acknowledgement_that_never_arrived_is_made_again(
     assert not Message.objects.exists()
 
 
-def test_what_is_lost_besides_an_outage_is_counted_as_lost(
-    queue: DelayedQueue, proxy: Proxy, calls: Calls
-):
+def test_what_is_lost_besides_an_outage_is_counted_as_lost(queue, proxy, calls):
     """An outage between two round trips leaves no outcome in doubt."""
     queue.offer_or_update("key", None, PAST)
     worker = worker_of(calls)
@@ -78,9 +74,7 @@ def test_what_is_lost_besides_an_outage_is_counted_as_lost(
     assert worker.counts == Counts(done=1, lost=1)
 
 
-def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
-    queue: DelayedQueue, proxy: Proxy, calls: Calls
-):
+def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(queue, proxy, calls):
     """At once, before its lease of an hour ends, and as a first attempt: no handler saw it."""
     calls.go_on.set()
     worker = worker_of(calls)

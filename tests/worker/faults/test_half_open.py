@@ -53,9 +53,7 @@ def test_a_worker_handles_what_is_offered_while_its_connections_are_half_open(
         wait_until(lambda: not queue.contains_message("after"))
 
 
-def test_a_slow_answer_is_waited_for_longer_the_next_time(
-    monkeypatch: pytest.MonkeyPatch, other: psycopg.Connection[Any]
-) -> None:
+def test_a_slow_answer_is_waited_for_longer_the_next_time(monkeypatch, other):
     monkeypatch.setattr(silence, "ANSWER_SECONDS", 0.5)
     own = own_connection("default")
     try:

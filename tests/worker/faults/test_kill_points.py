@@ -50,9 +50,7 @@ OPTIONS: Final = ("--queue", "ledger", "--lease", "600", "--batch-size", "5", "-
         "before the answer to the acknowledgement arrives",
     ),
 )
-def test_w4_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settled(
-    proxy: Proxy, point: str
-) -> None:
+def test_w4_a_worker_killed_there_loses_nothing_and_repeats_only_what_was_not_settled(proxy, point):
     """Only messages handled and still under their lease at the kill are handled twice."""
     keys = offer(DelayedQueue("ledger"), 30)
     aim = proxy.aim_at(*POINTS[point], nth=2)

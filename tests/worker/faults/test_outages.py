@@ -90,9 +90,7 @@ def answers_within(proxy: Proxy, seconds: float) -> int:
 
 
 @pytest.mark.parametrize("outage", sample(OUTAGES, "refused"))
-def test_w7_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(
-    proxy: Proxy, outage: str
-) -> None:
+def test_w7_a_worker_without_its_database_does_not_spin_and_goes_on_afterwards(proxy, outage):
     """It uses little CPU, and handles messages offered during the outage soon after."""
     queue = DelayedQueue("ledger")
     queue.offer_or_update("before", 1)

@@ -34,9 +34,7 @@ def offer_with_poison(death: str) -> set[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("concurrency", ["1", "4"])
 @pytest.mark.parametrize("death", DEATHS)
-def test_w5_a_poison_message_dies_and_the_rest_of_its_batch_is_handled(
-    death: str, concurrency: str
-) -> None:
+def test_w5_a_poison_message_dies_and_the_rest_of_its_batch_is_handled(death, concurrency):
     """Dead after its attempts, with the reason; messages claimed with it are not."""
     others = offer_with_poison(death)
     options = ("--queue", "poison", "--lease", "0.5", "--concurrency", concurrency)

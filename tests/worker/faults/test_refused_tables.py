@@ -147,9 +147,7 @@ EVERYDAY: Final = {name: (name, state) for name, state in EACH}
 
 
 @pytest.mark.parametrize(("name", "state"), sample(EACH, *EVERYDAY.values()))
-def test_the_worker_goes_on(
-    name: str, state: str, settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_worker_goes_on(name, state, settings, caplog):
     case, handled = CASES[name], Counter[str]()
     queue = DelayedQueue("others")
 
@@ -183,9 +181,7 @@ def test_the_worker_goes_on(
     assert not DeadLetter.objects.exists()
 
 
-def test_what_a_refused_claim_has_leased_before_is_released(
-    settings: Settings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_refused_claim_has_leased_before_is_released(settings, caplog):
     """Each priority is claimed in its own transaction; only that of the limited one is refused."""
     from tests.tasks import work
 

@@ -151,9 +151,7 @@ def test_a_refused_settlement_of_a_failure_is_released(
 
 
 @pytest.mark.parametrize("is_transactional", [False, True])
-def test_w19_a_dead_letter_that_was_refused_reports_the_refusal(
-    calls: Calls, is_transactional: bool
-) -> None:
+def test_w19_a_dead_letter_that_was_refused_reports_the_refusal(calls, is_transactional):
     """And not as a crash, since no process crashed."""
     offer(DelayedQueue("refused"), "fail", good=2)
     handler = handler_of(
@@ -186,9 +184,7 @@ def test_what_can_neither_be_deleted_nor_released_waits_for_the_end_of_its_lease
     assert Message.objects.get().lease_id is not None
 
 
-def test_w19_a_renewal_that_is_refused_lets_no_other_lease_lapse(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_w19_a_renewal_that_is_refused_lets_no_other_lease_lapse(caplog):
     """It causes no second delivery."""
     attempts: Counter[str] = Counter()
     go_on = threading.Event()
@@ -237,9 +233,7 @@ def as_role() -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.slow
-def test_w19_a_claim_without_the_right_is_reported_and_does_not_spin(
-    calls: Calls, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_w19_a_claim_without_the_right_is_reported_and_does_not_spin(calls, caplog):
     """One log line and one pause per try, until the right is back."""
     queue = DelayedQueue("refused")
     worker = worker_with(handler_of("refused", calls, retry=LATER))
@@ -289,9 +283,7 @@ def test_w19_a_message_that_cannot_be_leased_holds_up_no_other(
     assert "refused by a test" in (found.last_error or "")
 
 
-def test_w19_a_queue_of_which_every_lease_is_refused_is_left_as_it_is(
-    calls: Calls, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_w19_a_queue_of_which_every_lease_is_refused_is_left_as_it_is(calls, caplog):
     """Also while another transaction holds one of its messages."""
     offer(DelayedQueue("refused"), good=4)
     before = list(Message.objects.order_by("id").values())
@@ -312,9 +304,7 @@ def test_a_burst_whose_claim_is_refused_ends_with_an_error(calls: Calls) -> None
         worker.run()
 
 
-def test_queuehealth_and_the_metric_show_what_was_refused(
-    calls: Calls, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_queuehealth_and_the_metric_show_what_was_refused(calls, capsys):
     registry = CollectorRegistry()
     PrometheusInstrument(registry)
     offer(DelayedQueue("refused"), good=3)
@@ -333,9 +323,7 @@ def test_queuehealth_and_the_metric_show_what_was_refused(
 # Other writes of a worker
 
 
-def test_a_worker_whose_row_is_refused_still_carries_out_bulk_runs(
-    calls: Calls, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_whose_row_is_refused_still_carries_out_bulk_runs(calls, caplog):
     DeadLetterFactory.create(kind="bulk|json")
     BulkPlan("drop", "bulk|json").start()
     worker = worker_with(handler_of("refused", calls))
@@ -345,9 +333,7 @@ def test_a_worker_whose_row_is_refused_still_carries_out_bulk_runs(
 
 
 @pytest.mark.parametrize("action", ["redrive", "drop"])
-def test_a_bulk_run_skips_the_letter_that_is_refused(
-    action: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bulk_run_skips_the_letter_that_is_refused(action, caplog):
     for key in ("a", BAD, "c", "d"):
         DeadLetterFactory.create(kind="bulk|json", key=key)
     run_id = BulkPlan(action, "bulk|json").start()
@@ -361,9 +347,7 @@ def test_a_bulk_run_skips_the_letter_that_is_refused(
     assert line["key"] == BAD
 
 
-def test_the_samples_of_other_queues_are_written_when_one_is_refused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_samples_of_other_queues_are_written_when_one_is_refused(caplog):
     tallies = [Tally("good|json"), Tally("bad|json"), Tally("fine|json")]
     for each in tallies:
         each.done = 3
@@ -386,9 +370,7 @@ async def _log_attempts(keys: list[str]) -> None:
     await attempts.close()
 
 
-def test_the_attempts_of_other_jobs_are_logged_when_one_is_refused(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_attempts_of_other_jobs_are_logged_when_one_is_refused(caplog):
     table = CallbackAttempt._meta.db_table
     with refusing("INSERT", f"NEW.key = '{BAD}'", table):
         async_to_sync(_log_attempts)(["a", BAD, "c"])

@@ -64,9 +64,7 @@ def test_w16_processes_are_replaced_and_each_message_is_handled_once(processes: 
     assert f" {len(keys)} done" in output  # of all processes, also those that were replaced
 
 
-def test_w16_another_process_claims_before_the_old_one_has_finished(
-    other: psycopg.Connection[Any],
-) -> None:
+def test_w16_another_process_claims_before_the_old_one_has_finished(other):
     with used_up(other) as (process, old):
         keys = (f"new {number}" for number in count())
 
@@ -84,9 +82,7 @@ def test_w16_another_process_claims_before_the_old_one_has_finished(
     assert {attempt for _, attempt in deliveries()} == {1}
 
 
-def test_w16_a_process_that_is_killed_while_another_takes_over_is_replaced_once(
-    other: psycopg.Connection[Any],
-) -> None:
+def test_w16_a_process_that_is_killed_while_another_takes_over_is_replaced_once(other):
     with used_up(other) as (process, old):
         wait_until(lambda: len(children_of(process)) == 2, 30)
         os.kill(old, signal.SIGKILL)

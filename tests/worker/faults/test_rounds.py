@@ -42,9 +42,7 @@ def test_w2_a_turn_is_one_round_trip(queue: DelayedQueue, proxy: Proxy):
 
 
 @pytest.mark.parametrize("policy", ["1h", ""], ids=["retried", "dead-lettered"])
-def test_w2_failures_are_written_many_in_a_round_trip(
-    queue: DelayedQueue, proxy: Proxy, policy: str
-):
+def test_w2_failures_are_written_many_in_a_round_trip(queue, proxy, policy):
     offer(queue, 250)
     retry = RetryPolicy.ladder(policy) if policy else RetryPolicy.never()
     worker = worker_with(

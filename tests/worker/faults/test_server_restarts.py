@@ -45,9 +45,7 @@ def server(own_server: EmbeddedPostgres, transactional_db: None) -> Iterator[Emb
     found |= kept
 
 
-def test_w7_a_server_that_crashes_again_and_again_loses_no_message(
-    server: EmbeddedPostgres,
-) -> None:
+def test_w7_a_server_that_crashes_again_and_again_loses_no_message(server):
     """Only messages handled and not yet acknowledged at a crash may come twice."""
     keys = offer(DelayedQueue("patient"), 1500)
     options = ("--queue", "patient", "--lease", "1", "--processes", "0")

@@ -66,9 +66,7 @@ def test_w3_an_acknowledgement_that_arrives_after_the_lease_changes_nothing(prox
     assert batch.acknowledge() == 30
 
 
-def test_w3_a_worker_stopped_longer_than_its_leases_cannot_settle_what_others_hold(
-    proxy: Proxy, other: psycopg.Connection
-) -> None:
+def test_w3_a_worker_stopped_longer_than_its_leases_cannot_settle_what_others_hold(proxy, other):
     """SIGSTOP with a batch in flight, SIGCONT after another worker has taken it."""
     queue = DelayedQueue("gated", lease_duration=timedelta(hours=1))
     offer(queue, 20)
@@ -91,9 +89,7 @@ def stopped_in_handlers(worker: Program) -> psutil.Process:
     return victim
 
 
-def test_w3_a_stopped_workers_messages_are_handled_by_another_and_not_again_by_itself(
-    other: psycopg.Connection[Any],
-) -> None:
+def test_w3_a_stopped_workers_messages_are_handled_by_another_and_not_again_by_itself(other):
     """Only the handlers that SIGSTOP interrupted run twice."""
     keys = offer(DelayedQueue("gated"), 20)
     close_gate(other)

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 import pytest
 from django.db import connection
-from django.test import Client, RequestFactory
+from django.test import Client
 
 from delayed_queue import DelayedQueue
 from delayed_queue.http.api.service import readyz
@@ -52,9 +52,7 @@ def seconds_to_stop(process: Process) -> float:
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_a_worker_ends_within_its_shutdown_timeout_and_five_seconds(
-    stallable: Proxy, processes: str
-) -> None:
+def test_a_worker_ends_within_its_shutdown_timeout_and_five_seconds(stallable, processes):
     queue = DelayedQueue("ledger")
     arguments = ("--queue", "ledger", "--processes", processes, "--shutdown-timeout", str(TIMEOUT))
     variables = LEAN | PRODUCTION | {"DATABASE_URL": stallable.url}
@@ -66,9 +64,7 @@ def test_a_worker_ends_within_its_shutdown_timeout_and_five_seconds(
         stallable.resume()
 
 
-def test_a_supervisor_watches_its_processes_while_it_recovers_what_a_dead_one_held(
-    stallable: Proxy,
-) -> None:
+def test_a_supervisor_watches_its_processes_while_it_recovers_what_a_dead_one_held(stallable):
     queue = DelayedQueue("ledger")
     variables = LEAN | PRODUCTION | {"DATABASE_URL": stallable.url}
     arguments = ("--queue", "ledger", "--processes", "2", "--poll-interval", "0.2")
@@ -131,9 +127,7 @@ COMMANDS: Final = {
 
 
 @pytest.mark.parametrize("name", sample(COMMANDS, "worker", "supervisor"))
-def test_w20_a_process_ends_while_the_server_itself_is_stopped(
-    own_server: EmbeddedPostgres, name: str
-) -> None:
+def test_w20_a_process_ends_while_the_server_itself_is_stopped(own_server, name):
     """All processes of the server are stopped, so it answers neither a query nor a ping."""
     with on_server(own_server, name) as process:
         if name != "installcron":  # it waits for its tables without a session
@@ -144,9 +138,7 @@ def test_w20_a_process_ends_while_the_server_itself_is_stopped(
 
 
 @pytest.mark.parametrize("name", sample(COMMANDS, "supervisor", "installcron"))
-def test_a_process_ends_that_cannot_connect_to_a_stopped_server(
-    own_server: EmbeddedPostgres, name: str
-) -> None:
+def test_a_process_ends_that_cannot_connect_to_a_stopped_server(own_server, name):
     with stopped(own_server), on_server(own_server, name) as process:
         wait_until(lambda: handles_sigterm(process.pid))
         assert seconds_to_stop(process) < COMMANDS[name][1] + LIMIT
@@ -196,9 +188,7 @@ def test_readiness_is_refused_while_the_database_is_away(proxy: Proxy, client: C
 
 
 @pytest.mark.usefixtures("proxied")
-def test_readyz_answers_within_ten_seconds_and_holds_one_thread(
-    stallable: Proxy, rf: RequestFactory
-) -> None:
+def test_readyz_answers_within_ten_seconds_and_holds_one_thread(stallable, rf):
     connection.close()
     stallable.stall()
     began_at = time.monotonic()

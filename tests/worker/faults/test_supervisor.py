@@ -305,9 +305,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return passed.append
 
 
-def test_w6_a_child_whose_loop_stands_still_is_killed(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_w6_a_child_whose_loop_stands_still_is_killed(settings, monkeypatch):
     settings.DELAYED_QUEUE = {"WATCHDOG": timedelta(seconds=10)}
     supervisor = supervisor_of()
     (child,) = supervisor.children

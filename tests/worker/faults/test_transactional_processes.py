@@ -38,9 +38,7 @@ DEATHS: Final = ["exit", "segfault", "out of memory"]
 
 @pytest.mark.parametrize("concurrency", sample(["1", "4"], "4"))
 @pytest.mark.parametrize("point", sample(POINTS, "before the commit"))
-def test_w11_a_worker_killed_there_has_each_effect_exactly_once(
-    proxy: Proxy, point: str, concurrency: str
-) -> None:
+def test_w11_a_worker_killed_there_has_each_effect_exactly_once(proxy, point, concurrency):
     """Effects and acknowledgement commit together, or neither does."""
     keys = offer(DelayedQueue("transacted"), 40)
     pattern, stage, nth, after = POINTS[point]
@@ -87,9 +85,7 @@ def _went_on(effects_before: int) -> bool:
 
 @pytest.mark.parametrize("concurrency", sample(["1", "4"], "4"))
 @pytest.mark.parametrize("death", sample(DEATHS, "segfault"))
-def test_a_transactional_poison_message_dies_and_the_rest_has_one_effect_each(
-    death: str, concurrency: str
-) -> None:
+def test_a_transactional_poison_message_dies_and_the_rest_has_one_effect_each(death, concurrency):
     """W11, W5: each death rolls back its transaction, yet counts; its effects never do."""
     keys = [f"k{number}" for number in range(50)]
     messages = [ScheduledMessage(key, death if key == "k25" else key) for key in keys]

@@ -78,9 +78,7 @@ def first_of_two(proxy: Proxy) -> Aim:
 
 
 class TestBeside:
-    def test_while_the_answer_to_one_is_on_its_way_the_next_is_made(
-        self, queue: DelayedQueue, proxy: Proxy
-    ):
+    def test_while_the_answer_to_one_is_on_its_way_the_next_is_made(self, queue, proxy):
         """And both are on the board before the answers list the leased messages."""
         offer(queue)
         worker = worker_of()
@@ -113,9 +111,7 @@ class TestBeside:
             wait_until(lambda: claimers() == 1)
 
     @pytest.mark.parametrize(("claim", "is_alone"), [("fast", False), ("strict", True)])
-    def test_a_strict_claim_has_no_other_of_its_queue_beside_it(
-        self, queue: DelayedQueue, claim: str, is_alone: bool
-    ):
+    def test_a_strict_claim_has_no_other_of_its_queue_beside_it(self, queue, claim, is_alone):
         worker = worker_of(claim=claim)
         dispatcher = worker.dispatcher
         declare_groups(worker.consumers[0])
@@ -145,9 +141,7 @@ class TestFaults:
         assert worker.counts == Counts(done=COUNT)
         assert not Message.objects.exists()
 
-    def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(
-        self, queue: DelayedQueue, proxy: Proxy
-    ):
+    def test_what_a_claim_leased_whose_answer_was_swallowed_comes_back_at_once(self, queue, proxy):
         """Both, when both are lost; and as a first attempt: no handler has seen it."""
         offer(queue)
         worker = worker_of()
@@ -161,9 +155,7 @@ class TestFaults:
         assert worker.counts == Counts(done=COUNT)
         assert not Message.objects.exists()
 
-    def test_what_a_claim_left_that_was_lost_before_its_commit_is_found(
-        self, queue: DelayedQueue, proxy: Proxy
-    ):
+    def test_what_a_claim_left_that_was_lost_before_its_commit_is_found(self, queue, proxy):
         """Its messages lie before those of the other claim, where the next claim would start."""
         offer(queue)
         worker = worker_of()
@@ -178,9 +170,7 @@ class TestFaults:
         assert worker.counts == Counts(done=COUNT)
         assert not Message.objects.exists()
 
-    def test_a_stop_waits_for_both_and_gives_back_what_they_brought(
-        self, queue: DelayedQueue, proxy: Proxy
-    ):
+    def test_a_stop_waits_for_both_and_gives_back_what_they_brought(self, queue, proxy):
         offer(queue)
         worker = worker_of()
         with held_at(first_of_two(proxy), proxy, worker):

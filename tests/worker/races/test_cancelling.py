@@ -114,9 +114,7 @@ def holder(function: Callable[[Envelope], Any], **options: Any) -> Worker:
 @pytest.mark.parametrize(
     ("manner", "end"), [("asking", "dropped"), *(("awaiting", each) for each in ENDS)]
 )
-def test_its_handler_is_told_within_a_second(
-    queue: DelayedQueue, held: Held, manner: str, end: str
-) -> None:
+def test_its_handler_is_told_within_a_second(queue, held, manner, end):
     held.left.set()
     worker = holder(getattr(held, manner))
     with running(worker):
@@ -162,9 +160,7 @@ def test_a_handler_that_offers_its_own_key_anew_goes_on(
 
 @pytest.mark.parametrize("end", ["dropped", "replaced"])
 @pytest.mark.parametrize("manner", ["offer_or_update", "offer_batch"])
-def test_one_whose_own_offer_changed_nothing_is_told_like_any_other(
-    queue: DelayedQueue, held: Held, manner: str, end: str
-) -> None:
+def test_one_whose_own_offer_changed_nothing_is_told_like_any_other(queue, held, manner, end):
     """It keeps the lease until others end it, as they do here."""
     stored = queue.read("key")
     assert stored is not None
@@ -185,9 +181,7 @@ def test_one_whose_own_offer_changed_nothing_is_told_like_any_other(
         wait_until(lambda: worker.counts.lost == 1)
 
 
-def test_it_is_told_only_when_that_is_committed(
-    queue: DelayedQueue, held: Held, other: psycopg.Connection[Any]
-) -> None:
+def test_it_is_told_only_when_that_is_committed(queue, held, other):
     held.left.set()
     with running(holder(held.awaiting)):
         assert held.begun.wait(20)
@@ -198,9 +192,7 @@ def test_it_is_told_only_when_that_is_committed(
         assert held.told.wait(SECONDS)
 
 
-def test_what_is_put_in_its_place_is_handled_while_the_old_one_ends(
-    queue: DelayedQueue, held: Held
-) -> None:
+def test_what_is_put_in_its_place_is_handled_while_the_old_one_ends(queue, held):
     first, second = holder(held.awaiting), holder(held.awaiting)
     with running(first):
         assert held.begun.wait(20)
@@ -215,9 +207,7 @@ def test_what_is_put_in_its_place_is_handled_while_the_old_one_ends(
     assert second.counts.lost == 0
 
 
-def test_what_has_not_begun_does_not_begin(
-    queue: DelayedQueue, held: Held, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_has_not_begun_does_not_begin(queue, held, caplog):
     """Its task exists already, but another handler blocks the loop."""
 
     async def standing(envelope: Envelope) -> None:
@@ -268,9 +258,7 @@ def test_one_that_ends_at_that_moment_is_settled_once(manner: str) -> None:
         assert not Message.objects.exists()
 
 
-def test_without_notifications_a_renewal_tells(
-    queue: DelayedQueue, held: Held, settings: Any
-) -> None:
+def test_without_notifications_a_renewal_tells(queue, held, settings):
     settings.DELAYED_QUEUE = {"NOTIFY": False}
     held.left.set()
     with running(holder(held.awaiting, lease=timedelta(milliseconds=600))):
@@ -279,9 +267,7 @@ def test_without_notifications_a_renewal_tells(
         assert held.told.wait(20)
 
 
-def test_one_that_nobody_announced_is_found_when_the_listener_is_back(
-    queue: DelayedQueue, held: Held, other: psycopg.Connection[Any]
-) -> None:
+def test_one_that_nobody_announced_is_found_when_the_listener_is_back(queue, held, other):
     held.left.set()
     with running(holder(held.awaiting)):
         assert held.begun.wait(20)
@@ -332,28 +318,22 @@ class TestWhatIsSaid:
 
         return heard
 
-    def test_nothing_where_nothing_is_leased(
-        self, queue: DelayedQueue, heard: Callable[[], list[str]]
-    ) -> None:
+    def test_nothing_where_nothing_is_leased(self, queue, heard):
         queue.offer_or_update("key", "new")
         queue.offer_batch([ScheduledMessage("key", "newer"), ScheduledMessage("second", 1)])
         queue.drop_message("key")
         queue.drop_all_messages(DROP_ALL_CONFIRMATION)
         assert heard() == []
 
-    def test_nothing_by_who_holds_it(
-        self, queue: DelayedQueue, heard: Callable[[], list[str]]
-    ) -> None:
+    def test_nothing_by_who_holds_it(self, queue, heard):
         held = queue.try_poll()
         assert held is not None
         held.release()
         assert queue.try_poll_many(10).acknowledge() == 1
         assert heard() == []
 
-    def test_an_offer_that_changes_nothing_says_nothing(
-        self, queue: DelayedQueue, heard: Callable[[], list[str]]
-    ) -> None:
-        at = queue.read("key").scheduled_at_initially  # type: ignore[union-attr]
+    def test_an_offer_that_changes_nothing_says_nothing(self, queue, heard):
+        at = queue.read("key").scheduled_at_initially
         assert queue.try_poll() is not None
         queue.offer_or_update("key", "old", at)
         assert heard() == []

@@ -61,9 +61,7 @@ def keys() -> set[str]:
     return set(Message.objects.values_list("key", flat=True))
 
 
-def test_a_message_that_is_being_updated_holds_up_no_other(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_a_message_that_is_being_updated_holds_up_no_other(queue, other):
     handler = Handler()
     worker = handler.worker()
     offer(queue)
@@ -82,9 +80,7 @@ def test_a_message_that_is_being_updated_holds_up_no_other(
     assert (Message.objects.get().payload, Message.objects.get().lease_id) == (b'"new"', None)
 
 
-def test_when_the_update_is_undone_the_message_is_acknowledged(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_when_the_update_is_undone_the_message_is_acknowledged(queue, other):
     handler = Handler()
     worker = handler.worker()
     offer(queue)
@@ -99,9 +95,7 @@ def test_when_the_update_is_undone_the_message_is_acknowledged(
     assert not keys()
 
 
-def test_a_worker_that_stops_does_not_wait_for_it(
-    queue: DelayedQueue, other: psycopg.Connection[Any]
-):
+def test_a_worker_that_stops_does_not_wait_for_it(queue, other):
     """A message whose settlement failed is delivered again once its lease has expired."""
     handler = Handler()
     offer(queue)

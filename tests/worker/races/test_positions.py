@@ -110,9 +110,7 @@ def test_it_is_found_by_the_next_rewind_or_when_polls_no_longer_fill(
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
-def test_a_claim_begins_in_the_midst_of_an_instant(
-    queue: DelayedQueue, due_at: datetime, place: int
-) -> None:
+def test_a_claim_begins_in_the_midst_of_an_instant(queue, due_at, place):
     keys = [f"k{n}" for n in range(6)]
     queue.offer_batch([ScheduledMessage(key, 1, due_at) for key in keys])
     ids = dict(Message.objects.values_list("key", "id"))

@@ -124,13 +124,7 @@ def ran(step: Step) -> int:
 
 @pytest.mark.parametrize("theft", THEFTS, ids=lambda theft: theft.__name__)
 @pytest.mark.parametrize("name", STEPS)
-def test_what_is_being_taken_is_left_alone(
-    queue: DelayedQueue,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    step: Step,
-    theft: Theft,
-):
+def test_what_is_being_taken_is_left_alone(queue, other, admin, step, theft):
     """It waits for the other transaction, and returns according to its outcome."""
     other.execute("BEGIN")
     theft(other, queue)
@@ -143,9 +137,7 @@ def test_what_is_being_taken_is_left_alone(
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_it_takes_effect_when_the_theft_is_rolled_back(
-    queue: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any], step: Step
-):
+def test_it_takes_effect_when_the_theft_is_rolled_back(queue, other, admin, step):
     other.execute("BEGIN")
     update(other, queue)
     with calling(lambda: ran(step)) as call:
@@ -155,12 +147,7 @@ def test_it_takes_effect_when_the_theft_is_rolled_back(
 
 
 @pytest.mark.parametrize("name", ["ACKNOWLEDGE_LEASES", "RELEASE_LEASES", "GIVE_BACK"])
-def test_of_a_whole_lease_only_what_was_taken_is_left_out(
-    queue: DelayedQueue,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    name: str,
-):
+def test_of_a_whole_lease_only_what_was_taken_is_left_out(queue, other, admin, name):
     queue.offer_batch([ScheduledMessage(key, "old") for key in ("a", "key", "z")])
     lease_id = queue.try_poll_many(3).lease_id
     other.execute("BEGIN")
