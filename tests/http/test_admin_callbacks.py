@@ -75,9 +75,7 @@ def test_registering_shows_the_secret_once_and_keeps_it_sealed(admin_client: Cli
         ({"concurrency": "0"}, "greater than or equal to 1"),
     ],
 )
-def test_what_may_not_be_called_is_not_registered(
-    admin_client: Client, change: dict[str, str], error: str
-):
+def test_what_may_not_be_called_is_not_registered(admin_client, change, error):
     register_endpoint(URL)
     made = {"url": "https://example.org/", "per_second": "", "burst": "1", "concurrency": ""}
     answer = admin_client.post(f"{ENDPOINTS}add/", {**made, **change})

@@ -90,9 +90,7 @@ def test_a_topic_is_made_and_changed_by_a_form(admin_client: Client):
         ({"shards": "65"}, "less than or equal to 64"),
     ],
 )
-def test_what_no_topic_can_be_is_refused_at_its_field(
-    admin_client: Client, change: dict[str, str], error: str
-):
+def test_what_no_topic_can_be_is_refused_at_its_field(admin_client, change, error):
     made = {"name": "t", "ladder": "", "jitter": "0", "hold": "", "shards": "1", **change}
     answer = admin_client.post(f"{TOPICS}add/", made)
     assert error in text(answer.content.decode())
@@ -195,9 +193,7 @@ def test_a_new_token_is_shown_once_and_works(admin_client: Client):
         ({"name": "taken"}, "already exists"),
     ],
 )
-def test_what_no_token_can_be_is_refused(
-    admin_client: Client, change: dict[str, object], error: str
-):
+def test_what_no_token_can_be_is_refused(admin_client, change, error):
     create_token("taken", verbs=["read"], topics=["*"])
     made = {"name": "new", "verbs": ["read"], "topics": "*", **change}
     answer = admin_client.post(f"{TOKENS}add/", made)

@@ -62,9 +62,7 @@ def test_what_is_no_use_when_it_is_cut_is_whole_and_ids_are_as_they_are_typed():
     assert all(len(line) <= 80 for line in groups.splitlines())
 
 
-def test_o24_keys_are_whole_and_reasons_have_a_line_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_o24_keys_are_whole_and_reasons_have_a_line_of_their_own(monkeypatch):
     DeadLetterFactory.create(key="k" * 60, reason="r" * 60)
     narrow = run("queuedead", "list", out=Terminal())
     assert "k" * 60 in narrow
@@ -171,9 +169,7 @@ def test_a_redrive_is_tried_begun_paused_resumed_and_cancelled():
         (("redrive", "orders", "--over", "2h", "--canary", "5"), 3 / 7200, 5),
     ],
 )
-def test_o25_a_run_starts_slowly_and_behind_a_canary(
-    arguments: tuple[str, ...], pace: float | None, canary: int
-):
+def test_o25_a_run_starts_slowly_and_behind_a_canary(arguments, pace, canary):
     DeadLetterFactory.create_batch(3)
     run("queuedead", *arguments)
     started = BulkRun.objects.get()

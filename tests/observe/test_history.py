@@ -190,17 +190,13 @@ class TestRaces:
 
 
 class TestFaults:
-    def test_one_who_dies_while_measuring_leaves_the_minute_to_another(
-        self, other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-    ) -> None:
+    def test_one_who_dies_while_measuring_leaves_the_minute_to_another(self, other, admin):
         other.execute("BEGIN")
         other.execute(store.TAKE_MINUTE, {"age": 1, "limit": 1, "now": NOW})
         admin.execute("SELECT pg_terminate_backend(%s)", [other.info.backend_pid])
         wait_until(lambda: store.take_minute(1, now=NOW)[1] == MINUTE)
 
-    def test_what_could_not_be_written_is_told_with_the_next_minute(
-        self, admin: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_what_could_not_be_written_is_told_with_the_next_minute(self, admin, caplog):
         mine, counted = sampler(), tally()
         connection.ensure_connection()
         admin.execute("SELECT pg_terminate_backend(%s)", [connection.connection.info.backend_pid])

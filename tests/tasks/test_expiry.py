@@ -39,9 +39,7 @@ RUNS = [run_by_a_worker, run_by_a_test]
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", ["add", "aadd"])
-def test_q37_an_expired_task_is_not_run_and_its_result_reports_it(
-    work: Any, run: Any, name: str
-) -> None:
+def test_q37_an_expired_task_is_not_run_and_its_result_reports_it(work, run, name):
     task = getattr(work, name)
     result, other = task.using(expires_in="1h").enqueue(1), task.using(priority=3).enqueue(2)
     let_expire()
@@ -119,9 +117,7 @@ def test_q37_a_unique_task_that_has_expired_is_replaced(work: Any) -> None:
         ({"expires_in": "1h", "expires_at": timezone.now() + HOUR}, "one or the other"),
     ],
 )
-def test_q37_an_expiry_that_cannot_be_is_refused(
-    work: Any, backend: Any, options: dict[str, Any], match: str
-) -> None:
+def test_q37_an_expiry_that_cannot_be_is_refused(work, backend, options, match):
     with pytest.raises(InvalidTask, match=f"tests.tasks.work.add.*{match}"):
         work.add.using(**options).enqueue(1)
     with pytest.raises(InvalidTask, match=f"tests.tasks.work.add.*{match}"):

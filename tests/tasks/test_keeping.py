@@ -146,9 +146,7 @@ class TestDays:
         assert self.partitions() == {"rest"}
         assert not TaskResult.objects.filter(pk=old).exists()
 
-    def test_who_writes_while_a_day_is_made_waits_and_is_not_refused(
-        self, work: Any, other: Any
-    ) -> None:
+    def test_who_writes_while_a_day_is_made_waits_and_is_not_refused(self, work, other):
         """A reader blocks the maker, which blocks the writer, until the reader ends."""
         results = [work.add.enqueue(each) for each in range(3)]
         with other.transaction():

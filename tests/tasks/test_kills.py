@@ -25,9 +25,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 @pytest.mark.parametrize(
     ("kills", "tasks"), [(3, 300), pytest.param(20, 2000, marks=pytest.mark.long)]
 )
-def test_every_task_ends_once_however_often_its_worker_is_killed(
-    work: Any, backend: Any, kills: int, tasks: int
-) -> None:
+def test_every_task_ends_once_however_often_its_worker_is_killed(work, backend, kills, tasks):
     keys = [f"key-{each}" for each in range(tasks)]
     half = tasks // 2
     backend.enqueue_many(work.settle, [(key,) for key in keys[:half]])

@@ -117,9 +117,7 @@ class TestTransactions:
         assert result.status == TaskResultStatus.FAILED
         assert not Effect.objects.exists()
 
-    def test_what_was_taken_over_leaves_no_effect_and_no_result(
-        self, work: Any, other: Any
-    ) -> None:
+    def test_what_was_taken_over_leaves_no_effect_and_no_result(self, work, other):
         """Another caller releases the message while its task runs."""
         result = work.pay.enqueue("a")
         function = work.pay.func
@@ -225,9 +223,7 @@ class TestGroups:
         groups = Message.objects.order_by("id").values_list("group", flat=True)
         assert list(groups) == ["customer-1", "customer-42", "customer-5", "customer-7", None]
 
-    def test_limits_of_the_options_hold_for_the_tasks_of_a_queue(
-        self, settings: Any, work: Any
-    ) -> None:
+    def test_limits_of_the_options_hold_for_the_tasks_of_a_queue(self, settings, work):
         settings.TASKS = configured(GROUPS={"default": Groups(concurrency=1)})
         for _ in range(10):
             for customer in (1, 2):
@@ -246,9 +242,7 @@ class TestGroups:
             ({"group": "a", "priority": 5}, "one priority"),
         ],
     )
-    def test_groups_that_cannot_be_are_refused(
-        self, work: Any, said: dict[str, Any], says: str
-    ) -> None:
+    def test_groups_that_cannot_be_are_refused(self, work, said, says):
         with pytest.raises(InvalidTask, match=says):
             work.add.using(**said).enqueue(1, 2)
 

@@ -83,9 +83,7 @@ class TestUnique:
         assert work.said == [("a", 3)]
         assert work.once.get_result(first.id).return_value == 1
 
-    def test_one_that_takes_the_place_of_one_that_ends_runs_behind_it(
-        self, work: Any, other: Any, admin: Any
-    ) -> None:
+    def test_one_that_takes_the_place_of_one_that_ends_runs_behind_it(self, work, other, admin):
         first = work.latest.enqueue("a", value=1)
         other.execute("BEGIN")
         finish(other, first, begun())
@@ -98,9 +96,7 @@ class TestUnique:
         assert work.said == [("a", 2)]
         assert work.latest.get_result(second.id).return_value == 2
 
-    def test_of_one_that_runs_and_is_replaced_the_result_is_the_new_one_s(
-        self, work: Any, other: Any
-    ) -> None:
+    def test_of_one_that_runs_and_is_replaced_the_result_is_the_new_one_s(self, work, other):
         first = work.latest.enqueue("a", value=1)
         run = begun()
         assert work.latest.enqueue("a", value=2).id == first.id
@@ -109,9 +105,7 @@ class TestUnique:
         drained()
         assert work.latest.get_result(first.id).return_value == 2
 
-    def test_one_that_takes_the_place_of_a_cancelled_one_is_not_cancelled(
-        self, work: Any, other: Any
-    ) -> None:
+    def test_one_that_takes_the_place_of_a_cancelled_one_is_not_cancelled(self, work, other):
         first = work.latest.enqueue("a", value=1)
         cancel(other, first, begun())
         work.latest.enqueue("a", value=2)
@@ -143,9 +137,7 @@ class TestCancelling:
         else:
             assert result.status == TaskResultStatus.FAILED
 
-    def test_one_that_is_about_to_end_has_ended(
-        self, work: Any, backend: Any, other: Any, admin: Any
-    ) -> None:
+    def test_one_that_is_about_to_end_has_ended(self, work, backend, other, admin):
         result = work.add.enqueue(1)
         other.execute("BEGIN")
         finish(other, result, begun())
@@ -156,9 +148,7 @@ class TestCancelling:
         found = backend.get_result(result.id)
         assert (found.status, found.return_value) == (TaskResultStatus.SUCCESSFUL, 1)
 
-    def test_the_end_waits_for_who_cancels_and_is_true(
-        self, work: Any, backend: Any, other: Any, admin: Any
-    ) -> None:
+    def test_the_end_waits_for_who_cancels_and_is_true(self, work, backend, other, admin):
         """A finished task cannot be cancelled; a redrive finds no message of it."""
         result = work.add.enqueue(1)
         run = begun()
@@ -174,9 +164,7 @@ class TestCancelling:
 
 
 class TestTakenOver:
-    def test_of_two_workers_the_one_that_lost_its_lease_writes_nothing(
-        self, work: Any, other: Any
-    ) -> None:
+    def test_of_two_workers_the_one_that_lost_its_lease_writes_nothing(self, work, other):
         result = work.add.enqueue(1)
         run = begun()
         lease(other, at=HOUR_MS)
@@ -196,9 +184,7 @@ class TestTakenOver:
 
 
 class TestReading:
-    def test_a_result_that_is_being_written_is_the_old_or_the_new_one(
-        self, work: Any, other: Any
-    ) -> None:
+    def test_a_result_that_is_being_written_is_the_old_or_the_new_one(self, work, other):
         result = work.add.enqueue(1)
         run = begun()
         other.execute("BEGIN")
@@ -209,9 +195,7 @@ class TestReading:
         result.refresh()
         assert result.status == TaskResultStatus.SUCCESSFUL
 
-    def test_one_that_is_being_redriven_is_failed_until_it_is_ready(
-        self, work: Any, backend: Any
-    ) -> None:
+    def test_one_that_is_being_redriven_is_failed_until_it_is_ready(self, work, backend):
         result = work.fail.enqueue()
         drained()
         with transaction.atomic():
@@ -220,9 +204,7 @@ class TestReading:
                 assert call.answer() == TaskResultStatus.FAILED
         assert backend.get_result(result.id).status == TaskResultStatus.READY
 
-    def test_one_that_is_read_without_end_while_others_end_is_never_gone(
-        self, work: Any, backend: Any
-    ) -> None:
+    def test_one_that_is_read_without_end_while_others_end_is_never_gone(self, work, backend):
         """At each moment either the message or the row exists."""
         results = [work.add.enqueue(each) for each in range(30)]
         until = time.monotonic() + timedelta(seconds=20).total_seconds()

@@ -108,9 +108,7 @@ def test_without_the_app(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("value", ["a\x00b", "\ud800"])
-def test_a_unique_name_that_cannot_be_stored(
-    work: Any, value: str, django_assert_num_queries: Any, db: None
-) -> None:
+def test_a_unique_name_that_cannot_be_stored(work, value, django_assert_num_queries, db):
     with django_assert_num_queries(0):
         said = said_by(work.once.enqueue, value, kind=InvalidMessage)
     assert said.startswith("The key that unique makes")
@@ -118,9 +116,7 @@ def test_a_unique_name_that_cannot_be_stored(
 
 
 @pytest.mark.parametrize("given", [(), (1, 2, 3), {"one": 1, "nosuch": 2}])
-def test_arguments_that_do_not_fit_are_refused_with_the_reason(
-    work: Any, given: Any, db: None
-) -> None:
+def test_arguments_that_do_not_fit_are_refused_with_the_reason(work, given, db):
     args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
     for call in (
         lambda: work.add.enqueue(*args, **kwargs),

@@ -70,9 +70,7 @@ def test_a_task_that_does_not_say_so_is_not_served(caller: Client, name: str) ->
         (["read", "consume"], ["*"]),
     ],
 )  # fmt: skip
-def test_a_token_must_name_it(
-    make_client: Callable[..., Client], work: Any, verbs: list[str], topics: list[str]
-) -> None:
+def test_a_token_must_name_it(make_client, work, verbs, topics):
     answer = post(make_client(verbs=verbs, topics=topics), "/tasks", {"task": RECEIVE})
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     assert post(Client(), "/tasks", {"task": RECEIVE}).status_code == 401

@@ -204,9 +204,7 @@ class TestResults:
             ({"task": "x" * 9000}, "cannot be imported"),
         ],
     )  # fmt: skip
-    def test_what_cannot_run_is_a_dead_letter_at_once(
-        self, work: Any, payload: Any, reason: str
-    ) -> None:
+    def test_what_cannot_run_is_a_dead_letter_at_once(self, work, payload, reason):
         TaskQueue("default", 0, "default").offer_or_update("some key", payload)
         tally = drained()
         assert (tally.dead, tally.failed) == (1, 0)
@@ -249,9 +247,7 @@ class TestSignals:
             ]
 
     @pytest.mark.parametrize("name", ["task_started", "task_finished"])
-    def test_one_receiver_is_told_though_django_s_own_is_disconnected(
-        self, work: Any, name: str
-    ) -> None:
+    def test_one_receiver_is_told_though_django_s_own_is_disconnected(self, work, name):
         signal, own = getattr(signals, name), getattr(signals, f"log_{name}")
         seen: list[Any] = []
 

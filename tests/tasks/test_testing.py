@@ -149,9 +149,7 @@ class TestSchedules:
         assert work.said[0][0] == 4
         assert TaskResult.objects.get().status == "SUCCESSFUL"
 
-    def test_an_operator_s_schedule_enqueues_it_at_real_ticks(
-        self, admin_client: Client, work: Any
-    ) -> None:
+    def test_an_operator_s_schedule_enqueues_it_at_real_ticks(self, admin_client, work):
         asked = {"task": "tests.tasks.work.add", "args": [4], "kwargs": {"other": 38}}
         form = FORM | {"type": "periodic", "expression": "1s", "timezone": "", "queue": "default"}
         response = admin_client.post(f"{SCHEDULES}add/", form | {"payload": json.dumps(asked)})

@@ -77,9 +77,7 @@ class TestReturnValues:
             assert work.give.get_result(result.id).status == TaskResultStatus.FAILED
 
     @pytest.mark.parametrize("name", ["leave", "aleave", "leave_in_transaction"])
-    def test_one_that_cannot_be_stored_ends_the_task_after_one_call(
-        self, work: Any, name: str
-    ) -> None:  # T16
+    def test_one_that_cannot_be_stored_ends_the_task_after_one_call(self, work, name):  # T16
         task = getattr(work, name)
         results = {what: task.enqueue(what) for what in UNSTORABLE}
         assert drained().dead == len(UNSTORABLE)

@@ -62,9 +62,7 @@ def test_of_one_topic_and_of_those_the_token_covers(make_client: Callable[..., C
     assert shown(every, job="a", topic="bills") == [("bills", 2)]
 
 
-def test_j13_pages_tell_nothing_of_topics_that_the_token_does_not_cover(
-    make_client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
-):
+def test_j13_pages_tell_nothing_of_topics_that_the_token_does_not_cover(make_client, monkeypatch):
     monkeypatch.setattr(log_of_attempts, "PAGE", 2)
     log("a", "bills", *range(5))
     client = make_client("some", topics=("orders",))

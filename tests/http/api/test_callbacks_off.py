@@ -41,9 +41,7 @@ def _callbacks_off(callbacks_on: None, settings: Settings) -> None:
     ("path", "headers"),
     [("/jobs", {}), ("/jobs?ifExists=update", {}), ("/jobs", {"Idempotency-Key": "k"})],
 )
-def test_one_job_is_refused_with_what_to_do(
-    caller: Client, settings: Settings, path: str, headers: dict[str, str]
-) -> None:
+def test_one_job_is_refused_with_what_to_do(caller, settings, path, headers):
     refused = post(caller, path, CALLED, **headers)
     assert (refused.status_code, refused.json()["code"]) == (503, "callbacks_off")
     assert "DELAYED_QUEUE['CALLBACKS']['ENABLED']" in refused.json()["detail"]
@@ -110,9 +108,7 @@ def dead(settings: Settings) -> DeadLetter:
     )
 
 
-def test_a_dead_job_with_a_url_stays_dead(
-    caller: Client, settings: Settings, dead: DeadLetter
-) -> None:
+def test_a_dead_job_with_a_url_stays_dead(caller, settings, dead):
     topic = f"topics/{JOB['topic']}"
     calls: dict[str, Callable[[], object]] = {
         f"{topic}/jobs/{dead.key}/kick": lambda: kick_job(JOB["topic"], dead.key),

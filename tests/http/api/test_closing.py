@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from time import sleep
-from typing import Any
 
-import psycopg
 import pytest
 from django.test import AsyncRequestFactory
 
@@ -60,9 +58,7 @@ def test_all_who_wait_get_nothing_and_nothing_is_left(waiting_pops: WaitingPops)
         assert [each.result(60) for each in waits] == [[], [], []]
 
 
-def test_who_waits_for_a_claim_gets_what_it_brings(
-    waiting_pops: WaitingPops, other: psycopg.Connection[Any]
-):
+def test_who_waits_for_a_claim_gets_what_it_brings(waiting_pops, other):
     with ThreadPoolExecutor() as pool:
         other.execute("BEGIN")
         other.execute("LOCK TABLE delayed_queue_limit IN ACCESS EXCLUSIVE MODE")
@@ -80,9 +76,7 @@ def test_who_comes_after_a_drain_does_not_wait(waiting_pops: WaitingPops):
     assert asyncio.run(wait(waiting_pops, Pop("a"))) == []
 
 
-def test_draining_again_and_again_ends_all_waits(
-    waiting_pops: WaitingPops, caplog: pytest.LogCaptureFixture
-):
+def test_draining_again_and_again_ends_all_waits(waiting_pops, caplog):
     """As by a second signal: some waits are about to end by then."""
     with waiting(waiting_pops, *(Pop(f"topic-{n}") for n in range(10))) as waits:
         while not all(each.done() for each in waits):
@@ -100,9 +94,7 @@ def test_closing_twice_is_harmless_and_a_later_wait_begins_anew(waiting_pops: Wa
             assert waits[0].result(60) == []
 
 
-def test_closing_while_a_connection_is_to_be_made_anew(
-    waiting_pops: WaitingPops, other: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
-):
+def test_closing_while_a_connection_is_to_be_made_anew(waiting_pops, other, caplog):
     with waiting(waiting_pops, Pop("orders")) as waits:
         wait_until(lambda: is_listening(other))
         other.execute(

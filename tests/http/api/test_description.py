@@ -122,9 +122,7 @@ def is_valid(body: Any) -> bool:
     ],
     ids=["job", "task", "notification"],
 )
-def test_schema_and_code_judge_a_body_alike(
-    kind: Any, judge: Callable[[Any], bool], bodies: list[Any]
-) -> None:
+def test_schema_and_code_judge_a_body_alike(kind, judge, bodies):
     described = jsonschema_rs.Draft202012Validator(schema_of(kind), validate_formats=True)
     bodies = [json.loads(json.dumps(each)) for each in bodies]
     differing = [each for each in bodies if described.is_valid(each) != judge(each)]

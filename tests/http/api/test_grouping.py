@@ -101,9 +101,7 @@ def test_an_answer_that_is_kept_under_a_key_is_replayed(server: Server, token: s
 
 
 @pytest.mark.parametrize("keys", [("a", "b"), ("a", "a"), ("a,b",)])
-def test_j19_a_doubled_idempotency_key_is_refused(
-    server: Server, token: str, keys: tuple[str, ...]
-):
+def test_j19_a_doubled_idempotency_key_is_refused(server, token, keys):
     body = json.dumps(job("a")).encode()
     connection = server.connect()
     connection.putrequest("POST", "/queue/v1/jobs")

@@ -124,9 +124,7 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_an_answer_has_twenty_errors_and_says_that_there_are_more(
-    caller: Client, guesses: list[str]
-) -> None:
+def test_an_answer_has_twenty_errors_and_says_that_there_are_more(caller, guesses):
     problem = post(caller, "/jobs", unknown_names(15_000)).json()
     assert len(problem["errors"]) == MAX_ERRORS == 20
     assert problem["detail"] == "There are more than 20 errors."

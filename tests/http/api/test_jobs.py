@@ -226,9 +226,7 @@ ROUTES = {
 @pytest.mark.parametrize(
     ("verb", "method", "path"), [(verb, *each) for verb, found in ROUTES.items() for each in found]
 )
-def test_j13_each_call_needs_its_verb(
-    make_client: Any, client: Client, verb: str, method: str, path: str
-) -> None:
+def test_j13_each_call_needs_its_verb(make_client, client, verb, method, path):
     others = make_client(verbs=ROUTES.keys() - {verb})
     assert others.generic(method, f"/queue/v1{path}", b"{}", "application/json").status_code == 403
     nobody = client.generic(method, f"/queue/v1{path}", b"{}", "application/json")

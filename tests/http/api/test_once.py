@@ -53,17 +53,13 @@ class TestQueries:
     pytestmark = in_process
 
     @pytest.mark.parametrize(("method", "path", "query"), CALLS)
-    def test_a_doubled_parameter_is_refused_by_its_name(
-        self, caller: Client, method: str, path: str, query: str
-    ) -> None:
+    def test_a_doubled_parameter_is_refused_by_its_name(self, caller, method, path, query):
         answer = call(caller, method, path, f"{query}&{query}")
         assert (answer.status_code, errors_of(answer)) == (400, {("query", query.split("=")[0])})
         assert not Message.objects.exists()
 
     @pytest.mark.parametrize(("method", "path"), UNKNOWN)
-    def test_an_unknown_parameter_is_refused_by_its_name(
-        self, caller: Client, method: str, path: str
-    ) -> None:
+    def test_an_unknown_parameter_is_refused_by_its_name(self, caller, method, path):
         answer = call(caller, method, path, "nosuch=1")
         assert (answer.status_code, errors_of(answer)) == (400, {("query", "nosuch")})
 
@@ -99,9 +95,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("number", REFUSED)
     @pytest.mark.parametrize("path", [f"{V1}/jobs", "/v1/notifications"])
-    def test_one_that_would_lose_digits_is_refused(
-        self, caller: Client, path: str, number: str
-    ) -> None:
+    def test_one_that_would_lose_digits_is_refused(self, caller, path, number):
         raw = f'{{"jobId": "a", "topic": "orders", "body": [{number}]}}'
         answer = caller.post(path, raw, content_type="application/json")
         assert (answer.status_code, answer.json()["code"]) == (400, "malformed_json")

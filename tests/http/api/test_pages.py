@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -16,9 +15,7 @@ from tests.http.api.test_frame import problem
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.http.api.urls")]
 
 
-def test_the_process_is_healthy_whatever_the_database_does(
-    client: Client, django_assert_num_queries: Callable[[int], Any]
-):
+def test_the_process_is_healthy_whatever_the_database_does(client, django_assert_num_queries):
     with django_assert_num_queries(0):
         response = client.get("/queue/healthz")
     assert (response.status_code, response.headers["Cache-Control"]) == (200, "no-store")

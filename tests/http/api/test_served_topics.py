@@ -67,9 +67,7 @@ def calls_of_topics(client: Client) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("public", [False, True])
-def test_no_call_reaches_a_queue_that_is_not_served(
-    caller: Client, client: Client, settings: Settings, public: bool
-) -> None:
+def test_no_call_reaches_a_queue_that_is_not_served(caller, client, settings, public):
     settings.DELAYED_QUEUE = {"API": {**SERVED["API"], "PUBLIC": public}}
     asking, before = client if public else caller, traces()
     calls = calls_of_topics(caller)
@@ -133,9 +131,7 @@ def test_what_is_served_goes_on_as_the_token_says(make_client: Callable[..., Cli
     assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
 
 
-def test_a_queue_with_a_handler_is_served_by_its_full_name_only(
-    caller: Client, settings: Settings
-) -> None:
+def test_a_queue_with_a_handler_is_served_by_its_full_name_only(caller, settings):
     @handler("mail.own")
     def handle(envelope: Any) -> None:
         raise Reject("never called")
@@ -153,9 +149,7 @@ def test_a_queue_with_a_handler_is_served_by_its_full_name_only(
     ("section", "ids"), [({}, ["delayed_queue.W007"]), (SERVED["API"], []),
                          ({"TOPICS": ["*"]}, ["delayed_queue.E001"])],
 )  # fmt: skip
-def test_an_api_that_serves_nothing_is_warned_of(
-    settings: Settings, section: dict[str, Any], ids: list[str]
-) -> None:
+def test_an_api_that_serves_nothing_is_warned_of(settings, section, ids):
     settings.DELAYED_QUEUE = {"API": section, "CALLBACKS": {"ENABLED": False}}
     assert [each.id for each in run_checks() if str(each.id).startswith("delayed_queue")] == ids
 

@@ -99,9 +99,7 @@ def test_a_revocation_is_obeyed_when_the_cache_is_over(make_client: Clients, set
     assert caller.get(STATS.format("a")).status_code == 401
 
 
-def test_a_known_token_costs_no_query(
-    make_client: Clients, django_assert_num_queries: Callable[[int], Any]
-):
+def test_a_known_token_costs_no_query(make_client, django_assert_num_queries):
     caller = make_client()
     with django_assert_num_queries(2):  # the read, and the update of its last use
         caller.get(STATS.format("a"))
@@ -112,9 +110,7 @@ def test_a_known_token_costs_no_query(
         caller.get(STATS.format("a"))
 
 
-def test_what_has_no_tokens_shape_costs_no_query(
-    client: Client, django_assert_num_queries: Callable[[int], Any]
-):
+def test_what_has_no_tokens_shape_costs_no_query(client, django_assert_num_queries):
     with django_assert_num_queries(0):
         client.get(STATS.format("a"), headers={"Authorization": "Bearer guess"})
 
@@ -159,9 +155,7 @@ def test_public_means_that_no_token_is_needed(client: Client, settings: Settings
         ({"PUBLIK": True}, True, []),
     ],
 )
-def test_a_deployment_must_be_closed(
-    settings: Settings, api: dict[str, Any], debug: bool, ids: list[str]
-):
+def test_a_deployment_must_be_closed(settings, api, debug, ids):
     settings.DELAYED_QUEUE, settings.DEBUG = {"API": api}, debug
     assert [each.id for each in check_api()] == ids
 

@@ -156,9 +156,7 @@ def test_a_job_that_becomes_due_during_the_wait_is_popped(pop: Callable[..., Pop
     assert popper.answer()[0] == 200
 
 
-def test_one_of_two_hundred_waiters_gets_the_one_job(
-    server: Server, token: str, pop: Callable[..., Popper], other: psycopg.Connection[Any]
-):
+def test_one_of_two_hundred_waiters_gets_the_one_job(server, token, pop, other):
     poppers = [pop() for _ in range(200)]
     until_all_wait(server, 200)
 
@@ -229,9 +227,7 @@ def sessions(other: psycopg.Connection[Any]) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def test_waiters_are_served_in_the_order_of_their_coming(
-    server: Server, token: str, pop: Callable[..., Popper]
-):
+def test_waiters_are_served_in_the_order_of_their_coming(server, token, pop):
     poppers = []
     for number in range(1, 6):
         poppers.append(pop())
@@ -254,9 +250,7 @@ def test_who_vanishes_leaves_the_line(server: Server, token: str, pop: Callable[
     assert (job["leaseToken"], job["attempt"]) == (Message.objects.get().lease_id, 1)
 
 
-def test_a_job_claimed_for_who_vanished_is_given_back(
-    server: Server, token: str, pop: Callable[..., Popper], other: psycopg.Connection[Any]
-):
+def test_a_job_claimed_for_who_vanished_is_given_back(server, token, pop, other):
     """A lock holds the claim while its client disconnects."""
     first = pop()
     until_all_wait(server, 1)

@@ -90,9 +90,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("behaviour", "failure", "status", "is_ambiguous"), cases())
-def test_the_outcome_of_an_answer(
-    behaviour: Behaviour, failure: Failure | None, status: int | None, is_ambiguous: bool
-) -> None:
+def test_the_outcome_of_an_answer(behaviour, failure, status, is_ambiguous):
     with Receiver(behaviour) as receiver:
         result = send_once(receiver.url, reaching(receiver, TOTAL_TIMEOUT=TOTAL))
     assert (result.failure, result.status) == (failure, status), result

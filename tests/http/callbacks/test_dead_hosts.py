@@ -74,9 +74,7 @@ def test_j12_others_between_them_are_not_held_up(receiver: Receiver, behaviour: 
 
 
 @pytest.mark.parametrize("pause", [0, 1500])
-def test_j12_nothing_else_is_sent_while_a_probe_has_no_answer(
-    receiver: Receiver, pause: int
-) -> None:
+def test_j12_nothing_else_is_sent_while_a_probe_has_no_answer(receiver, pause):
     receiver.behaviour = silent
     Host.objects.open(f"127.0.0.1:{receiver.port}", "timeout", pause=pause)
     with permitted(receiver, TOTAL_TIMEOUT=30 * SECOND):
@@ -107,9 +105,7 @@ def test_j12_nothing_else_is_sent_while_a_probe_has_no_answer(
         (8, 0.3, [False], 2.0, True),
     ],
 )
-def test_j12_a_host_is_silent(
-    on_wire: int, heard: float, results: list[bool], seconds_each: float, is_silent: bool
-) -> None:
+def test_j12_a_host_is_silent(on_wire, heard, results, seconds_each, is_silent):
     host = HostState("example.com:443")
     host.on_wire, host.heard_at = on_wire, time.monotonic() - heard
     for each in results:

@@ -108,9 +108,7 @@ class TestFailure:
         assert len(receiver.requests) == 10
         assert len({each.headers["webhook-id"] for each in receiver.requests}) == 1
 
-    def test_j1_failures_before_it_came_here_are_steps_already_used(
-        self, receiver: Receiver
-    ) -> None:
+    def test_j1_failures_before_it_came_here_are_steps_already_used(self, receiver):
         receiver.behaviour = answering(500)
         add("a", receiver.url, retry=8)
         send_due()
@@ -136,9 +134,7 @@ class TestFailure:
         assert waits["topics"] in (59, 60)
 
     @pytest.mark.parametrize("again", ["kick", "redrive"])
-    def test_a_dead_job_that_is_put_back_has_the_id_its_receiver_knows(
-        self, receiver: Receiver, again: str
-    ) -> None:
+    def test_a_dead_job_that_is_put_back_has_the_id_its_receiver_knows(self, receiver, again):
         """The receiver may have handled its last attempt without an acknowledgement."""
         receiver.behaviour = answering(500)
         add("a", receiver.url, retry=20)
@@ -202,9 +198,7 @@ class TestFailure:
             send_due()
         assert Message.objects.get().scheduled_at - timezone.now() < timedelta(minutes=1)
 
-    def test_a_url_that_is_refused_fails_by_the_ladder_and_dials_nothing(
-        self, receiver: Receiver
-    ) -> None:
+    def test_a_url_that_is_refused_fails_by_the_ladder_and_dials_nothing(self, receiver):
         """Even if the url was allowed when it was offered."""
         add("a", "http://10.0.0.1/hook", ladder="1m")
         assert send_due().counts == Counts(failed=1)
@@ -214,9 +208,7 @@ class TestFailure:
         assert DeadLetter.objects.get().reason == "attempts exhausted: blocked"
         assert not receiver.requests
 
-    def test_a_message_whose_deliveries_died_is_dead_after_its_last(
-        self, receiver: Receiver
-    ) -> None:
+    def test_a_message_whose_deliveries_died_is_dead_after_its_last(self, receiver):
         add("a", receiver.url, ladder="1m 1m")
         Message.objects.update(attempts=3)
         assert send_due().counts == Counts(dead=1)
@@ -285,9 +277,7 @@ class TestLog:
         with running(callback_worker()):
             wait_until(lambda: ways() == [("b", 1, 200, "")], 20)
 
-    def test_while_there_are_more_they_are_pruned_with_every_write(
-        self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_while_there_are_more_they_are_pruned_with_every_write(self, receiver, monkeypatch):
         monkeypatch.setattr(attempts, "MOST_PRUNED", 2)
         for n in range(5):
             add(f"old{n}", receiver.url)

@@ -133,18 +133,14 @@ class TestLimits:
             ([True, True], 9, 25),  # a quarter of ASYNC_CONCURRENCY
         ],
     )
-    def test_j12_the_window_of_a_host(
-        self, results: list[bool], seconds: float, window: float
-    ) -> None:
+    def test_j12_the_window_of_a_host(self, results, seconds, window):
         host = breaker.HostState("h")
         for is_success in results:
             failure = None if is_success else Failure.TIMEOUT
             host.note(CallbackResult(timedelta(seconds=seconds), failure))
         assert host.window == window
 
-    def test_j12_the_rate_of_an_endpoint_is_kept_and_nothing_fails(
-        self, receiver: Receiver
-    ) -> None:
+    def test_j12_the_rate_of_an_endpoint_is_kept_and_nothing_fails(self, receiver):
         add("first", receiver.url)
         send_due()
         Endpoint.objects.update(per_second=10, burst=2)

@@ -83,9 +83,7 @@ def test_a_refused_url_opens_no_socket(url: str) -> None:
 
 @pytest.mark.parametrize("address", EVERY_ADDRESS)
 @pytest.mark.parametrize("others", OTHERS)
-def test_a_name_with_a_refused_address_opens_no_socket(
-    address: str, others: tuple[str, ...]
-) -> None:
+def test_a_name_with_a_refused_address_opens_no_socket(address, others):
     for answers in ((*others, address), (address, *others)):
         resolver = Answering(*answers)
         url = "http://hooks.example.com/"
@@ -227,9 +225,7 @@ def test_the_systems_names_are_guarded() -> None:
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"])
-def test_the_proxy_of_the_environment_is_not_used(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_proxy_of_the_environment_is_not_used(name, monkeypatch):
     with Receiver() as proxy, Receiver() as receiver:
         monkeypatch.setenv(name, proxy.url)
         result, _ = audited_send(

@@ -74,27 +74,21 @@ class TestBefore:
         assert delete_job(TOPIC, "a")
         assert_deferred(envelope, receiver)
 
-    def test_j3_what_is_being_deleted_is_not_sent_and_not_lost(
-        self, envelope: Envelope, receiver: Receiver
-    ) -> None:
+    def test_j3_what_is_being_deleted_is_not_sent_and_not_lost(self, envelope, receiver):
         with raw_connection() as other, other.transaction(force_rollback=True):
             other.execute(DELETE)
             assert_deferred(envelope, receiver)
         deliver(envelope)
         assert len(receiver.requests) == 1
 
-    def test_j3_what_another_has_leased_is_not_sent(
-        self, envelope: Envelope, receiver: Receiver
-    ) -> None:
+    def test_j3_what_another_has_leased_is_not_sent(self, envelope, receiver):
         envelope.release()
         assert DelayedQueue(TOPIC, kind=KIND, codec="bytes").try_poll() is not None
         assert_deferred(envelope, receiver)
 
 
 class TestHeld:
-    def test_j3_a_delete_waits_until_the_first_byte_may_have_left(
-        self, envelope: Envelope, admin: psycopg.Connection[Any]
-    ) -> None:
+    def test_j3_a_delete_waits_until_the_first_byte_may_have_left(self, envelope, admin):
         with raw_connection() as holder:
             assert hold(holder, envelope) == 1
             with calling(lambda: delete_job(TOPIC, "a")) as deleting:
@@ -102,9 +96,7 @@ class TestHeld:
                 holder.execute("ROLLBACK")
                 assert deleting.answer()
 
-    def test_an_update_waits_too(
-        self, envelope: Envelope, receiver: Receiver, admin: psycopg.Connection[Any]
-    ) -> None:
+    def test_an_update_waits_too(self, envelope, receiver, admin):
         new = job_from({"jobId": "a", "topic": TOPIC, "url": receiver.url, "body": "new"})
         with raw_connection() as holder:
             assert hold(holder, envelope) == 1
@@ -113,9 +105,7 @@ class TestHeld:
                 holder.execute("ROLLBACK")
                 assert str(updating.answer().outcome) == "updated"
 
-    def test_j3_what_is_held_no_longer_does_not_leave(
-        self, envelope: Envelope, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_j3_what_is_held_no_longer_does_not_leave(self, envelope, receiver, monkeypatch):
         monkeypatch.setattr(gates, "HOLD_SECONDS", 0.05)
 
         async def run() -> None:

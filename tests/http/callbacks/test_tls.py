@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from tests.http.callbacks import servers
 from tests.http.callbacks.certificates import DAY, NOW, Authority, authority
 from tests.http.callbacks.names import NameServer
 from tests.http.callbacks.sending import names_of, reaching, send_all, send_once
-from tests.http.callbacks.servers import Behaviour, Receiver
+from tests.http.callbacks.servers import Receiver
 
 
 @pytest.fixture
@@ -66,9 +65,7 @@ def test_connections_with_tls_are_reused(trusted: Authority) -> None:
     ],
     ids=["other name", "other address", "expired", "self-signed"],
 )
-def test_bad_certificates(
-    trusted: Authority, serving: Callable[[Authority], ssl.SSLContext]
-) -> None:
+def test_bad_certificates(trusted, serving):
     result = send_to(serving(trusted), trusted.file)
     assert (result.failure, result.is_ambiguous) == (Failure.TLS, False)
 
@@ -103,9 +100,7 @@ def test_a_handshake_that_does_not_end() -> None:
         (servers.GARBAGE_CHUNKS_BY_PARTS, {Failure.PROTOCOL}),
     ],
 )
-def test_hostile_answers_under_tls(
-    trusted: Authority, behaviour: Behaviour, failures: set[Failure | None]
-) -> None:
+def test_hostile_answers_under_tls(trusted, behaviour, failures):
     with Receiver(behaviour, tls=trusted.serving("127.0.0.1")) as receiver:
         total = timedelta(seconds=2)
         settings = reaching(receiver, CA_FILE=trusted.file, TOTAL_TIMEOUT=total)

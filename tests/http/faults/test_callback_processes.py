@@ -23,7 +23,6 @@ from tests.http.callbacks.servers import Receiver, answering, silent
 from tests.support.aiming import CLAIM, Stage
 from tests.support.processes import Process, children_of, wait_until, worker
 from tests.support.programs import kill, suspended, wait_while_tending, working
-from tests.support.proxy import Proxy
 from tests.support.sampling import sample
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -77,9 +76,7 @@ def sent(receiver: Receiver) -> tuple[int, int]:
 
 
 class TestKills:
-    def test_j9_a_worker_is_killed_around_each_moment_of_a_callback(
-        self, receiver: Receiver, other: psycopg.Connection[Any]
-    ) -> None:
+    def test_j9_a_worker_is_killed_around_each_moment_of_a_callback(self, receiver, other):
         """The supervisor starts another each time; a repeated callback has the same id."""
         with sending(receiver) as process:
             self._before_the_dial_it_is_sent_once(process, receiver, other)
@@ -174,9 +171,7 @@ class TestKills:
 class TestRests:
     @pytest.mark.parametrize("stage", sample(Stage, Stage.EXECUTED))
     @pytest.mark.parametrize("end", sample(["killed", "cut off"], "killed"))
-    def test_j12_while_the_shard_of_a_host_rests_nothing_is_lost(
-        self, receiver: Receiver, proxy: Proxy, stage: Stage, end: str
-    ) -> None:
+    def test_j12_while_the_shard_of_a_host_rests_nothing_is_lost(self, receiver, proxy, stage, end):
         """Callbacks that were not on the wire then are delivered once."""
         receiver.behaviour = answering(500)
         add_many("k", 5000, receiver.url)
@@ -208,9 +203,7 @@ class TestRests:
 
 class TestDeletes:
     @pytest.mark.parametrize(("count", "workers"), sample([(300, 2), (1000, 4)], (300, 2)))
-    def test_j3_jobs_deleted_under_workers(
-        self, receiver: Receiver, count: int, workers: int
-    ) -> None:
+    def test_j3_jobs_deleted_under_workers(self, receiver, count, workers):
         """Sent before the 204, or on the wire at that time, or never; and never again."""
         seen: defaultdict[str, list[float]] = defaultdict(list)
 

@@ -6,10 +6,9 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import psutil
-import psycopg
 import pytest
 from django.db import connections
 
@@ -63,9 +62,7 @@ class TestSwallowedAnswers:
     """The server has committed it, or rolled it back; the caller gets a true answer."""
 
     @pytest.mark.parametrize("if_exists", IfExists)
-    def test_a_job_that_is_written_with_others_is_stored_once(
-        self, proxy: Proxy, if_exists: IfExists
-    ) -> None:
+    def test_a_job_that_is_written_with_others_is_stored_once(self, proxy, if_exists):
         proxy.swallow_answer("SELECT 1")
         try:
             place = ("default", "orders", if_exists)
@@ -89,9 +86,7 @@ def test_a_request_with_a_key_takes_five_round_trips(proxy: Proxy) -> None:
 
 @pytest.mark.usefixtures("scene")
 @pytest.mark.parametrize("step", ["the locks", "the redrive"])
-def test_j5_a_redriver_that_dies_gives_up_the_jobs_it_held(
-    other: psycopg.Connection[Any], admin: psycopg.Connection[Any], step: str
-) -> None:
+def test_j5_a_redriver_that_dies_gives_up_the_jobs_it_held(other, admin, step):
     """It has changed nothing, for an update that waited for it."""
     params = {"ids": [letter()], "kind": None, "overwrite": False, "now": None, "most": 200}
     params |= family_params()
@@ -122,9 +117,7 @@ def server(transactional_db: None) -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.mark.slow
-def test_j8_a_server_that_is_killed_after_the_answer_has_lost_nothing(
-    server: EmbeddedPostgres,
-) -> None:
+def test_j8_a_server_that_is_killed_after_the_answer_has_lost_nothing(server):
     """SIGKILL of all its processes, at once after the last answer.
 
     Statements prepared on the old connection are lost, and prepared again on the new one.

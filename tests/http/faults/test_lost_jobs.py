@@ -60,9 +60,7 @@ def test_j5_a_job_that_was_handled_before_its_answer_was_lost_is_not_added_again
 
 @pytest.mark.parametrize("stage", Stage)
 @pytest.mark.parametrize("if_exists", IfExists)
-def test_j5_a_job_that_is_not_due_is_added_until_it_is_stored(
-    consumer: Consumer, proxy: Proxy, if_exists: IfExists, stage: Stage
-) -> None:
+def test_j5_a_job_that_is_not_due_is_added_until_it_is_stored(consumer, proxy, if_exists, stage):
     call = lambda: add_jobs([job(delay=3600)], if_exists=if_exists)  # noqa: E731
     (added,) = losing(proxy, call, consumer.drain, stage=stage)
 
@@ -72,9 +70,7 @@ def test_j5_a_job_that_is_not_due_is_added_until_it_is_stored(
     assert consumer.handled == {"a": 1}
 
 
-def test_j5_an_id_that_was_taken_all_the_time_is_a_conflict(
-    consumer: Consumer, proxy: Proxy
-) -> None:
+def test_j5_an_id_that_was_taken_all_the_time_is_a_conflict(consumer, proxy):
     add("a")
     written_at = server_now().timestamp()
     wait_until(lambda: server_now().timestamp() > written_at + 0.05)
@@ -84,9 +80,7 @@ def test_j5_an_id_that_was_taken_all_the_time_is_a_conflict(
     assert added.outcome is None
 
 
-def test_j5_of_several_jobs_those_that_are_stored_are_said_to_be(
-    consumer: Consumer, proxy: Proxy
-) -> None:
+def test_j5_of_several_jobs_those_that_are_stored_are_said_to_be(consumer, proxy):
     jobs = [job(each, delay=delay) for each, delay in (("a", 0), ("b", 3600), ("c", 0))]
 
     added = losing(proxy, lambda: add_jobs(jobs), nothing)
@@ -140,9 +134,7 @@ class TestOverHttp:
             "/queue/v1/jobs", json.dumps(data), content_type="application/json", headers=headers
         )
 
-    def test_j5_a_lost_answer_is_503_and_says_what_to_do(
-        self, consumer: Consumer, proxy: Proxy
-    ) -> None:
+    def test_j5_a_lost_answer_is_503_and_says_what_to_do(self, consumer, proxy):
         token = create_token("caller", verbs=VERBS, topics=["*"])
 
         answer = losing(proxy, lambda: self.post(token), consumer.drain)
@@ -156,9 +148,7 @@ class TestOverHttp:
 
     @pytest.mark.parametrize("stage", Stage)
     @pytest.mark.parametrize("pattern", [OFFER, r"INSERT INTO delayed_queue_idempotency", COMMIT])
-    def test_j5_with_a_key_the_answer_is_the_true_one(
-        self, consumer: Consumer, proxy: Proxy, pattern: str, stage: Stage
-    ) -> None:
+    def test_j5_with_a_key_the_answer_is_the_true_one(self, consumer, proxy, pattern, stage):
         if (pattern, stage) == (COMMIT, Stage.EXECUTED):
             stage = Stage.UNSENT  # a COMMIT is executed as it comes
         token = create_token("caller", verbs=VERBS, topics=["*"])
@@ -172,9 +162,7 @@ class TestOverHttp:
         consumer.drain()
         assert consumer.handled == {"a": 1}
 
-    def test_j5_with_a_key_the_next_try_gets_the_true_answer(
-        self, consumer: Consumer, proxy: Proxy
-    ) -> None:
+    def test_j5_with_a_key_the_next_try_gets_the_true_answer(self, consumer, proxy):
         """Also if the outage outlasts the server's retries."""
         token = create_token("caller", verbs=VERBS, topics=["*"])
 
@@ -194,9 +182,7 @@ class TestOverHttp:
         assert consumer.handled == {"a": 1}
 
     @pytest.mark.slow
-    def test_j5_a_server_on_an_event_loop_tells_the_truth_too(
-        self, consumer: Consumer, proxy: Proxy
-    ) -> None:
+    def test_j5_a_server_on_an_event_loop_tells_the_truth_too(self, consumer, proxy):
         token = create_token("caller", verbs=VERBS, topics=["*"])
         with uvicorn(url=proxy.url) as server:
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import psycopg
 import pytest
-from django.test import Client
 
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import ResourceUnavailable
@@ -24,12 +22,7 @@ def test_a_look_on_a_connection_that_broke_is_repeated(queue: DelayedQueue, prox
     assert grant.verbs == {"read"}
 
 
-def test_a_note_of_the_use_that_was_lost_is_written_again(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[object],
-    admin: psycopg.Connection[object],
-):
+def test_a_note_of_the_use_that_was_lost_is_written_again(queue, proxy, other, admin):
     """The update waits for a locked row when its connection ends."""
     token = create_token("a", verbs=["read"], topics=["*"])
     other.execute("BEGIN")
@@ -47,9 +40,7 @@ def test_a_note_of_the_use_that_was_lost_is_written_again(
     assert found.fetchall() == [(True,)]
 
 
-def test_while_the_database_is_away_nobody_new_is_let_in(
-    queue: DelayedQueue, proxy: Proxy, client: Client
-):
+def test_while_the_database_is_away_nobody_new_is_let_in(queue, proxy, client):
     known, unknown = (create_token(name, verbs=["read"], topics=["*"]) for name in ("a", "b"))
     cache.clear()
     url = "/orders/v1/topics/a/stats"

@@ -53,9 +53,7 @@ def test_j4_a_delay_counts_from_the_clock_of_the_database(delay: float) -> None:
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_j4_a_client_whose_clock_is_an_hour_off_delays_no_less_and_no_more(
-    monkeypatch: pytest.MonkeyPatch, hours: int
-) -> None:
+def test_j4_a_client_whose_clock_is_an_hour_off_delays_no_less_and_no_more(monkeypatch, hours):
     class Skewed(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
@@ -152,9 +150,7 @@ def test_j5_an_id_is_a_job_of_its_topic() -> None:
 
 @pytest.mark.parametrize("first", [None, URL])
 @pytest.mark.parametrize("second", [None, URL])
-def test_j5_an_id_is_taken_whichever_way_the_job_is_delivered(
-    first: str | None, second: str | None
-) -> None:
+def test_j5_an_id_is_taken_whichever_way_the_job_is_delivered(first, second):
     add(url=first, body=1)
 
     assert add(url=second, body=2).outcome is None
@@ -164,9 +160,7 @@ def test_j5_an_id_is_taken_whichever_way_the_job_is_delivered(
 
 @pytest.mark.parametrize("first", [None, URL])
 @pytest.mark.parametrize("second", [None, URL])
-def test_j5_an_update_replaces_the_job_and_moves_it_if_need_be(
-    first: str | None, second: str | None
-) -> None:
+def test_j5_an_update_replaces_the_job_and_moves_it_if_need_be(first, second):
     add(url=first, body=1)
 
     assert add(url=second, body=2, delay=60, if_exists="update").outcome is UPDATED

@@ -154,9 +154,7 @@ def test_a_body_that_is_no_json_makes_a_dead_job() -> None:
     ("asked", "own", "of_topic", "expected"),
     [(7, 30, 60, 7), (None, 30, 60, 30), (None, None, 60, 60), (None, None, None, 300)],
 )
-def test_how_long_a_lease_lasts(
-    asked: int | None, own: int | None, of_topic: int | None, expected: int
-) -> None:
+def test_how_long_a_lease_lasts(asked, own, of_topic, expected):
     configure_topic("orders", ttr=None if of_topic is None else timedelta(seconds=of_topic))
     add(ttr=own)
     before = server_now()

@@ -128,9 +128,7 @@ class TestPops:
     @pytest.mark.parametrize(("own", "asked", "seconds"), [
         (7, None, 7), (None, 11, 11), (7, 11, 11), (None, None, 300),
     ])  # fmt: skip
-    def test_they_are_leased_for_as_long_as_elsewhere(
-        self, own: int | None, asked: int | None, seconds: int
-    ) -> None:
+    def test_they_are_leased_for_as_long_as_elsewhere(self, own, asked, seconds):
         configure_topic("orders", groups=Groups(concurrency=1))
         add(group="a", ttr=own)
         ttr = None if asked is None else timedelta(seconds=asked)

@@ -84,9 +84,7 @@ def test_old_answers_are_pruned_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_while_there_are_more_they_are_pruned_as_fast_as_they_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_while_there_are_more_they_are_pruned_as_fast_as_they_come(monkeypatch):
     monkeypatch.setattr(idempotency, "_BATCH", 2)
     monkeypatch.setattr(idempotency, "next_prune_at", time.monotonic() + 60)
     for n in range(3):

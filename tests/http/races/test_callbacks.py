@@ -93,9 +93,7 @@ class TestHosts:
         assert row is not None
         assert row.open_for == 500
 
-    def test_a_probe_that_was_under_way_when_an_operator_closed_is_not_believed(
-        self, half_open: None
-    ) -> None:
+    def test_a_probe_that_was_under_way_when_an_operator_closed_is_not_believed(self, half_open):
         assert probing("me")
         assert Host.objects.close(HOST)
         assert not ending("me", Event.FAIL)
@@ -140,10 +138,7 @@ class TestSlots:
         assert sum(answers) == Slot.objects.count() == 5
 
     @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-    def test_j12_a_worker_waits_for_the_one_before(
-        self, endpoint: Endpoint, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
-        end: str,
-    ) -> None:  # fmt: skip
+    def test_j12_a_worker_waits_for_the_one_before(self, endpoint, other, admin, end):
         params = {"id": endpoint.id, "holder": "first", "concurrency": 1, "timeout": 60_000}
         other.execute("BEGIN")
         other.execute(LOCK_SLOTS, {"id": endpoint.id})
@@ -153,9 +148,7 @@ class TestSlots:
             other.execute(end)
             assert second.answer() is (end == "ROLLBACK")
 
-    def test_j12_the_slot_of_a_worker_that_died_is_free_after_a_while(
-        self, endpoint: Endpoint
-    ) -> None:
+    def test_j12_the_slot_of_a_worker_that_died_is_free_after_a_while(self, endpoint):
         assert taking(endpoint, "dead", 1, NOW)
         assert not taking(endpoint, "alive", 1, NOW + 999)
         assert taking(endpoint, "alive", 1, NOW + 1000)
@@ -175,9 +168,7 @@ class TestEndpoints:
 
 
 class TestAttempts:
-    def test_prunes_pass_over_what_another_holds(
-        self, other: psycopg.Connection[Any], django_db_setup: None
-    ) -> None:
+    def test_prunes_pass_over_what_another_holds(self, other, django_db_setup):
         for n in range(3):
             CallbackAttempt.objects.create(
                 key=str(n), topic="t", kind="t|callback", webhook_id="m", attempt=1,

@@ -124,9 +124,7 @@ def test_of_a_group_one_gets_an_id_and_the_others_their_own_answers(
     assert outcomes(*rest) == ["created", None, "created", None, None]
 
 
-def test_an_id_that_is_held_holds_up_nobody_else(
-    requests: Requests, other: Connection, admin: Connection
-) -> None:
+def test_an_id_that_is_held_holds_up_nobody_else(requests, other, admin):
     """It blocks neither its own batch nor later ones."""
     hold_job(other, "held")
     held = requests.add("held")
@@ -138,9 +136,7 @@ def test_an_id_that_is_held_holds_up_nobody_else(
     assert outcomes(held) == ["created"]
 
 
-def test_when_the_write_fails_each_is_written_for_itself(
-    patient: None, requests: Requests, other: Connection, admin: Connection
-) -> None:
+def test_when_the_write_fails_each_is_written_for_itself(patient, requests, other, admin):
     hold_job(other, "first")
     first = requests.add("first")
     (writer,) = blocked(admin)
@@ -156,9 +152,7 @@ def test_when_the_write_fails_each_is_written_for_itself(
     assert Message.objects.count() == 5
 
 
-def test_a_topic_that_changed_its_shards_is_noticed(
-    patient: None, requests: Requests, other: Connection, admin: Connection
-) -> None:
+def test_a_topic_that_changed_its_shards_is_noticed(patient, requests, other, admin):
     requests.add("known").result(30)
     hold_job(other, "first")
     first = requests.add("first")

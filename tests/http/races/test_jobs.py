@@ -46,9 +46,7 @@ def test_of_many_posts_of_an_id_with_and_without_url_one_creates(if_exists: IfEx
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("url", [None, URL])
-def test_a_post_waits_for_another_of_its_id(
-    other: Connection, admin: Connection, url: str | None, end: str
-) -> None:
+def test_a_post_waits_for_another_of_its_id(other, admin, url, end):
     """It then reads the other kind's row: the lock has its own statement."""
     create_topic("orders")
     hold_job(other)
@@ -102,9 +100,7 @@ def test_two_bulks_with_the_same_ids_in_opposite_order_do_not_deadlock() -> None
         Message.objects.all().delete()
 
 
-def test_a_message_offered_meanwhile_under_the_id_is_not_overwritten(
-    other: Connection, admin: Connection
-) -> None:
+def test_a_message_offered_meanwhile_under_the_id_is_not_overwritten(other, admin):
     """ADD_JOBS: a queue's offer takes no lock; the unique index of the kind protects it."""
     create_topic("orders")
     other.execute("BEGIN")
@@ -116,9 +112,7 @@ def test_a_message_offered_meanwhile_under_the_id_is_not_overwritten(
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-def test_an_update_waits_for_an_acknowledgement_and_loses_nothing(
-    other: Connection, admin: Connection, end: str
-) -> None:
+def test_an_update_waits_for_an_acknowledgement_and_loses_nothing(other, admin, end):
     """PUT_JOBS: the moving job is deleted before or after; either way the new one is stored."""
     add(body=1)
     token = popped().lease_token
@@ -135,9 +129,7 @@ class TestDeletion:
     """J3: after the 204 the job is gone, in every state that it passed meanwhile."""
 
     @pytest.mark.parametrize("change", ["dies", "is redriven", "is retried", "moves"])
-    def test_j3_a_job_that_changes_meanwhile_is_deleted(
-        self, other: Connection, admin: Connection, change: str
-    ) -> None:
+    def test_j3_a_job_that_changes_meanwhile_is_deleted(self, other, admin, change):
         """As a dead one, as an active one, in its other kind."""
         add()
         ended: dict[str, Any] = {"error": None, "now": None}
@@ -218,9 +210,7 @@ class TestPopping:
         other.execute("ROLLBACK")
 
     @pytest.mark.parametrize("call", [finish_job, release_job, touch_job, bury_job])
-    def test_a_consumer_that_waits_for_who_took_its_job_over_is_told(
-        self, other: Connection, admin: Connection, call: Callable[..., Answer]
-    ) -> None:
+    def test_a_consumer_that_waits_for_who_took_its_job_over_is_told(self, other, admin, call):
         """FINISH_JOB and the others: compare the lease again with the updated row."""
         add()
         token = popped().lease_token
@@ -243,9 +233,7 @@ class TestKicking:
         assert Message.objects.count() == 20
 
     @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-    def test_a_kick_waits_for_a_post_of_its_id(
-        self, other: Connection, admin: Connection, end: str
-    ) -> None:
+    def test_a_kick_waits_for_a_post_of_its_id(self, other, admin, end):
         """REDRIVE: behind the lock it reads the job of the other kind."""
         add()
         bury_job("orders", "a", popped().lease_token)
@@ -257,9 +245,7 @@ class TestKicking:
             assert kick.answer() == (0 if end == "COMMIT" else 1)
         assert Message.objects.count() == 1
 
-    def test_a_kick_passes_by_a_letter_that_another_holds(
-        self, impatient: Any, other: Connection
-    ) -> None:
+    def test_a_kick_passes_by_a_letter_that_another_holds(self, impatient, other):
         add()
         bury_job("orders", "a", popped().lease_token)
         with other.transaction():

@@ -46,9 +46,7 @@ def taking(n: int, *, now: int | None = NOW) -> tuple[int, int]:
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "known"])
-def test_a_taker_waits_for_the_one_before_and_takes_what_that_left(
-    other: psycopg.Connection[Any], admin: psycopg.Connection[Any], exists: bool, end: str
-):
+def test_a_taker_waits_for_the_one_before_and_takes_what_that_left(other, admin, exists, end):
     if exists:
         assert taking(1, now=NOW - 100_000_000) == (1, 0)
     other.execute("BEGIN")
@@ -65,9 +63,7 @@ def test_a_taker_waits_for_the_one_before_and_takes_what_that_left(
         assert taking(2) == (2, 0)
 
 
-def test_who_waited_with_an_earlier_clock_is_not_given_more(
-    other: psycopg.Connection[Any], admin: psycopg.Connection[Any]
-):
+def test_who_waited_with_an_earlier_clock_is_not_given_more(other, admin):
     other.execute("BEGIN")
     later = params("a", 5, now=NOW + 4_000_000)
     assert other.execute(TAKE_PERMITS, later).fetchall() == [(5, 0)]
@@ -88,9 +84,7 @@ def test_twenty_threads_share_what_their_process_took_ahead():
     assert answers.count(ZERO) == 15
 
 
-def test_what_threads_give_back_at_once_others_use_and_nobody_twice(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_what_threads_give_back_at_once_others_use_and_nobody_twice(monkeypatch):
     monkeypatch.setattr("delayed_queue.http.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
     rate = SharedRate("a", 0.001, 15)
 

@@ -54,9 +54,7 @@ class TestRedriving:
         ("end", "outcome"),
         [("COMMIT", OfferOutcome.IGNORED), ("ROLLBACK", OfferOutcome.CREATED)],
     )
-    def test_j5_a_redrive_waits_for_an_update_of_its_job(
-        self, other: Connection, admin: Connection, way: str, end: str, outcome: OfferOutcome
-    ) -> None:
+    def test_j5_a_redrive_waits_for_an_update_of_its_job(self, other, admin, way, end, outcome):
         """LOCK_JOBS_OF_LETTERS: it then reads the job's other kind."""
         letter = dead()
         hold_job(other)
@@ -69,9 +67,7 @@ class TestRedriving:
 
     @pytest.mark.parametrize("kind", ["orders|json", None])
     @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-    def test_j5_an_update_waits_for_a_redrive_of_its_job(
-        self, other: Connection, admin: Connection, kind: str | None, end: str
-    ) -> None:
+    def test_j5_an_update_waits_for_a_redrive_of_its_job(self, other, admin, kind, end):
         redriving(other, dead(), kind=kind)
         with calling(partial(add, url=URL, if_exists="update")) as update:
             wait_until_blocked(admin, update)
@@ -121,9 +117,7 @@ class TestRedriving:
         with calling(partial(add, "b", url=URL)) as post:
             assert post.answer().outcome is OfferOutcome.CREATED
 
-    def test_the_topic_is_locked_before_its_jobs(
-        self, other: Connection, admin: Connection
-    ) -> None:
+    def test_the_topic_is_locked_before_its_jobs(self, other, admin):
         """LOCK_JOBS: in the common order, or a redrive could wait for a post that waits for it."""
         create_topic("orders")
         hold_job(other)
@@ -145,9 +139,7 @@ class TestRedriving:
             (DelayedQueue("orders"), 201, {("ExclusiveLock", True): 1}),
         ],
     )
-    def test_a_redrive_holds_no_more_locks_than_it_needs(
-        self, queue: DelayedQueue, letters: int, expected: dict[tuple[str, bool], int]
-    ) -> None:
+    def test_a_redrive_holds_no_more_locks_than_it_needs(self, queue, letters, expected):
         create_topic("orders")
         ids = dead_ones(queue, letters)
         with transaction.atomic():
@@ -204,9 +196,7 @@ class TestConsumption:
             yield consumption, fails
             fails.set()
 
-    def test_j5_an_update_that_moves_the_job_finds_it_again(
-        self, consumer: tuple[Call[int], threading.Event], admin: Connection
-    ) -> None:
+    def test_j5_an_update_that_moves_the_job_finds_it_again(self, consumer, admin):
         consumption, fails = consumer
         with calling(partial(add, url=URL, if_exists="update")) as update:
             wait_until_blocked(admin, update)
@@ -215,9 +205,7 @@ class TestConsumption:
             assert update.answer().outcome is OfferOutcome.UPDATED
         assert Message.objects.get().kind == "orders|callback"
 
-    def test_j3_a_deletion_finds_it_again(
-        self, consumer: tuple[Call[int], threading.Event], admin: Connection
-    ) -> None:
+    def test_j3_a_deletion_finds_it_again(self, consumer, admin):
         consumption, fails = consumer
         with calling(partial(delete_job, "orders", "a")) as deletion:
             wait_until_blocked(admin, deletion)

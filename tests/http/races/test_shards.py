@@ -41,9 +41,7 @@ HOLD_TOPIC: Final = "SELECT FROM delayed_queue_topic WHERE name = %(topic)s FOR 
 
 
 class TestShards:
-    def test_a_change_waits_for_posts_under_way_and_sees_what_they_stored(
-        self, other: Connection, admin: Connection
-    ) -> None:
+    def test_a_change_waits_for_posts_under_way_and_sees_what_they_stored(self, other, admin):
         configure_topic("orders", shards=2)
         hold_job(other, "b")
         insert(other, "orders#1|json", "b")
@@ -53,9 +51,7 @@ class TestShards:
             with pytest.raises(InvalidConfiguration):
                 change.answer()
 
-    def test_a_post_waits_for_a_change_and_goes_by_it(
-        self, other: Connection, admin: Connection
-    ) -> None:
+    def test_a_post_waits_for_a_change_and_goes_by_it(self, other, admin):
         configure_topic("orders", shards=2)
         other.execute("BEGIN")
         other.execute(LOCK_TOPIC, {"topic": "orders"})
@@ -115,9 +111,7 @@ class TestHosts:
         assert write_jobs(stale, [job], IfExists.FAIL, "default") is None
 
     @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-    def test_a_new_host_waits_for_a_pause_and_goes_by_it(
-        self, other: Connection, admin: Connection, end: str
-    ) -> None:
+    def test_a_new_host_waits_for_a_pause_and_goes_by_it(self, other, admin, end):
         """A pause locks the topic, so that it covers each shard."""
         add("x", url="https://a.example/")
         other.execute("BEGIN")
@@ -135,9 +129,7 @@ class TestHosts:
         is_paused = Limit.objects.filter(kind="orders#1|callback").exists()
         assert is_paused is (end == "COMMIT")
 
-    def test_a_pause_waits_for_a_new_host_and_pauses_it_too(
-        self, other: Connection, admin: Connection
-    ) -> None:
+    def test_a_pause_waits_for_a_new_host_and_pauses_it_too(self, other, admin):
         add("x", url="https://a.example/")
         other.execute("BEGIN")
         other.execute(HOLD_TOPIC, {"topic": "orders"})
@@ -179,9 +171,7 @@ class TestLimits:
     """A topic with limits has one shard: two changes of it meet at its lock."""
 
     @pytest.mark.parametrize("way", ["command", "admin"])
-    def test_an_operator_waits_for_more_shards_and_is_refused(
-        self, other: Connection, admin: Connection, admin_user: Any, way: str
-    ) -> None:
+    def test_an_operator_waits_for_more_shards_and_is_refused(self, other, admin, admin_user, way):
         configure_topic("orders", shards=1)
         other.execute("BEGIN")
         other.execute(LOCK_TOPIC, {"topic": "orders"})
@@ -200,9 +190,7 @@ class TestLimits:
         assert not Limit.objects.exists()
 
     @pytest.mark.parametrize("exists", [True, False])
-    def test_who_gives_it_shards_waits_for_an_operator_and_is_refused(
-        self, other: Connection, admin: Connection, exists: bool
-    ) -> None:
+    def test_who_gives_it_shards_waits_for_an_operator_and_is_refused(self, other, admin, exists):
         if exists:
             configure_topic("orders", shards=1)
         other.execute("BEGIN")
@@ -249,9 +237,7 @@ class TestIdempotency:
         assert Message.objects.count() == 1
 
     @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-    def test_a_request_under_way_refuses_its_like_and_then_answers_or_not(
-        self, other: Connection, end: str
-    ) -> None:
+    def test_a_request_under_way_refuses_its_like_and_then_answers_or_not(self, other, end):
         """TRY_KEY, READ_ANSWER, SAVE_ANSWER: stored with the commit or not at all."""
         other.execute("BEGIN")
         held = other.execute(TRY_KEY, {"lock": lock_of("idempotency", SCOPE, "key")})

@@ -133,9 +133,7 @@ def is_there(admin: psycopg.Connection[Any], pid: int) -> bool:
     return found is not None
 
 
-def test_q30_a_failure_whose_commit_was_swallowed_was_counted_once(
-    filled: DelayedQueue, proxy: Proxy
-):
+def test_q30_a_failure_whose_commit_was_swallowed_was_counted_once(filled, proxy):
     proxy.swallow_answer("COMMIT")
 
     with pytest.raises(OperationalError):
@@ -146,29 +144,16 @@ def test_q30_a_failure_whose_commit_was_swallowed_was_counted_once(
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_q27_a_connection_lost_before_is_an_error_and_replaced_for_the_next_time(
-    filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str
+@pytest.mark.parametrize("found_by", ["the consumer", "another query"])
+def test_q27_q33_a_lost_connection_is_an_error_once_and_is_then_replaced(
+    filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str, found_by: str
 ):
+    """Outside of requests the consumer itself must replace the connection."""
     LOSSES[loss](proxy, admin)
 
     with pytest.raises(OperationalError):
-        consume(filled)
+        consume(filled) if found_by == "the consumer" else Group.objects.count()
 
     consume(filled)
-    assert list(Group.objects.values_list("name", flat=True)) == ["key"]
-    assert not Message.objects.exists()
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_q33_a_connection_that_another_query_found_lost_does_not_stop_consumers_for_ever(
-    filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str
-):
-    """Outside of requests, the consumer itself must replace the connection."""
-    LOSSES[loss](proxy, admin)
-    with pytest.raises(OperationalError):
-        Group.objects.count()
-
-    consume(filled)
-
     assert list(Group.objects.values_list("name", flat=True)) == ["key"]
     assert not Message.objects.exists()

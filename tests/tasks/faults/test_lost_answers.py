@@ -49,9 +49,7 @@ def run_cutting(proxy: Proxy, pattern: str, stage: Stage, **aim: Any) -> Counts:
 
 
 @pytest.mark.parametrize("stage", [Stage.UNSENT, Stage.EXECUTED, Stage.COMMITTED])
-def test_a_result_is_written_once_whatever_its_connection_does(
-    work: Any, proxy: Proxy, stage: Stage
-) -> None:
+def test_a_result_is_written_once_whatever_its_connection_does(work, proxy, stage):
     """After the effect has committed: the task is not run again."""
     result = work.settle.enqueue("a")
     assert run_cutting(proxy, RECORD, stage) == Counts(done=1)
@@ -75,9 +73,7 @@ def test_a_failure_is_written_once_too(work: Any, proxy: Proxy, stage: Stage) ->
 @pytest.mark.parametrize(
     ("pattern", "stage"), [(EFFECT, Stage.UNSENT), (RECORD, Stage.UNSENT), (COMMIT, Stage.UNSENT)]
 )
-def test_a_transaction_that_is_undone_never_says_successful(
-    work: Any, proxy: Proxy, pattern: str, stage: Stage
-) -> None:
+def test_a_transaction_that_is_undone_never_says_successful(work, proxy, pattern, stage):
     result = work.pay.enqueue("a")
     after = "" if pattern == EFFECT else EFFECT
     assert run_cutting(proxy, pattern, stage, after=after) == Counts(dead=1)
@@ -87,9 +83,7 @@ def test_a_transaction_that_is_undone_never_says_successful(
     assert not TaskResult.objects.filter(status="SUCCESSFUL").exists()
 
 
-def test_a_transaction_that_was_committed_and_not_answered_says_what_it_did(
-    work: Any, proxy: Proxy
-) -> None:
+def test_a_transaction_that_was_committed_and_not_answered_says_what_it_did(work, proxy):
     """The worker counts it as failed; its message is gone, so the worker writes no result."""
     result = work.pay.enqueue("a")
     run_cutting(proxy, COMMIT, Stage.COMMITTED, after=EFFECT)
