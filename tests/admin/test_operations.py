@@ -15,16 +15,7 @@ from delayed_queue.admin.message_operations import lease_of
 from delayed_queue.handlers import handler, registry
 from delayed_queue.models import DeadLetter, Message
 from tests.admin.operations import CONFIRMED, ON_LETTERS, ON_MESSAGES, run
-from tests.admin.support import (
-    LETTERS,
-    MESSAGES,
-    QUEUES,
-    operator,
-    page,
-    post,
-    tokens,
-    told,
-)
+from tests.admin.support import LETTERS, MESSAGES, QUEUES, operator, page, post, tokens, told
 from tests.support.factories import DeadLetterFactory, MessageFactory, worker_row
 
 pytestmark = pytest.mark.django_db

@@ -11,16 +11,7 @@ from django.test import Client
 from delayed_queue.cron.keeper import CronEntry, CronKeeper
 from delayed_queue.models import Message, Schedule
 from tests.admin.support import operator, page
-from tests.cron.schedules import (
-    FORM,
-    SCHEDULES,
-    VIEW,
-    errors,
-    installed,
-    made,
-    ticks,
-    url,
-)
+from tests.cron.schedules import FORM, SCHEDULES, VIEW, errors, installed, made, ticks, url
 
 pytestmark = pytest.mark.django_db
 

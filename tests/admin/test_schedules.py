@@ -19,16 +19,7 @@ from delayed_queue.cron.registry import crontab
 from delayed_queue.cron.schedules import PeriodicSchedule
 from delayed_queue.models import Message, Schedule
 from tests.admin.support import operator, page, told
-from tests.cron.schedules import (
-    FORM,
-    SCHEDULES,
-    VIEW,
-    do,
-    installed,
-    made,
-    ticks,
-    url,
-)
+from tests.cron.schedules import FORM, SCHEDULES, VIEW, do, installed, made, ticks, url
 
 pytestmark = pytest.mark.django_db
 

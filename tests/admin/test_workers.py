@@ -18,16 +18,7 @@ from delayed_queue import DelayedQueue
 from delayed_queue.admin.lists import LIVE
 from delayed_queue.models import Message, Worker
 from delayed_queue.worker.engine.plans import new_lease_id
-from tests.admin.support import (
-    LETTERS,
-    MESSAGES,
-    QUEUES,
-    operator,
-    page,
-    post,
-    tokens,
-    told,
-)
+from tests.admin.support import LETTERS, MESSAGES, QUEUES, operator, page, post, tokens, told
 from tests.support.factories import MessageFactory, worker_row
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, running, worker_with

@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 
 import delayed_queue.cron.schedules
 from delayed_queue import CronSchedule, DailySchedule, PeriodicSchedule
-from delayed_queue.cron.rules import (
-    MissedTicks,
-    missed,
-)
+from delayed_queue.cron.rules import MissedTicks, missed
 from delayed_queue.exceptions import InvalidConfiguration
 from tests.cron.instants import HOUR, MILLISECOND, SECOND, daily, utc
 

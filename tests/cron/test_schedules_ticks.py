@@ -8,13 +8,7 @@ from datetime import datetime, time, timedelta, timezone
 import pytest
 
 from delayed_queue import CronMessage, CronSchedule, DailySchedule, PeriodicSchedule
-from delayed_queue.cron.rules import (
-    Schedule,
-    check_config_hash,
-    check_key_prefix,
-    missed,
-    tick_key,
-)
+from delayed_queue.cron.rules import Schedule, check_config_hash, check_key_prefix, missed, tick_key
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from tests.cron.instants import HOUR, MD5, SECOND, daily, utc
 

@@ -28,14 +28,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from delayed_queue.cron.rules import (
-    Gap,
-    next_clock_change,
-)
-from delayed_queue.cron.schedules import (
-    CronSchedule,
-    DailySchedule,
-)
+from delayed_queue.cron.rules import Gap, next_clock_change
+from delayed_queue.cron.schedules import CronSchedule, DailySchedule
 from delayed_queue.exceptions import InvalidConfiguration
 from tests.support.sampling import sample
 
@@ -238,10 +232,7 @@ def all_instants(schedule: DailySchedule, after: datetime, days: int) -> Iterato
 
 
 times_of_day = st.builds(
-    time,
-    st.integers(0, 23),
-    st.sampled_from([0, 1, 15, 30, 59]),
-    st.sampled_from([0, 0, 0, 1, 59]),
+    time, st.integers(0, 23), st.sampled_from([0, 1, 15, 30, 59]), st.sampled_from([0, 0, 0, 1, 59])
 )
 nows = st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 

@@ -62,12 +62,7 @@ def send(receiver: FakeWeb, secret: str, body: bytes, *, sent_at: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("secret", "age", "status"),
-    [
-        (SECRET, 0, 200),
-        (OTHER, 0, 401),
-        (SECRET, 900, 401),
-    ],
+    ("secret", "age", "status"), [(SECRET, 0, 200), (OTHER, 0, 401), (SECRET, 900, 401)]
 )
 def test_the_receiver_takes_only_what_is_signed_and_recent(receiver, secret, age, status):
     receiver.secret = SECRET

@@ -172,10 +172,7 @@ class FakeSms(WebServer):
         return self.at("/messages")
 
     def _routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/messages", self._post),
-            web.post("/reached/{stage}", self._reached),
-        ]
+        return [web.post("/messages", self._post), web.post("/reached/{stage}", self._reached)]
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         began_at = time.time()

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth import get_user_model
-from django.contrib.auth.models import Permission
-from django.contrib.messages import get_messages
 from django.test import Client
 
 from delayed_queue.admin import lists
@@ -25,6 +22,7 @@ from delayed_queue.notifications.models import (
 from delayed_queue.notifications.parking import Incoming
 from delayed_queue.notifications.recipients import recipient_hash
 from delayed_queue.notifications.settling import IN_DOUBT, Call
+from tests.admin.support import operator, page, told
 from tests.notifications.factories import begin, enqueue, fail, lease, started
 from tests.notifications.requests import template
 
@@ -34,30 +32,6 @@ LIST = "/admin/delayed_queue_notifications/notification/"
 DASHBOARD = f"{LIST}dashboard/"
 PARKED = "/admin/delayed_queue_notifications/parkedrequest/"
 SECRET = "<b>secret</b>"
-
-
-def operator(*permissions: str) -> Client:
-    """A client that is logged in as staff with just those permissions."""
-    number = get_user_model().objects.count()
-    user = get_user_model().objects.create_user(f"operator-{number}", is_staff=True)
-    chosen = Permission.objects.filter(
-        content_type__app_label="delayed_queue_notifications", codename__in=permissions
-    )
-    assert chosen.count() == len(permissions)
-    user.user_permissions.set(chosen)
-    client = Client()
-    client.force_login(user)
-    return client
-
-
-def page(client: Client, url: str) -> str:
-    response = client.get(url)
-    assert response.status_code == 200, response
-    return response.content.decode()
-
-
-def told(response: Any) -> list[str]:
-    return [str(each) for each in get_messages(response.wsgi_request)]
 
 
 def failed(**values: Any) -> Notification:

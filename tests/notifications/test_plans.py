@@ -244,15 +244,7 @@ def cases(ids: list[uuid.UUID]) -> dict[str, Case]:
 
 STATEMENTS: Final = {
     name: text
-    for module in (
-        intake,
-        managing,
-        monitor,
-        parking,
-        services,
-        settling,
-        sweeping,
-    )
+    for module in (intake, managing, monitor, parking, services, settling, sweeping)
     for name, text in vars(module).items()
     if isinstance(text, str)
     and name[0] != "_"

@@ -153,8 +153,7 @@ class TestOfAWorker:
 
 @pytest.mark.usefixtures("no_other_receivers")
 @pytest.mark.parametrize(
-    ("signal", "level"),
-    [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.DEBUG)],
+    ("signal", "level"), [(signals.leased, logging.DEBUG), (signals.acknowledged, logging.DEBUG)]
 )
 def test_a_level_that_is_off_costs_nothing(signal, level, caplog):
     with at_level(caplog, level + 1):

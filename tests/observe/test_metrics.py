@@ -377,11 +377,7 @@ class TestProcesses:
 
 
 @pytest.mark.parametrize(
-    ("module", "package"),
-    [
-        ("metrics", "prometheus_client"),
-        ("tracing", "opentelemetry"),
-    ],
+    ("module", "package"), [("metrics", "prometheus_client"), ("tracing", "opentelemetry")]
 )
 def test_without_the_library_the_extra_is_named(module, package, settings, monkeypatch):
     monkeypatch.delitem(sys.modules, f"delayed_queue.observe.{module}", raising=False)

@@ -30,10 +30,7 @@ from delayed_queue import (
 from delayed_queue.batch import Batch
 from delayed_queue.conf import QueueSettings, find_problems
 from delayed_queue.cron.keeper import CronKeeper, CronThread
-from delayed_queue.cron.rules import (
-    Schedule,
-    ZonedSchedule,
-)
+from delayed_queue.cron.rules import Schedule, ZonedSchedule
 from delayed_queue.cron.service import CronService, InstallerHandle, RepeatingThread
 from delayed_queue.cron.ticking import TickReport
 from delayed_queue.http.conf import ApiSettings, CallbackSettings
@@ -63,12 +60,7 @@ from delayed_queue.models import Schedule as StoredSchedule
 from delayed_queue.notifications.conf import CONSOLES, NotificationSettings
 from delayed_queue.observe import signals
 from delayed_queue.retries import Backoff
-from delayed_queue.spark.models import (
-    ArchiveManifest,
-    OfferLedger,
-    OfferStage,
-    PipelineReport,
-)
+from delayed_queue.spark.models import ArchiveManifest, OfferLedger, OfferStage, PipelineReport
 from delayed_queue.spark.settings import SparkSettings
 from tests.support import documents
 from tests.support.documents import DOCS, ROOT
@@ -84,9 +76,7 @@ SCHEMAS = (DOCS / "internals/schema.md", DOCS / "internals/schema-apps.md")
 CONCURRENCY = DOCS / "internals/concurrency.md"
 
 # Modules of the API reference, for names defined elsewhere.
-HOMES = {
-    "delayed_queue.cron.ticking": "delayed_queue.cron.service",
-}
+HOMES = {"delayed_queue.cron.ticking": "delayed_queue.cron.service"}
 VALUES: dict[str, Any] = {
     "timedelta": timedelta, "datetime": datetime, "UTC": UTC,
     "RetryPolicy": RetryPolicy, "Backoff": Backoff, "ApiSettings": ApiSettings,

@@ -49,7 +49,7 @@ DOCUMENTED: Any = (
 )  # fmt: skip
 
 TASKS: Any = {
-    "default": {"BACKEND": "delayed_queue.tasks.DelayedQueueBackend", "QUEUES": ["default"]},
+    "default": {"BACKEND": "delayed_queue.tasks.DelayedQueueBackend", "QUEUES": ["default"]}
 }
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from delayed_queue.spark.pipeline.cli import (
-    build_parser,
-)
+from delayed_queue.spark.pipeline.cli import build_parser
 from tests.support.documents import DOCS, blocks
 
 PAGE = DOCS / "operations" / "clusters.md"

@@ -30,9 +30,9 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-            ],
+            ]
         },
-    },
+    }
 ]
 ROOT_URLCONF = "tests.queue_only.urls"
 STATIC_URL = "static/"

@@ -25,8 +25,7 @@ def test_assert_offered_returns_the_message(queue: DelayedQueue, manual_clock: M
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"payload": 2}, {"payload": None}, {"headers": {}}, {"state": "leased"}],
+    "wrong", [{"payload": 2}, {"payload": None}, {"headers": {}}, {"state": "leased"}]
 )
 def test_assert_offered_says_what_differs(queue: DelayedQueue, wrong: dict[str, Any]):
     queue.offer_or_update("a", 1, headers={"h": 1})

@@ -84,8 +84,5 @@ def test_the_admin_shows_every_row(factory: Any, admin_client: Any) -> None:
 
 def test_without_factory_boy_the_import_names_it() -> None:
     module = "delayed_queue.testing.factories"
-    with (
-        not_installed("factory", module),
-        pytest.raises(ImportError, match="factory_boy:"),
-    ):
+    with not_installed("factory", module), pytest.raises(ImportError, match="factory_boy:"):
         import_module(module)

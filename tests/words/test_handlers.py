@@ -97,12 +97,7 @@ class TestDecorator:
 
     @pytest.mark.parametrize(
         "wrong",
-        [
-            {"retry": "15s"},
-            {"lease": timedelta(0)},
-            {"lease": "a minute"},
-            {"codec": "yaml"},
-        ],
+        [{"retry": "15s"}, {"lease": timedelta(0)}, {"lease": "a minute"}, {"codec": "yaml"}],
     )
     def test_wrong_options(self, wrong: dict[str, Any]):
         with pytest.raises(InvalidConfiguration):

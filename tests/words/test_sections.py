@@ -11,10 +11,7 @@ from django.conf import LazySettings
 from delayed_queue.checks import check_settings
 from delayed_queue.conf import get_settings
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.http.conf import (
-    CallbackSettings,
-    callback_settings,
-)
+from delayed_queue.http.conf import CallbackSettings, callback_settings
 
 RIGHT: list[tuple[str, Any]] = [
     ("ALLOWED_HOSTS", ["erp.internal", "*.hooks.corp", "localhost", "10.0.0.1", "::1", "a_b.x"]),

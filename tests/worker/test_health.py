@@ -117,9 +117,7 @@ class TestReadingIt:
 
 @contextmanager
 def serving(
-    report: Callable[[], HealthReport] = lambda: HEALTHY,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    report: Callable[[], HealthReport] = lambda: HEALTHY, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[HealthServer]:
     server = HealthServer(host, port, report)
     server.start()

@@ -14,14 +14,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from delayed_queue import (
-    Batch,
-    DelayedQueue,
-    Groups,
-    RetryPolicy,
-    ScheduledMessage,
-    Snooze,
-)
+from delayed_queue import Batch, DelayedQueue, Groups, RetryPolicy, ScheduledMessage, Snooze
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.worker.engine import calls

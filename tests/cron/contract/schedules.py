@@ -5,12 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from delayed_queue import (
-    CronMessage,
-    DelayedQueue,
-    Envelope,
-    PeriodicSchedule,
-)
+from delayed_queue import CronMessage, DelayedQueue, Envelope, PeriodicSchedule
 from delayed_queue.cron.service import Installer
 from delayed_queue.testing import ManualClock
 from tests.queue.contract.support import DAY, HOUR, MINUTE

@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from delayed_queue import (
-    CronMessage,
-    DailySchedule,
-    DelayedQueue,
-    Envelope,
-)
+from delayed_queue import CronMessage, DailySchedule, DelayedQueue, Envelope
 from delayed_queue.cron.service import Installer
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.testing import ManualClock

@@ -9,15 +9,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from delayed_queue import (
-    CronSchedule,
-    DailySchedule,
-    DelayedQueue,
-)
-from delayed_queue.cron.rules import (
-    MissedTicks,
-    Schedule,
-)
+from delayed_queue import CronSchedule, DailySchedule, DelayedQueue
+from delayed_queue.cron.rules import MissedTicks, Schedule
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.testing import ManualClock
 from tests.cron.contract.schedules import HOURLY, drained, payload_of, payloads_over
@@ -59,11 +52,7 @@ def cron(expression: str, **options: Any) -> CronSchedule:
     ],
 )
 def test_c11_on_the_days_the_clocks_change_each_hour_runs_once(
-    queue: DelayedQueue,
-    clock: ManualClock,
-    schedule: Schedule,
-    start: datetime,
-    local: list[str],
+    queue: DelayedQueue, clock: ManualClock, schedule: Schedule, start: datetime, local: list[str]
 ):
     clock.set(start)
     installer = queue.cron.installer("report", schedule, payload_of)

@@ -129,8 +129,7 @@ CALLS: Final = ("one statement", "an exchange", "an exchange in a transaction")
 
 
 @pytest.mark.parametrize(
-    ("call", "error"),
-    [*zip(CALLS, ["KeyboardInterrupt", "SystemExit", "TimeIsUp"], strict=True)],
+    ("call", "error"), [*zip(CALLS, ["KeyboardInterrupt", "SystemExit", "TimeIsUp"], strict=True)]
 )
 def test_a_wait_that_is_interrupted_ends_and_leaves_a_connection_of_use(
     orders: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],

@@ -16,13 +16,7 @@ from delayed_queue.db.resilience import repeat
 from delayed_queue.exceptions import InvalidMessage, PayloadNotEncodable, ResourceUnavailable
 from delayed_queue.retries import Backoff
 from tests.support.answers import present, sqlstate_of
-from tests.support.concurrency import (
-    TIMEOUT,
-    calling,
-    raw_connection,
-    running,
-    wait_until_blocked,
-)
+from tests.support.concurrency import TIMEOUT, calling, raw_connection, running, wait_until_blocked
 from tests.support.operations import CREATED, OPERATIONS, PAST, UPDATED, Scene
 from tests.support.processes import wait_until
 from tests.support.proxied import BACKOFF

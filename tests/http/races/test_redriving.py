@@ -51,8 +51,7 @@ class TestRedriving:
 
     @pytest.mark.parametrize("way", REDRIVES)
     @pytest.mark.parametrize(
-        ("end", "outcome"),
-        [("COMMIT", OfferOutcome.IGNORED), ("ROLLBACK", OfferOutcome.CREATED)],
+        ("end", "outcome"), [("COMMIT", OfferOutcome.IGNORED), ("ROLLBACK", OfferOutcome.CREATED)]
     )
     def test_j5_a_redrive_waits_for_an_update_of_its_job(self, other, admin, way, end, outcome):
         """LOCK_JOBS_OF_LETTERS: it then reads the job's other kind."""

@@ -17,13 +17,7 @@ from django.db import connection, transaction
 from delayed_queue.models import Message
 from delayed_queue.notifications.handlers import QUEUES
 from delayed_queue.notifications.models import Notification, Status
-from tests.notifications.dispatchers import (
-    SENT,
-    email_entry,
-    ended,
-    sms_entry,
-    statuses,
-)
+from tests.notifications.dispatchers import SENT, email_entry, ended, sms_entry, statuses
 from tests.notifications.factories import enqueue
 from tests.notifications.fakes import FakeSms, FakeSmtp
 from tests.support.processes import Process, children_of, wait_until, worker

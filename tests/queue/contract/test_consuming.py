@@ -8,21 +8,8 @@ from functools import partial
 import pytest
 
 from delayed_queue import DelayedQueue, DeliveryType, Reject, RetryPolicy, Snooze
-from delayed_queue.testing import (
-    ManualClock,
-    assert_dead,
-    assert_not_offered,
-    assert_offered,
-)
-from tests.queue.contract.support import (
-    HOUR,
-    MINUTE,
-    SECOND,
-    TIMEOUT,
-    MakeQueue,
-    in_thread,
-    leased,
-)
+from delayed_queue.testing import ManualClock, assert_dead, assert_not_offered, assert_offered
+from tests.queue.contract.support import HOUR, MINUTE, SECOND, TIMEOUT, MakeQueue, in_thread, leased
 
 
 @pytest.fixture

@@ -11,15 +11,7 @@ from delayed_queue import DelayedQueue, Groups, OfferOutcome, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.queue.groups import HeldGroup
 from delayed_queue.testing import ManualClock, dead_letters
-from tests.queue.contract.support import (
-    DAY,
-    HOUR,
-    MILLISECOND,
-    MINUTE,
-    SECOND,
-    leased,
-    polled_keys,
-)
+from tests.queue.contract.support import DAY, HOUR, MILLISECOND, MINUTE, SECOND, leased, polled_keys
 
 
 def offer(queue: DelayedQueue, *names: str) -> None:

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from delayed_queue import DelayedQueue, ScheduledMessage
-from delayed_queue.exceptions import (
-    ConfirmationRequired,
-    InvalidConfiguration,
-    PayloadNotDecodable,
-)
+from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.facade import DROP_ALL_CONFIRMATION
 from delayed_queue.messages import MessageState, QueueStats
 from delayed_queue.testing import ManualClock, assert_not_offered, assert_offered

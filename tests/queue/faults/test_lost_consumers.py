@@ -72,11 +72,7 @@ def consume(queue: DelayedQueue, *steps: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("rest", REST)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_q30_a_connection_lost_inside_the_handler_leaves_the_message_as_it_was(
-    filled: DelayedQueue,
-    proxy: Proxy,
-    admin: psycopg.Connection[Any],
-    loss: str,
-    rest: str,
+    filled: DelayedQueue, proxy: Proxy, admin: psycopg.Connection[Any], loss: str, rest: str
 ):
     """An error and no effect; the next consumer gets it as its first attempt."""
     with pytest.raises(Failed if rest == "fails" else OperationalError):

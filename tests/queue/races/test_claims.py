@@ -10,9 +10,7 @@ import pytest
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.queue.store.claim import CLAIM, CONSUME, NO_FLOOR
 from tests.support.answers import polled
-from tests.support.concurrency import (
-    raw_connection,
-)
+from tests.support.concurrency import raw_connection
 from tests.support.statements import sql
 
 LOCK: Final = 'SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE'

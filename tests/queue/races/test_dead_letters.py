@@ -16,12 +16,7 @@ from delayed_queue.queue.store.dead_letters import PRUNE_DEAD_LETTERS, REDRIVE, 
 from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from delayed_queue.queue.store.settle import DEAD_LETTER
 from tests.support.answers import only_row, polled, stored
-from tests.support.concurrency import (
-    calling,
-    raw_connection,
-    together,
-    wait_until_blocked,
-)
+from tests.support.concurrency import calling, raw_connection, together, wait_until_blocked
 from tests.support.processes import wait_until
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED

@@ -15,8 +15,7 @@ class Migration(migrations.Migration):
     operations = [
         TAKE_TURN,
         migrations.RunSQL(
-            "CREATE INDEX later_attempts ON delayed_queue (attempts)",
-            "DROP INDEX later_attempts",
+            "CREATE INDEX later_attempts ON delayed_queue (attempts)", "DROP INDEX later_attempts"
         ),
         END_TURN,
     ]

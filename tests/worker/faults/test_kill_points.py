@@ -10,14 +10,7 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
 from tests.support.aiming import ACKNOWLEDGE, CLAIM, EFFECT, Stage
-from tests.support.ledger import (
-    effects,
-    expire_leases,
-    is_drained,
-    leased,
-    offer,
-    wait_until_quiet,
-)
+from tests.support.ledger import effects, expire_leases, is_drained, leased, offer, wait_until_quiet
 from tests.support.programs import kill, suspended, wait_while_tending, working
 from tests.support.proxy import Proxy
 from tests.support.sampling import sample

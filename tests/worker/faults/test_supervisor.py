@@ -30,10 +30,7 @@ from delayed_queue.models import Message, Worker
 from delayed_queue.worker.board import START_SECONDS
 from delayed_queue.worker.engine.database import check_schema
 from delayed_queue.worker.options import WorkerOptions
-from delayed_queue.worker.process.supervisor import (
-    Child,
-    Supervisor,
-)
+from delayed_queue.worker.process.supervisor import Child, Supervisor
 from tests.support.ledger import offer
 from tests.support.processes import children_of, database_url, wait_until, worker
 from tests.workerapp.models import Effect
