@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import suppress
-from types import FrameType
 from typing import Any, Final
 
 from django.core.management.base import CommandError
@@ -19,7 +17,7 @@ from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.management.arguments import FORMAT, flag
 from delayed_queue.management.base import QueueCommand, Row, optional_time, wrong_usage
 from delayed_queue.models import ScheduleRun
-from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
+from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit, stop_on_signals
 
 _NOTHING: Final = (
     f"There are no schedules: declare one in {SETTING}['CRON'] or with @schedule, or create one in "
@@ -127,13 +125,7 @@ def _keep(keeper: CronKeeper, using: str) -> None:
     """Keep the schedules until SIGTERM or SIGINT; then stop within a few seconds."""
     thread = CronThread(keeper, using)
     with last_exit(LAST_EXIT_SECONDS) as arm:
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            arm()
-            thread.stop()
-
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, stop)
+        stop_on_signals(arm, thread.stop, again=None)
         # The thread waits for an outage to end; missing tables are an error.
         with suppress(InterfaceError, OperationalError, ResourceUnavailable):
             list(keeper.listed())

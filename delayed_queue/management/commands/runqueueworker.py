@@ -5,15 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import sys
 import time
 from argparse import SUPPRESS
-from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from django.conf import settings
@@ -31,7 +28,12 @@ from delayed_queue.management.arguments import Argument, address, arg, duration,
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.worker.board import Board, Watchdog
-from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, SUPERVISOR_EXIT_SECONDS, last_exit
+from delayed_queue.worker.deadlines import (
+    LAST_EXIT_SECONDS,
+    SUPERVISOR_EXIT_SECONDS,
+    last_exit,
+    stop_on_signals,
+)
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import MAX_COUNTS, WorkerOptions
 from delayed_queue.worker.process.health import (
@@ -146,7 +148,7 @@ class Command(QueueCommand):
             file=options["health_file"], address=options["health_address"],
         ), last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm:  # fmt: skip
             worker.on_stop = arm
-            _stop_on_signals(worker, is_alone=True)
+            stop_on_signals(worker.stop)
             Watchdog(board).exit_when_stuck()
             self._greet(options, worker)
             worker.run()
@@ -167,7 +169,9 @@ class Command(QueueCommand):
                 last_exit(_longest(chosen, LAST_EXIT_SECONDS)) as arm,
             ):
                 worker.on_stop = arm
-                _stop_on_signals(worker, is_alone=False)
+                # A process manager may signal child and supervisor: a child drains on each signal.
+                # Two signals to the supervisor stop it at once.
+                stop_on_signals(worker.stop, again=None)
                 stop_when_orphaned(worker.stop, lifeline)
                 worker.run()
         except CommandError as error:
@@ -246,28 +250,3 @@ def _is_reloading(chosen: WorkerOptions, options: dict[str, Any]) -> bool:
 def _longest(chosen: WorkerOptions, grace: float) -> float:
     """Return the maximum seconds of a stop."""
     return chosen.shutdown_timeout.total_seconds() + grace
-
-
-def _on_signals(handle: Callable[[int, FrameType | None], None]) -> None:
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, handle)
-
-
-def _stop_on_signals(worker: Worker, *, is_alone: bool) -> None:
-    """Drain on SIGTERM or SIGINT; a process without supervisor exits at once on the second.
-
-    A process manager may signal the child and the supervisor: a child drains on every signal. An
-    operator stops it at once by signalling the supervisor twice.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if is_alone:
-            _on_signals(_exit_now)
-        worker.stop()
-
-    _on_signals(stop)
-
-
-def _exit_now(number: int, frame: FrameType | None) -> None:
-    # sys.exit() would wait for handlers; the database keeps their leases.
-    os._exit(128 + number)

@@ -27,7 +27,7 @@ from delayed_queue.db.wakeups import StopSignal
 from delayed_queue.logs import log
 from delayed_queue.observe import signals
 from delayed_queue.worker.board import COUNTERS, Board, Watchdog
-from delayed_queue.worker.deadlines import EXIT_STUCK, in_daemon
+from delayed_queue.worker.deadlines import EXIT_STUCK, exit_now, in_daemon, stop_on_signals
 from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.options import WorkerOptions
 from delayed_queue.worker.process.crashes import CrashReport, cause_of_death, give_back, listed
@@ -261,21 +261,13 @@ class Supervisor:
 
         ``arm`` limits the duration of the drain.
         """
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            arm()
-            for each in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(each, self._exit_now)
-            self.stop()
-
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, stop)
+        stop_on_signals(arm, self.stop, again=self._exit_now)
         signal.signal(signal.SIGCHLD, lambda number, frame: self._stop.wake())
 
     def _exit_now(self, number: int, frame: FrameType | None) -> None:
         for child in self.children:
             child.signal(signal.SIGKILL)
-        os._exit(128 + number)  # the database keeps the leases
+        exit_now(number, frame)
 
     def stop(self) -> None:
         """Drain the processes; kill those that exceed the shutdown timeout."""

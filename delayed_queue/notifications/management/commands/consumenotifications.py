@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from argparse import ArgumentParser
-from typing import Any, Final
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
@@ -15,13 +13,7 @@ from django.utils.translation import gettext_noop
 from delayed_queue.conf import get_settings
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.notifications.broker import BATCH, Consumer
-from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit
-
-_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-def _exit_now(number: int, frame: object) -> None:
-    os._exit(128 + number)  # the broker delivers again what was not acknowledged
+from delayed_queue.worker.deadlines import LAST_EXIT_SECONDS, last_exit, stop_on_signals
 
 
 class Command(QueueCommand):
@@ -46,15 +38,8 @@ class Command(QueueCommand):
             self.stderr.write("memory:// holds messages of this process only. Set AMQP_URL.")
         seconds = get_settings().SHUTDOWN_TIMEOUT.total_seconds() + LAST_EXIT_SECONDS
         with last_exit(seconds) as arm:
-
-            def stop(number: int, frame: object) -> None:
-                for each in _STOPS:
-                    signal.signal(each, _exit_now)
-                arm()
-                consumer.stop()
-
-            for each in _STOPS:
-                signal.signal(each, stop)
+            # The broker delivers again what was not acknowledged.
+            stop_on_signals(arm, consumer.stop)
             consumer.run()
         tally = consumer.tally
         self.stdout.write(
