@@ -66,9 +66,6 @@ class KindFilter(SimpleListFilter):
             kinds.append(chosen)
         return [(kind, _label(kind)) for kind in kinds]
 
-    def has_output(self) -> bool:
-        return True
-
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         every, *kinds = super().choices(changelist)
         # The filters that need a queue go with it.

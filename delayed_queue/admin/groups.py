@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -75,7 +75,13 @@ def why_held(reason: str, pause: Limit | None) -> str:
 
 def groups_of(kind: str, using: str, *, may_change: bool) -> dict[str, Any]:
     """Return what the page of a queue shows of its groups; empty texts without limits."""
-    rows = list(_that_hold(kind, using))
+    is_set = Q(paused_at__isnull=False) | Q(group="")
+    for name in OWN:
+        is_set |= Q(**{f"{name}__isnull": False})
+    # The row of all groups, and the first groups that are paused or limited.
+    rows = list(
+        Limit.objects.using(using).filter(is_set, kind=kind).order_by("group")[: _MAX_GROUPS + 1]
+    )
     of_all = next((each for each in rows if not each.group), None)
     singles = {each.group: each for each in rows if each.group}
     return {
@@ -83,15 +89,6 @@ def groups_of(kind: str, using: str, *, may_change: bool) -> dict[str, Any]:
         "held": _held_table(kind, using, singles, may_change=may_change) if rows else "",
         "own": _own_table(singles, may_change=may_change),
     }
-
-
-def _that_hold(kind: str, using: str) -> QuerySet[Limit]:
-    """Return the row of all groups, and the first groups that are paused or limited."""
-    is_set = Q(paused_at__isnull=False) | Q(group="")
-    for name in OWN:
-        is_set |= Q(**{f"{name}__isnull": False})
-    rows = Limit.objects.using(using).filter(is_set, kind=kind)
-    return rows.order_by("group")[: _MAX_GROUPS + 1]
 
 
 def _held_table(

@@ -65,8 +65,11 @@ class MessageOperation(Operation):
         """Return why the operation does not apply to the row; empty if it does."""
         return ""
 
-    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
-        """Change those rows if the lease still holds them; return the ids of the changed."""
+    def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
+        """Change the rows if their lease still holds them; return the ids of the changed.
+
+        They belong to one queue and to one lease, or to none.
+        """
         raise NotImplementedError
 
     def fits(self, row: Any) -> bool:
@@ -86,11 +89,11 @@ class MessageOperation(Operation):
 
     def apply(self, rows: list[Any], call: Call, report: Report) -> Iterator[tuple[Any, Any]]:
         """Change the rows with one statement for each lease."""
-        groups: dict[tuple[str, str | None], list[Any]] = {}
+        groups: dict[Any, list[Any]] = {}
         for row in rows:
             groups.setdefault((row.kind, row.lease_id), []).append(row)
-        for group, some in groups.items():
-            done = set(self.settle(*group, [row.id for row in some], call))
+        for some in groups.values():
+            done = set(self.settle(some, [row.id for row in some], call))
             yield from ((row, row.id in done or CHANGED) for row in some)
 
     def audit(self, row: Any, call: Call) -> str:
@@ -115,8 +118,8 @@ class Release(LeaseOperation):
     wakes = True
     ends_lease = True
 
-    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
-        return Message.objects.release(lease, ids, using=call.using)
+    def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
+        return Message.objects.release(rows[0].lease_id, ids, using=call.using)
 
 
 class Extend(LeaseOperation):
@@ -126,10 +129,10 @@ class Extend(LeaseOperation):
     permission = "delayed_queue.extend_message"
     past = _("Extended")
 
-    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
-        duration = lease_of(kind) // MILLISECOND
-        rows = Message.objects.extend([lease or ""], ids, duration, using=call.using)
-        return [row.id for row in rows]
+    def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
+        duration = lease_of(rows[0].kind) // MILLISECOND
+        done = Message.objects.extend([rows[0].lease_id], ids, duration, using=call.using)
+        return [each.id for each in done]
 
 
 def lease_of(kind: str) -> timedelta:
@@ -152,7 +155,7 @@ class Deliver(MessageOperation):
             return _("leased; release it instead")
         return "" if state_of(row) is RowState.SCHEDULED else _("due already")
 
-    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
+    def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
         return Message.objects.release(None, ids, using=call.using)
 
 
@@ -175,10 +178,10 @@ class Reject(MessageOperation):
         reason = _("rejected by %(user)s") % {"user": call.user}
         return RejectForm(data, initial={"reason": reason})
 
-    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
+    def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
         reason = storable(call.options["reason"])
         return Message.objects.dead_letter(
-            lease, ids, reason, batches=_batches(ids, call), using=call.using
+            rows[0].lease_id, ids, reason, batches=batches_of(rows), using=call.using
         )
 
 
@@ -196,15 +199,10 @@ class Drop(MessageOperation):
     past = _("Dropped")
     flag = DELETION
 
-    def settle(self, kind: str, lease: str | None, ids: Ids, call: Call) -> Ids:
+    def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
         return Message.objects.acknowledge(
-            lease, ids, outcome=DROPPED, batches=_batches(ids, call), using=call.using
+            rows[0].lease_id, ids, outcome=DROPPED, batches=batches_of(rows), using=call.using
         )
-
-
-def _batches(ids: Sequence[int], call: Call) -> set[int]:
-    """Return the batches of messages."""
-    return batches_of(Message.objects.using(call.using).filter(pk__in=ids).only("batch_id"))
 
 
 MESSAGE_OPERATIONS: Final[tuple[Operation, ...]] = (
