@@ -44,6 +44,21 @@ class _TextField(forms.CharField):
         )
 
 
+def count_field(
+    label: Any,
+    help_text: Any = "",
+    *,
+    most: int | None = None,
+    initial: int | None = None,
+    required: bool = False,
+) -> forms.IntegerField:
+    """Return a field of a whole number from 1."""
+    return forms.IntegerField(
+        label=label, help_text=help_text, min_value=1, max_value=most, initial=initial,
+        required=required,
+    )  # fmt: skip
+
+
 class RateField(_TextField):
     """A rate such as ``10/s``; None when empty."""
 

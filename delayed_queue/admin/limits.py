@@ -9,7 +9,7 @@ from django.core.exceptions import BadRequest
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from delayed_queue.admin.fields import PauseForm, RateField, field_errors, reasons
+from delayed_queue.admin.fields import PauseForm, RateField, count_field, field_errors, reasons
 from delayed_queue.admin.groups import OWN, queue_of, seen_of
 from delayed_queue.admin.operations import QUEUES, Call, Operation, Report, english
 from delayed_queue.admin.queues import PAUSE_QUEUE
@@ -32,12 +32,6 @@ _ON_DEAD: Final = [
 ]
 # Pairs of fields that may contradict each other; the first gets the error.
 _TOGETHER: Final = (("concurrency", "order"), ("burst", "rate"), ("queue_burst", "queue_rate"))
-
-
-def _number(label: Any, help_text: Any = "") -> forms.IntegerField:
-    return forms.IntegerField(
-        label=label, min_value=1, max_value=MOST, required=False, help_text=help_text
-    )
 
 
 class PlainForm(forms.Form):
@@ -65,20 +59,22 @@ class PauseGroupForm(PauseForm, GroupForm):
 class RatedForm(forms.Form):
     """The fields that the limits of one group and those of all have in common."""
 
-    concurrency = _number(
-        _("At a time"), _("At most this many messages of a group are leased at a time.")
+    concurrency = count_field(
+        _("At a time"), _("At most this many messages of a group are leased at a time."), most=MOST
     )
     rate = RateField(
         _("Rate"),
         _("At most this many messages of a group are started, for example 10/s, 600/h or 1/d."),
     )
-    burst = _number(_("Burst"), _("At most this many at once after a quiet time."))
+    burst = count_field(_("Burst"), _("At most this many at once after a quiet time."), most=MOST)
 
 
 class GroupLimitsForm(RatedForm, GroupForm):
     """Limits of one group; what is empty is as for all groups."""
 
-    weight = _number(_("Weight"), _("This many messages per turn; other groups get one."))
+    weight = count_field(
+        _("Weight"), _("This many messages per turn; other groups get one."), most=MOST
+    )
     field_order = ("group", "concurrency", "weight", "rate", "burst")
 
 
@@ -95,7 +91,7 @@ class AllLimitsForm(RatedForm, PlainForm):
         help_text=_("Off: the most overdue message first."),
     )  # fmt: skip
     queue_rate = RateField(_("Rate of the queue"), _("For all groups together."))
-    queue_burst = _number(_("Burst of the queue"))
+    queue_burst = count_field(_("Burst of the queue"), most=MOST)
     field_order = (
         "concurrency", "order", "on_dead", "fair", "rate", "burst", "queue_rate", "queue_burst",
     )  # fmt: skip

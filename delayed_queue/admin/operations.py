@@ -105,6 +105,8 @@ class Operation:
     flag = CHANGE
     # Each row in a transaction of its own, instead of all rows in one.
     is_separate = False
+    # Why a row is skipped for which ``act`` changed nothing.
+    refusal: Any = ""
     # The report of an error, for operations that call code of the project.
     failed: Any = ""
     # Wake workers that wait for messages of the rows' kinds; cancel handlers of the rows' leases.
@@ -132,6 +134,10 @@ class Operation:
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
         """Change the row within the transaction; return True, or why it was skipped."""
+        return self.act(row, call) or self.refusal
+
+    def act(self, row: Any, call: Call) -> bool:
+        """Change the row; return whether anything changed."""
         raise NotImplementedError
 
     def apply(self, rows: list[Any], call: Call, report: Report) -> Iterator[tuple[Any, Any]]:

@@ -13,7 +13,7 @@ from django.forms.fields import InvalidJSONInput
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin.fields import field_errors, reasons
+from delayed_queue.admin.fields import count_field, field_errors, reasons
 from delayed_queue.admin.schedule_preview import declared_entry
 from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
 from delayed_queue.cron.registry import Definition, schedule_of
@@ -91,13 +91,10 @@ class ScheduleForm(_Base):
             "expression that repeats, otherwise the first."),
     )  # fmt: skip
     missed = _choice(_("Missed"), _MISSED, _("How to treat runs missed while no worker was up."))
-    missed_cap = forms.IntegerField(
-        label=_("Missed cap"),
-        min_value=1,
-        max_value=1_000_000,
-        initial=100,
-        help_text=_('With "all": catch up at most this many missed runs.'),
-    )
+    missed_cap = count_field(
+        _("Missed cap"), _('With "all": catch up at most this many missed runs.'),
+        most=1_000_000, initial=100, required=True,
+    )  # fmt: skip
     payload = PayloadField(
         label=_("Payload"),
         required=False,

@@ -23,8 +23,6 @@ class TaskOperation(Operation):
 
     is_separate = True
     statuses: tuple[str, ...]
-    # Why a task was skipped.
-    refusal: Any
     # A task that cannot be imported, or a backend that is gone.
     failed = _("because it failed (%(error)s)")
     noun = ngettext_lazy("%(count)s task", "%(count)s tasks", "count")
@@ -47,13 +45,6 @@ class TaskOperation(Operation):
         row = find_task(call.tokens[0], call.queryset.defer(None))
         return [row] if row is not None else []
 
-    def change(self, row: Any, call: Call, report: Report) -> Any:
-        return self.act(row, backend_of(row)) or self.refusal
-
-    def act(self, row: TaskResult, backend: Any) -> bool:
-        """Do it through the backend; return whether anything changed."""
-        raise NotImplementedError
-
     def name_of(self, row: Any) -> str:
         return str(id_of(row))
 
@@ -61,27 +52,29 @@ class TaskOperation(Operation):
 class CancelTask(TaskOperation):
     name, label, past = "cancel_tasks", _("Cancel"), _("Cancelled")
     help = _("Remove a waiting task; ask a running task to stop.")
-    refusal: Any = _("because it has ended")
+    refusal = _("because it has ended")
     permission = "delayed_queue_tasks.cancel_task"
     statuses = ("",)
 
-    def act(self, row: TaskResult, backend: Any) -> bool:
+    def act(self, row: Any, call: Call) -> bool:
         message = getattr(row, "message", None)
         if message is None:
             return False
-        found: bool = backend.cancel_message(id_of(row), row.task, message.pk, message.created_ms)
+        found: bool = backend_of(row).cancel_message(
+            id_of(row), row.task, message.pk, message.created_ms
+        )
         return found
 
 
 class RetryTask(TaskOperation):
     name, past = "retry_now", _("Made due")
-    refusal: Any = _("because it neither waits nor is a dead letter")
+    refusal = _("because it neither waits nor is a dead letter")
     label = _("Retry now: waiting tasks and dead letters")
     permission = "delayed_queue_tasks.rerun_task"
     statuses = ("", "FAILED")
 
-    def act(self, row: TaskResult, backend: Any) -> bool:
-        using = backend.settings.database
+    def act(self, row: Any, call: Call) -> bool:
+        using = backend_of(row).settings.database
         held = {"key": row.key or id_of(row), "kind": row.kind}
         message = Message.objects.using(using).filter(**held).first()
         if message is not None:
@@ -97,12 +90,11 @@ class RunAgain(TaskOperation):
     """Enqueues the task as it is now, with its earlier arguments."""
 
     name, past = "run_again", _("Enqueued again")
-    refusal: Any = ""
     label = _("Run again with the same arguments")
     permission = "delayed_queue_tasks.rerun_task"
     statuses = ("SUCCESSFUL", "FAILED")
 
-    def act(self, row: TaskResult, backend: Any) -> bool:
+    def act(self, row: Any, call: Call) -> bool:
         from delayed_queue.tasks.payloads import task_at
 
         said = json.loads(bytes(row.payload))

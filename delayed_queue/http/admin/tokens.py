@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
+from delayed_queue.admin.fields import count_field
 from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.db.clock import read_clock
@@ -44,13 +45,7 @@ class TokenForm(StoringForm):
             "One per line: a topic, or a prefix with a star. A star alone means all "
             "topics in the setting TOPICS."),
     )  # fmt: skip
-    days = forms.IntegerField(
-        label=_("Days"),
-        min_value=1,
-        max_value=3650,
-        required=False,
-        help_text=_("Validity in days. Empty: no expiry."),
-    )
+    days = count_field(_("Days"), _("Validity in days. Empty: no expiry."), most=3650)
 
     class Meta:
         model = ApiToken

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.fields import DurationField, PauseForm, reasons
+from delayed_queue.admin.fields import DurationField, PauseForm, count_field, reasons
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import GONE, Call, Operation, Report, parse_ids, unnamed
 from delayed_queue.admin.queues import PAUSE_QUEUE
@@ -57,15 +57,11 @@ class TopicForm(StoringForm):
         _("TTR"), _("How long a consumer may hold a job, for example 5m. Empty: LEASE_DURATION."),
         timedelta(seconds=1), MAX_TTR,
     )  # fmt: skip
-    shards = forms.IntegerField(
-        label=_("Shards"),
-        min_value=1,
-        max_value=64,
-        initial=1,
-        help_text=_(
-            "Can only be lowered while the removed shards hold no jobs, dead ones included."
-        ),
-    )
+    shards = count_field(
+        _("Shards"),
+        _("Can only be lowered while the removed shards hold no jobs, dead ones included."),
+        most=64, initial=1, required=True,
+    )  # fmt: skip
 
     class Meta:
         model = Topic

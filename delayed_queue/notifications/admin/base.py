@@ -32,18 +32,9 @@ class ServiceOperation(Operation):
 
     is_separate = True
     noun = ngettext_lazy("%(count)s notification", "%(count)s notifications", "count")
-    # Why a row was skipped.
-    refusal: Any
 
     def rows(self, call: Call, report: Report) -> list[Any]:
         return list(call.written.filter(pk__in=primary_keys(call)))
-
-    def change(self, row: Any, call: Call, report: Report) -> Any:
-        return self.act(row.pk) or self.refusal
-
-    def act(self, pk: Any) -> bool:
-        """Do it; return whether anything changed."""
-        raise NotImplementedError
 
     def name_of(self, row: Any) -> str:
         return str(row.pk)

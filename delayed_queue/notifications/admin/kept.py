@@ -16,6 +16,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.formats import column, time_column
+from delayed_queue.admin.operations import Call
 from delayed_queue.admin.rows import is_id
 from delayed_queue.notifications.admin.base import APP, ServiceOperation, ShownOnly
 from delayed_queue.notifications.catalogue import add_version
@@ -141,11 +142,11 @@ class RetryParked(ServiceOperation):
     noun = ngettext_lazy("%(count)s request", "%(count)s requests", "count")
     refusal = _("because it is still invalid")
 
-    def act(self, pk: Any) -> bool:
+    def act(self, row: Any, call: Call) -> bool:
         # Imported on first use: most pages need no types of requests.
         from delayed_queue.notifications.parking import retry_parked
 
-        return retry_parked(pk)
+        return retry_parked(row.pk)
 
 
 @admin.register(ParkedRequest)

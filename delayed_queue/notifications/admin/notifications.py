@@ -18,6 +18,7 @@ from delayed_queue.admin import formats
 from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column, count_column, time_column
 from delayed_queue.admin.lists import Keyset, KeysetChangeList
+from delayed_queue.admin.operations import Call
 from delayed_queue.messages import MessageState
 from delayed_queue.notifications import managing
 from delayed_queue.notifications.admin.base import APP, ServiceOperation, ShownOnly, badge
@@ -49,8 +50,8 @@ class Cancel(ServiceOperation):
     def fits(self, row: Any) -> bool:
         return bool(row.status == Status.ENQUEUED)
 
-    def act(self, pk: Any) -> bool:
-        return managing.cancel(pk)
+    def act(self, row: Any, call: Call) -> bool:
+        return managing.cancel(row.pk)
 
 
 class Retry(ServiceOperation):
@@ -60,14 +61,14 @@ class Retry(ServiceOperation):
     label: Any = _("Retry those not sent")
     help = _("Queue it again, due now.")
     permission = f"{APP}.retry_notification"
-    refusal: Any = _("because it has not failed, is too late, or may have been sent")
+    refusal = _("because it has not failed, is too late, or may have been sent")
     even_in_doubt = False
 
     def fits(self, row: Any) -> bool:
         return bool(row.status == Status.FAILED and row.is_in_doubt == self.even_in_doubt)
 
-    def act(self, pk: Any) -> bool:
-        return managing.retry(pk, even_in_doubt=self.even_in_doubt)
+    def act(self, row: Any, call: Call) -> bool:
+        return managing.retry(row.pk, even_in_doubt=self.even_in_doubt)
 
 
 class RetryInDoubt(Retry):
