@@ -18,17 +18,9 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from delayed_queue.admin import formats, searching
+from delayed_queue.admin import filters, formats, searching
 from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin
 from delayed_queue.admin.failures import failures_view
-from delayed_queue.admin.filters import (
-    HOLDER_LENGTH,
-    KIND,
-    DiedFilter,
-    FailureFilter,
-    KindFilter,
-    chosen_kind,
-)
 from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock, parse_ids
@@ -121,7 +113,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
         "The beginning of a key; or group:, worker:, reason:, failure: or header:name= before a "
         "value."
     )
-    list_filter = (KindFilter, DiedFilter, FailureFilter)
+    list_filter = (filters.KindFilter, filters.DiedFilter, filters.FailureFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
         "reason_shown", "queue", "key_shown", "active", "last_worker", "attempts_column", "times",
@@ -133,13 +125,13 @@ class DeadLetterAdmin(KeyedRowAdmin):
         return [path("failures/", view, name="delayed_queue_failures"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        kind = chosen_kind(request)
-        query = {} if kind is None else {KIND: kind}
+        kind = filters.chosen_kind(request)
+        query = {} if kind is None else {filters.KIND: kind}
         url = self.url("delayed_queue_failures", **query)
         return super().changelist_view(request, {**(extra_context or {}), "failures_url": url})
 
     def listed_by(self, request: HttpRequest) -> Keyset:
-        return NEWEST_FIRST if chosen_kind(request) is None else _BY_DEATH
+        return NEWEST_FIRST if filters.chosen_kind(request) is None else _BY_DEATH
 
     reason_column = column(
         _("reason"), lambda row: Truncator(formats.printable(row.reason)).chars(120)
@@ -166,7 +158,8 @@ class DeadLetterAdmin(KeyedRowAdmin):
     def last_worker(self, row: Any) -> Any:
         """Return the worker of the last lease, by the lease's id once its row is gone."""
         names = names_of_holders([row], router.db_for_read(Worker, instance=row))
-        return names.get((row.lease_id or "")[:HOLDER_LENGTH]) or row.lease_id or formats.NOTHING
+        holder = (row.lease_id or "")[: filters.HOLDER_LENGTH]
+        return names.get(holder) or row.lease_id or formats.NOTHING
 
     @admin.display(description=_("timeline"))
     def times(self, row: Any) -> SafeString:

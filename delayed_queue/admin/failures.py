@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import QueueModelAdmin
-from delayed_queue.admin.fields import DurationField, reasons
+from delayed_queue.admin.fields import DurationField, count_field, reasons
 from delayed_queue.admin.filters import FAILURE, KIND, chosen_kind, valid_kind
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.db.clock import ago, database_now
@@ -24,15 +24,7 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
 from delayed_queue.observe.overview import Count, name_of
-from delayed_queue.queue.bulk import (
-    MAX_CANARY,
-    MAX_PACE,
-    PREVIEW_CAP,
-    REDRIVE,
-    SAFE_CANARY,
-    SAFE_PACE,
-    BulkPlan,
-)
+from delayed_queue.queue import bulk
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
 
@@ -46,15 +38,14 @@ _RUN_TEXT: Final = _(
 class RunForm(forms.Form):
     """The pace, limits and reason of a run; by default slow and behind a canary."""
 
-    pace = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_PACE, label=_("Dead letters a second"),
-        help_text=_("Empty: as fast as possible."), initial=SAFE_PACE,
+    pace = count_field(
+        _("Dead letters a second"), _("Empty: as fast as possible."),
+        most=bulk.MAX_PACE, initial=bulk.SAFE_PACE,
     )  # fmt: skip
-    canary = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_CANARY, label=_("Canary"), initial=SAFE_CANARY,
-        help_text=_(
-            "Redrive this many first; continue only if they do not die of the same "
-            "failure."),
+    canary = count_field(
+        _("Canary"),
+        _("Redrive this many first; continue only if they do not die of the same failure."),
+        most=bulk.MAX_CANARY, initial=bulk.SAFE_CANARY,
     )  # fmt: skip
     why = forms.CharField(
         required=False, max_length=500, label=_("Why"), help_text=_("Stored with the run.")
@@ -62,22 +53,20 @@ class RunForm(forms.Form):
     over = DurationField(_("Spread over"), _("A duration such as 2h, instead of a rate."))
     newer_than = DurationField(_("Died within the last …"), _("A duration, for example 30m or 2d."))
     older_than = DurationField(_("Died longer ago than …"), _("A duration, for example 30m or 2d."))
-    limit = forms.IntegerField(
-        required=False, min_value=1, label=_("At most"), help_text=_("Empty: all.")
-    )
-    canary_deaths = forms.IntegerField(
-        required=False, min_value=1, max_value=MAX_CANARY, label=_("Stop after"),
-        help_text=_("Stop if this many of the canary die again. Empty: 1."),
+    limit = count_field(_("At most"), _("Empty: all."))
+    canary_deaths = count_field(
+        _("Stop after"), _("Stop if this many of the canary die again. Empty: 1."),
+        most=bulk.MAX_CANARY,
     )  # fmt: skip
     # Below "More options".
     more = ("over", "newer_than", "older_than", "limit", "canary_deaths")
 
-    def __init__(self, data: Any, plan: BulkPlan, using: str) -> None:
+    def __init__(self, data: Any, plan: bulk.BulkPlan, using: str) -> None:
         super().__init__(data)
         self.using = using
         # Over the whole failure, unless what was typed makes a plan.
         self.plan = plan
-        if plan.action != REDRIVE:
+        if plan.action != bulk.REDRIVE:
             del self.fields["canary"], self.fields["canary_deaths"]
 
     @property
@@ -96,7 +85,7 @@ class RunForm(forms.Form):
             for name, value in self.cleaned_data.items()
             if value is not None and name != "why"
         }
-        if "over" in given and given.get("pace") == SAFE_PACE:
+        if "over" in given and given.get("pace") == bulk.SAFE_PACE:
             del given["pace"]  # the default gives way
         for name, age in (("since", "newer_than"), ("until", "older_than")):
             if age in given:
@@ -112,10 +101,10 @@ class StartRun(Operation):
     form_class = RunForm
     title: Any
 
-    def plan(self, call: Call) -> BulkPlan:
+    def plan(self, call: Call) -> bulk.BulkPlan:
         fingerprint, kind = call.tokens[0].partition(":")[::2]
         try:
-            return BulkPlan(self.name, kind, fingerprint)
+            return bulk.BulkPlan(self.name, kind, fingerprint)
         except InvalidMessage as error:
             raise BadRequest(str(error)) from error
 
@@ -123,7 +112,7 @@ class StartRun(Operation):
         return RunForm(data, self.plan(call), call.using)
 
     def confirmation(self, call: Call, form: Any) -> dict[str, Any]:
-        plan: BulkPlan = form.plan
+        plan: bulk.BulkPlan = form.plan
         found = plan.preview(call.using)
         letters = DeadLetter.objects.using(call.using).filter(
             kind=plan.kind, fingerprint=plan.fingerprint
@@ -132,7 +121,7 @@ class StartRun(Operation):
         return {
             "title": self.title, "button": _("%(label)s them") % {"label": self.label},
             "queue": name_of(plan.kind), "meant": found.meant,
-            "count": formats.counted(Count(found.meant, found.seen == PREVIEW_CAP)),
+            "count": formats.counted(Count(found.meant, found.seen == bulk.PREVIEW_CAP)),
             "failure": example and _title(example.reason, example.last_error),
         }  # fmt: skip
 
@@ -142,7 +131,7 @@ class StartRun(Operation):
         )
 
     def rows(self, call: Call, report: Report) -> list[Any]:
-        plan: BulkPlan = call.options["plan"]
+        plan: bulk.BulkPlan = call.options["plan"]
         return [BulkRun(kind=plan.kind, fingerprint=plan.fingerprint)]
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
@@ -161,7 +150,7 @@ class StartRun(Operation):
 
 
 class StartRedrive(StartRun):
-    name, label = REDRIVE, _("Redrive")
+    name, label = bulk.REDRIVE, _("Redrive")
     title = _("Redrive all dead letters of this failure?")
     permission = "delayed_queue.redrive_deadletter"
     warning = format_lazy(

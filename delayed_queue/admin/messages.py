@@ -14,21 +14,8 @@ from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.admin import formats, searching
+from delayed_queue.admin import filters, formats, searching
 from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin, QueueModelAdmin
-from delayed_queue.admin.filters import (
-    BATCH,
-    HOLDER_LENGTH,
-    LEASE,
-    STATE,
-    WORKER,
-    BatchFilter,
-    KindFilter,
-    LeaseFilter,
-    StateFilter,
-    WorkerFilter,
-    chosen_kind,
-)
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.history import history_view
 from delayed_queue.admin.lists import Keyset
@@ -66,7 +53,10 @@ class MessageAdmin(KeyedRowAdmin):
     search_help_text = _(
         "The beginning of a key; or group:, worker:, failure: or header:name= before a value."
     )
-    list_filter = (KindFilter, StateFilter, LeaseFilter, WorkerFilter, BatchFilter)
+    list_filter = (
+        filters.KindFilter, filters.StateFilter, filters.LeaseFilter, filters.WorkerFilter,
+        filters.BatchFilter,
+    )  # fmt: skip
     list_display: Any = (
         "key_column", "queue_column", "state_column", "when_column", "lease_column",
         "attempts_column", "age_column",
@@ -88,13 +78,13 @@ class MessageAdmin(KeyedRowAdmin):
     )
 
     def listed_by(self, request: HttpRequest) -> Keyset:
-        if BATCH in request.GET:
+        if filters.BATCH in request.GET:
             return _BY_BATCH
-        if not {LEASE, WORKER}.isdisjoint(request.GET):
+        if not {filters.LEASE, filters.WORKER}.isdisjoint(request.GET):
             return _BY_LEASE
-        if request.GET.get(STATE) in {RowState.LEASED, RowState.EXPIRED}:
+        if request.GET.get(filters.STATE) in {RowState.LEASED, RowState.EXPIRED}:
             return _BY_LEASE
-        return NEWEST_FIRST if chosen_kind(request) is None else _BY_SCHEDULE
+        return NEWEST_FIRST if filters.chosen_kind(request) is None else _BY_SCHEDULE
 
     def token_of(self, row: Any) -> str:
         return Seen.of(row).token
@@ -103,14 +93,14 @@ class MessageAdmin(KeyedRowAdmin):
         if self.may(request, "delayed_queue.view_worker"):
             names = names_of_holders(rows, using)
             for row in rows:
-                row.worker = names.get((row.lease_id or "")[:HOLDER_LENGTH], "")
+                row.worker = names.get((row.lease_id or "")[: filters.HOLDER_LENGTH], "")
 
     @admin.display(description=_("lease"))
     def lease_column(self, row: Any) -> SafeString:
         lease_id, worker = row.lease_id, getattr(row, "worker", "")
         if lease_id is None:
             return formats.NOTHING
-        query = urlencode({LEASE: lease_id})
+        query = urlencode({filters.LEASE: lease_id})
         return format_html(
             '<a href="?{}"><code title="{}">{}</code></a> {}',
             query, lease_id, lease_id[:8], formats.quiet(worker) if worker else "",

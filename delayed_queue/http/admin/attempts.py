@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.db import router
-from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
@@ -98,11 +97,7 @@ class TopicFilter(LinkedFilter):
     """By topic; the topic's own page leads here."""
 
     title = _("topic")
-    parameter_name = "topic"
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        topic = self.value()
-        return queryset.filter(topic=topic) if topic else queryset
+    parameter_name = column = "topic"
 
 
 @admin.register(CallbackAttempt)

@@ -16,17 +16,12 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
+from delayed_queue.admin.fields import count_field
 from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.admin.tokens import at_once
-from delayed_queue.http.callbacks.operating import (
-    disable_endpoint,
-    enable_endpoint,
-    endpoint_of,
-    register_endpoint,
-    rotate_secret,
-)
+from delayed_queue.http.callbacks import operating
 from delayed_queue.http.callbacks.secrets import ROTATION
 from delayed_queue.http.jobs.kinds import Way, topic_kind
 from delayed_queue.http.models import Endpoint, Host, Topic
@@ -144,15 +139,10 @@ class EndpointForm(StoringForm):
         min_value=0.001,
         help_text=_("Calls per second. Empty: no limit."),
     )
-    burst = forms.IntegerField(
-        label=_("Burst"), initial=1, min_value=1, help_text=_("Calls at once, after a quiet time.")
+    burst = count_field(
+        _("Burst"), _("Calls at once, after a quiet time."), initial=1, required=True
     )
-    concurrency = forms.IntegerField(
-        label=_("Concurrency"),
-        required=False,
-        min_value=1,
-        help_text=_("Calls at the same time. Empty: no limit."),
-    )
+    concurrency = count_field(_("Concurrency"), _("Calls at the same time. Empty: no limit."))
 
     class Meta:
         model = Endpoint
@@ -168,8 +158,8 @@ class EndpointForm(StoringForm):
         if self.instance.pk is not None:
             self.instance.save(update_fields=list(limits), using=using)
             return cast(Endpoint, self.instance)
-        self.secret = register_endpoint(cleaned["url"], **limits, using=using)
-        return endpoint_of(cleaned["url"], using=using)
+        self.secret = operating.register_endpoint(cleaned["url"], **limits, using=using)
+        return operating.endpoint_of(cleaned["url"], using=using)
 
 
 class Enable(Operation):
@@ -182,7 +172,7 @@ class Enable(Operation):
         return row.disabled_at is not None
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
-        return enable_endpoint(row, using=call.using) or _("not disabled")
+        return operating.enable_endpoint(row, using=call.using) or _("not disabled")
 
 
 class Disable(Operation):
@@ -197,7 +187,7 @@ class Disable(Operation):
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
         reason = f"By {call.user.get_username()}."
-        return disable_endpoint(row, reason, using=call.using) or _("disabled already")
+        return operating.disable_endpoint(row, reason, using=call.using) or _("disabled already")
 
 
 class Rotate(Operation):
@@ -212,7 +202,7 @@ class Rotate(Operation):
     )
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
-        secret = rotate_secret(row, using=call.using)
+        secret = operating.rotate_secret(row, using=call.using)
         said = _("The secret of %(prefix)s, shown only now: %(secret)s")
         report.notes.append(said % {"prefix": row.prefix, "secret": secret})
         return True

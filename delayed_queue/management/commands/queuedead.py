@@ -34,19 +34,7 @@ from delayed_queue.management.base import Outcome, Row, Verb, VerbCommand, queue
 from delayed_queue.management.tables import described, printable
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import BulkRun, DeadLetter
-from delayed_queue.queue.bulk import (
-    EXPORT,
-    MAX_CANARY,
-    MAX_COUNTED,
-    MAX_LETTERS,
-    MAX_PACE,
-    PREVIEW_CAP,
-    REDRIVE,
-    SAFE_CANARY,
-    SAFE_PACE,
-    BulkPlan,
-    switch_run,
-)
+from delayed_queue.queue import bulk
 from delayed_queue.queue.fingerprints import describe
 
 MAX_ROWS: Final = 5_000
@@ -102,7 +90,7 @@ def _show(options: dict[str, Any]) -> Outcome | list[Row]:
 def _start(options: dict[str, Any]) -> Outcome:
     using, plan = options["database"], _plan(options)
     found = plan.preview(using)
-    more = "+" if found.seen == PREVIEW_CAP else ""
+    more = "+" if found.seen == bulk.PREVIEW_CAP else ""
     facts = {"meant": found.meant, "is_capped": bool(more)}
     if options["dry_run"]:
         return Outcome(_trial(found.meant, more), {"run": None, **facts})
@@ -131,8 +119,8 @@ def _prune(options: dict[str, Any]) -> Outcome:
     kinds = DeadLetter.objects.kinds(_MAX_KINDS, using=using) if kind is None else [kind]
     if options["dry_run"]:
         until = ago(age, using)
-        plans = [BulkPlan("drop", each, until=until) for each in kinds]
-        meant = sum(each.preview(using, cap=MAX_COUNTED).meant for each in plans)
+        plans = [bulk.BulkPlan("drop", each, until=until) for each in kinds]
+        meant = sum(each.preview(using, cap=bulk.MAX_COUNTED).meant for each in plans)
         return Outcome(_trial(meant), {"meant": meant})
     pruned = sum(_pruned(each, age, using) for each in kinds)
     return Outcome(f"Deleted: {_letters(pruned)}.", {"deleted": pruned})
@@ -168,7 +156,7 @@ def _runs(options: dict[str, Any]) -> list[Row]:
 
 def _switch(options: dict[str, Any]) -> Outcome:
     run, verb = options["id"], options["command"]
-    if not switch_run(run, verb, using=options["database"]):
+    if not bulk.switch_run(run, verb, using=options["database"]):
         text = f'There is no run {run} that "{verb}" applies to. "queuedead runs" lists the runs.'
         raise CommandError(text)
     return Outcome(f"Run {run}: {verb} done.", {"run": run})
@@ -182,17 +170,17 @@ def _letters(number: int, more: str = "") -> str:
     return f"{number:,}{more} dead letter{'' if number == 1 else 's'}"
 
 
-def _plan(options: dict[str, Any]) -> BulkPlan:
+def _plan(options: dict[str, Any]) -> bulk.BulkPlan:
     names = ("group", "reason", "key_from", "key_before", "over", "limit", "canary_deaths")
     given = {name: options[name] for name in names if name in options}
-    if options["command"] != EXPORT:
-        given["pace"] = _safe(options["pace"], SAFE_PACE if options["over"] is None else 0)
-        few = SAFE_CANARY if options["command"] == REDRIVE else 0
+    if options["command"] != bulk.EXPORT:
+        given["pace"] = _safe(options["pace"], bulk.SAFE_PACE if options["over"] is None else 0)
+        few = bulk.SAFE_CANARY if options["command"] == bulk.REDRIVE else 0
         given["canary"] = _safe(options["canary"], few) or 0
     for name, age in (("since", options["newer_than"]), ("until", options["older_than"])):
         given[name] = None if age is None else ago(age, options["database"])
     kind = queue_of(options).kind
-    return BulkPlan(options["command"], kind, options["failure"], **given)
+    return bulk.BulkPlan(options["command"], kind, options["failure"], **given)
 
 
 def _safe(given: int | None, default: int) -> int | None:
@@ -230,7 +218,7 @@ def _exported(letter: DeadLetter) -> str:
     return json.dumps(_row(letter) | more | _errors(letter), default=str)
 
 
-_ID: Final = arg("id", type=count(1, MAX_LETTERS))
+_ID: Final = arg("id", type=count(1, bulk.MAX_LETTERS))
 _LIMIT: Final = at_most(25, MAX_ROWS)
 _FILTER: Final = (
     QUEUE,
@@ -241,20 +229,20 @@ _FILTER: Final = (
     text("--key-before", "KEY", _("only keys before this one")),
     duration("--newer-than", _("only dead letters younger than this, for example 30m or 2d")),
     duration("--older-than", _("only dead letters older than this, for example 30m or 2d")),
-    number("--limit", _("at most this many"), 1, MAX_LETTERS),
+    number("--limit", _("at most this many"), 1, bulk.MAX_LETTERS),
 )  # fmt: skip
 _TRIAL: Final = (flag("--dry-run", _("only show how many would be taken")), FORMAT)
 _RUN: Final = (
     *_FILTER,
-    number("--pace", _("dead letters per second; 0: no limit (default: %s)") % SAFE_PACE,
-           0, MAX_PACE),
+    number("--pace", _("dead letters per second; 0: no limit (default: %s)") % bulk.SAFE_PACE,
+           0, bulk.MAX_PACE),
     duration("--over", _("spread over this time, for example 2h")),
     number("--canary", _(
         "redrive this many first; continue only if they do not die of the same failure; "
-        "0: no canary (default: %s)") % SAFE_CANARY, 0, MAX_CANARY),
+        "0: no canary (default: %s)") % bulk.SAFE_CANARY, 0, bulk.MAX_CANARY),
     number("--canary-deaths", _(
         "stop the run if this many of the canary die again (default: 1)"),
-        1, MAX_CANARY, default=1),
+        1, bulk.MAX_CANARY, default=1),
     arg("--why", _("stored with the run"), default="", metavar="TEXT"),
     *_TRIAL,
 )  # fmt: skip
