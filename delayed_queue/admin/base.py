@@ -159,8 +159,5 @@ class RecordAdmin(QueueModelAdmin):
 class MadeByForm(RecordAdmin):
     """Records that a form adds, and then shows read-only."""
 
-    change_list_template = "admin/delayed_queue/made_list.html"
-    change_form_template = "admin/delayed_queue/made_detail.html"
-
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return self.may(request, f"{self.opts.app_label}.add_{self.opts.model_name}")

@@ -136,6 +136,7 @@ class ListAdmin(_Base):
     """Read-only pages of bounded cost."""
 
     list_heading: Any = ""
+    object_history_template = "admin/delayed_queue/object_history.html"
     list_filter: ClassVar[Any] = ()
     list_per_page = 100
     list_max_show_all = 0
