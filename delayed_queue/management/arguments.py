@@ -43,10 +43,6 @@ def add_all(parser: Any, *arguments: Argument | tuple[Argument, ...]) -> None:
             add_all(parser.add_mutually_exclusive_group(), *each)
 
 
-def add_format(parser: ArgumentParser) -> None:
-    add_all(parser, FORMAT)
-
-
 def add_database(parser: ArgumentParser, commands: Any = None) -> None:
     """Add the database alias, before and after the names of subcommands."""
     parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help=str(_("database alias")))

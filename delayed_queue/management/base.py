@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -20,7 +21,7 @@ from delayed_queue.exceptions import (
 )
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import Argument, add_all, add_database
-from delayed_queue.management.tables import show, tell
+from delayed_queue.management.tables import lines
 from delayed_queue.messages import check_text, from_milliseconds
 from delayed_queue.observe.overview import find_kinds, is_known, measure, name_of
 
@@ -71,13 +72,17 @@ class QueueCommand(BaseCommand):
             return super().execute(*args, **options)
 
     def write(self, result: Result, style: str, *, none: Any = "", columns: str = "") -> None:
+        """Write the result as text, or as JSON with all facts and columns."""
         match result:
-            case Outcome(text, facts):
-                tell(self.stdout, text, style, **facts)
+            case Outcome(_, facts) | (list() as facts) if style == "json":
+                self.stdout.write(json.dumps(facts, default=str))
+            case Outcome(text, _):
+                self.stdout.write(text)
             case list(rows):
-                show(self.stdout, rows, style, none=str(none), columns=columns.split())
-            case lines:
-                for each in lines:
+                table = lines(rows, columns.split(), is_fitted=self.stdout.isatty())
+                self.stdout.write("\n".join(table) if rows else str(none) or "Nothing.")
+            case texts:
+                for each in texts:
                     self.stdout.write(each)
 
     @contextmanager

@@ -1,42 +1,18 @@
-"""Output of commands: tables, facts about one thing, and JSON."""
+"""Output of commands: tables, and facts about one thing."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from shutil import get_terminal_size
 from typing import Any, Final
 
-from django.core.management.base import OutputWrapper
-
 _GAP: Final = "  "
 _FIGURE: Final = re.compile(r"[\d,.:+-]+").fullmatch
 _IDS: Final = ("id", "run")
 # Columns of text: on a narrow terminal each gets a line of its own.
 _APART: Final = frozenset({"error", "note", "reason", "running"})
-
-
-def show(
-    out: OutputWrapper,
-    rows: Sequence[Mapping[str, Any]],
-    style: str,
-    *,
-    none: str = "",
-    columns: Sequence[str] = (),
-) -> None:
-    """Write the rows as JSON, or some columns as a table; a terminal's table fits its width."""
-    if style == "json":
-        out.write(json.dumps(rows, default=str))
-    else:
-        table = lines(rows, columns, is_fitted=out.isatty())
-        out.write("\n".join(table) if rows else none or "Nothing.")
-
-
-def tell(out: OutputWrapper, text: str, style: str, **facts: Any) -> None:
-    """Write a sentence, or its facts as JSON."""
-    out.write(json.dumps(facts, default=str) if style == "json" else text)
 
 
 def described(facts: Mapping[str, Any]) -> str:

@@ -10,9 +10,8 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import needing
 from delayed_queue.http.models import Endpoint
-from delayed_queue.management.arguments import add_database, add_format
+from delayed_queue.management.arguments import FORMAT, add_all, add_database
 from delayed_queue.management.base import QueueCommand
-from delayed_queue.management.tables import show
 
 
 class Command(QueueCommand):
@@ -20,7 +19,7 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
-        add_format(actions.add_parser("list", help=_("show all endpoints")))
+        add_all(actions.add_parser("list", help=_("show all endpoints")), FORMAT)
         for name, text in (
             ("add", _("register a url prefix, and print its secret")),
             ("rotate", _("print a new secret; the old one stays valid for 24 hours")),
@@ -42,7 +41,7 @@ class Command(QueueCommand):
         match options["action"]:
             case "list":
                 endpoints = Endpoint.objects.using(using).order_by("prefix")
-                show(self.stdout, list(map(_row, endpoints)), options["format"])
+                self.write(list(map(_row, endpoints)), options["format"])
             case "add":
                 secret = operating.register_endpoint(
                     prefix, per_second=options["rate"], burst=options["burst"],

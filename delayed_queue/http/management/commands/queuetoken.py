@@ -14,9 +14,8 @@ from delayed_queue.db.clock import read_clock
 from delayed_queue.durations import LONGEST
 from delayed_queue.http.models import ApiToken
 from delayed_queue.http.tokens import VERBS, create_token, list_tokens, revoke_token
-from delayed_queue.management.arguments import add_all, add_database, add_format, count, duration
+from delayed_queue.management.arguments import FORMAT, add_all, add_database, count, duration
 from delayed_queue.management.base import QueueCommand
-from delayed_queue.management.tables import show
 
 
 class Command(QueueCommand):
@@ -25,7 +24,8 @@ class Command(QueueCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
         _add_create(actions.add_parser("create", help=_("create a token and print it once")))
-        add_format(actions.add_parser("list", help=_("list the tokens, without their secrets")))
+        listing = actions.add_parser("list", help=_("list the tokens, without their secrets"))
+        add_all(listing, FORMAT)
         revoke = actions.add_parser("revoke", help=_("disable a token for good"))
         revoke.add_argument("name")
         add_database(parser, actions)
@@ -45,7 +45,7 @@ class Command(QueueCommand):
 
     def _list(self, options: dict[str, Any], using: str) -> None:
         now = read_clock(using)
-        show(self.stdout, [_row(each, now) for each in list_tokens(using=using)], options["format"])
+        self.write([_row(each, now) for each in list_tokens(using=using)], options["format"])
 
     def _revoke(self, options: dict[str, Any], using: str) -> None:
         if not revoke_token(options["name"], using=using):

@@ -11,8 +11,7 @@ from django.utils.translation import gettext_noop
 
 from delayed_queue.durations import LONGEST, write_duration
 from delayed_queue.management.arguments import FORMAT, duration
-from delayed_queue.management.base import QueueCommand
-from delayed_queue.management.tables import tell
+from delayed_queue.management.base import Outcome, QueueCommand
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.sweeping import prune
 
@@ -35,5 +34,5 @@ class Command(QueueCommand):
                 f"--older-than must not be below DEDUPE_WINDOW ({settings.DEDUPE_WINDOW})."
             )
         deleted = prune(age)
-        text = f"notifications deleted: {deleted}"
-        tell(self.stdout, text, options["format"], deleted=deleted, older_than=write_duration(age))
+        facts = {"deleted": deleted, "older_than": write_duration(age)}
+        self.write(Outcome(f"notifications deleted: {deleted}", facts), options["format"])

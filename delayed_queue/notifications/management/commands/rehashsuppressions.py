@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext_noop
 
-from delayed_queue.management.arguments import add_format
-from delayed_queue.management.base import QueueCommand
-from delayed_queue.management.tables import tell
+from delayed_queue.management.arguments import FORMAT
+from delayed_queue.management.base import Outcome, QueueCommand
 from delayed_queue.notifications.models import Channel, Notification, Suppression
 from delayed_queue.notifications.recipients import hash_by_idna_2003, hash_of, normal
 from delayed_queue.notifications.services import USING
@@ -23,12 +21,12 @@ class Command(QueueCommand):
         "known."
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        add_format(parser)
+    arguments = (FORMAT,)
 
     def handle(self, **options: Any) -> None:
         added = rehash_suppressions()
-        tell(self.stdout, f"suppressions added: {added}", options["format"], added=added)
+        text = f"suppressions added: {added}"
+        self.write(Outcome(text, {"added": added}), options["format"])
 
 
 def rehash_suppressions() -> int:

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.exceptions import needing
-from delayed_queue.management.arguments import add_database, add_format
+from delayed_queue.management.arguments import FORMAT, add_all, add_database
 from delayed_queue.management.base import QueueCommand
 from delayed_queue.spark.apps import spark_settings
 
@@ -27,7 +27,7 @@ class Command(QueueCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_database(parser)
-        add_format(parser)
+        add_all(parser, FORMAT)
         parser.add_argument(
             "arguments", nargs=REMAINDER, metavar="COMMAND …", help=_("as of delayed_queue.spark")
         )

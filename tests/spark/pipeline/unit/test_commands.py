@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from delayed_queue.management.arguments import add_format
+from delayed_queue.management.arguments import FORMAT, add_all
 from delayed_queue.messages import Counts
 from delayed_queue.spark.pipeline import cli, console
 from delayed_queue.spark.pipeline.bundles import bundle
@@ -90,7 +90,7 @@ class TestCommandLine:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         wanted = ArgumentParser()
-        add_format(wanted)
+        add_all(wanted, FORMAT)
         said = _format_of(wanted.format_help())
         for name in cli.COMMANDS:
             with pytest.raises(SystemExit):
