@@ -52,10 +52,10 @@ def _on_signals(handle: Handler) -> None:
 
 
 @contextmanager
-def last_exit(seconds: float, code: int = EXIT_STUCK) -> Iterator[Callable[[], None]]:
+def last_exit(seconds: float) -> Iterator[Callable[[], None]]:
     """Yield a call that limits the rest of the block to N seconds; for a signal handler."""
     is_over = threading.Event()
-    arm = exit_after(seconds, code, is_over)
+    arm = exit_after(seconds, is_over)
     try:
         yield arm
     finally:
@@ -63,9 +63,7 @@ def last_exit(seconds: float, code: int = EXIT_STUCK) -> Iterator[Callable[[], N
         arm()
 
 
-def exit_after(
-    seconds: float, code: int = EXIT_STUCK, is_over: threading.Event | None = None
-) -> Callable[[], None]:
+def exit_after(seconds: float, is_over: threading.Event | None = None) -> Callable[[], None]:
     """Return a call that ends the process N seconds later, unless ``is_over`` is set by then.
 
     A thread ends it, because the main thread may wait for an answer. The thread starts here,
@@ -77,7 +75,7 @@ def exit_after(
         armed.wait()
         if not over.wait(seconds):
             log(logging.ERROR, "stop_given_up", seconds=f"{seconds:.0f}")
-            os._exit(code)
+            os._exit(EXIT_STUCK)
 
     threading.Thread(target=end, name="last-exit", daemon=True).start()
     return armed.set

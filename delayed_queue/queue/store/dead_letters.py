@@ -332,15 +332,12 @@ class DeadLetterManager(models.Manager[M]):
         kinds: Sequence[str] | None = None,
         *,
         shown: int = 25,
-        limit: int = MAX_GROUPS,
         cap: int = GROUP_CAP,
         using: str = DEFAULT_DB_ALIAS,
     ) -> list[GroupRow]:
-        """Return the ``shown`` latest groups out of ``limit``, each counted up to ``cap``."""
-        params = {
-            "kinds": None if kinds is None else list(kinds), "shown": shown, "limit": limit,
-            "cap": cap,
-        }  # fmt: skip
+        """Return the ``shown`` latest groups, each counted up to ``cap``."""
+        chosen = None if kinds is None else list(kinds)
+        params = {"kinds": chosen, "shown": shown, "limit": MAX_GROUPS, "cap": cap}
         return rows_of(GroupRow, fetch(using, DEAD_LETTER_GROUPS, params))
 
     def prune(
