@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from django.contrib import admin
 from django.contrib.admin.models import DELETION
 from django.db import router
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import path
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
@@ -123,12 +123,6 @@ class DeadLetterAdmin(KeyedRowAdmin):
     def get_urls(self) -> Any:
         view = self.admin_site.admin_view(partial(failures_view, self))
         return [path("failures/", view, name="delayed_queue_failures"), *super().get_urls()]
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        kind = filters.chosen_kind(request)
-        query = {} if kind is None else {filters.KIND: kind}
-        url = self.url("delayed_queue_failures", **query)
-        return super().changelist_view(request, {**(extra_context or {}), "failures_url": url})
 
     def listed_by(self, request: HttpRequest) -> Keyset:
         return NEWEST_FIRST if filters.chosen_kind(request) is None else _BY_DEATH

@@ -126,6 +126,12 @@ def badge(found: RowState) -> SafeString:
     return state(found.value, _LABELS[found])
 
 
+def alarm(count: int, shown: str) -> SafeString:
+    """Return a number, in red unless it is 0."""
+    look = "dq-alarm" if count else "dq-quiet"
+    return format_html('<span class="{}">{}</span>', look, shown)
+
+
 def code(text: str) -> SafeString:
     return format_html("<code>{}</code>", text) if text else NOTHING
 

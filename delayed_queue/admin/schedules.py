@@ -238,31 +238,26 @@ class ScheduleAdmin(MadeByForm):
     # The form and the detail page
 
     @admin.display(description=_("payload"))
-    def payload_shown(self, row: Schedule) -> SafeString:
+    def payload_shown(self, row: Any) -> SafeString:
         if row.declared_in:
             return formats.quiet(_("Computed by the code that declares the schedule."))
+        if not row.shows_payload:
+            return formats.quiet(_("Hidden: needs the permission delayed_queue.view_payload."))
         return formats.block(json.dumps(row.payload, indent=2, ensure_ascii=False))
-
-    @admin.display(description=_("payload"))
-    def payload_hidden(self, row: Schedule) -> SafeString:
-        return formats.quiet(_("Hidden: needs the permission delayed_queue.view_payload."))
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:
             return ("queue", "key_prefix", *_MADE, "payload", "is_enabled")
-        return ("queue", "key_prefix", "codec", *_MADE, self._payload_field(request, obj),
-                "is_enabled", *_SHOWN)  # fmt: skip
-
-    def _payload_field(self, request: HttpRequest, row: Schedule) -> str:
-        if not row.declared_in and not self.may(request, "delayed_queue.view_payload"):
-            return "payload_hidden"
-        return "payload" if self.has_change_permission(request, row) else "payload_shown"
+        obj.shows_payload = self.may(request, "delayed_queue.view_payload")
+        is_typed = obj.shows_payload and self.has_change_permission(request, obj)
+        payload = "payload" if is_typed else "payload_shown"
+        return ("queue", "key_prefix", "codec", *_MADE, payload, "is_enabled", *_SHOWN)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:
             return ()
         # Another queue or prefix would be another schedule; the ticks of this one would stay.
-        fixed = ("queue", "key_prefix", "codec", "payload_hidden", "payload_shown", *_SHOWN)
+        fixed = ("queue", "key_prefix", "codec", "payload_shown", *_SHOWN)
         may_pause = self.may(request, "delayed_queue.pause_schedule")
         return fixed if may_pause else (*fixed, "is_enabled")
 

@@ -27,7 +27,6 @@ from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
 from delayed_queue.models import Message, Worker
 from delayed_queue.observe.workers import ALIVE, DRAIN, MAX_LEASES, RESTART
 
-_ZERO: Final = SafeString('<span class="dq-quiet">0</span>')
 _NONE_HELD: Final = _("It holds no messages.")
 _GONE: Final = _(
     "It holds no messages any more: they were finished, or other workers have taken them."
@@ -134,9 +133,9 @@ class WorkerAdmin(RecordAdmin):
         _("in flight"), lambda row: _of_now(row, formats.number(row.in_flight))
     )
     done_column = count_column(_("done"), "done")
-    failed_column = column(_("retried"), lambda row: _count(row.failed))
-    dead_column = column(_("dead"), lambda row: _count(row.dead, is_bad=True))
-    lost_column = column(_("lost"), lambda row: _count(row.lost, is_bad=True))
+    failed_column = count_column(_("retried"), "failed")
+    dead_column = column(_("dead"), lambda row: formats.alarm(row.dead, formats.number(row.dead)))
+    lost_column = column(_("lost"), lambda row: formats.alarm(row.lost, formats.number(row.lost)))
     started_column = time_column(_("started"), "started_at")
     version_column = column(_("version"), "version")
     host_column = column(_("host"), "host")
@@ -224,14 +223,6 @@ def is_silent(row: Any) -> bool:
 def _of_now(row: Any, reported: str) -> str:
     """Return what a live worker reported; a dash for a silent worker."""
     return formats.NOTHING if is_silent(row) else reported
-
-
-def _count(number: int, *, is_bad: bool = False) -> SafeString:
-    if number == 0:
-        return _ZERO
-    return format_html(
-        '<span class="{}">{}</span>', "dq-alarm" if is_bad else "", formats.number(number)
-    )
 
 
 def names_of_holders(rows: Iterable[Any], using: str) -> dict[str, str]:

@@ -207,8 +207,7 @@ class TopicAdmin(StoredByForm):
     @admin.display(description=_("dead"))
     def dead_column(self, row: Any) -> SafeString:
         count = row.counts["dead"]
-        name = "dq-alarm" if count.value else "dq-quiet"
-        return format_html('<span class="{}">{}</span>', name, formats.counted(count))
+        return formats.alarm(count.value, formats.counted(count))
 
     @admin.display(description=_("ladder"))
     def ladder_column(self, row: Any) -> SafeString:
