@@ -76,8 +76,7 @@ class Redrive(LetterOperation):
 
 
 class Overwrite(Redrive):
-    name = "overwrite"
-    label = _("Redrive, overwriting")
+    name, label = "overwrite", _("Redrive, overwriting")
     help = _("Offer the dead letter again even if a message has its key; that message is replaced.")
     warning = _(
         "A message that has the key of one of these dead letters is replaced: its "

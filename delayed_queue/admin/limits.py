@@ -175,8 +175,7 @@ class Change(Operation):
 
 
 class LimitAll(Change):
-    name = "limit_all"
-    label = _("Set limits of all groups")
+    name, label = "limit_all", _("Set limits of all groups")
     past, noun, left = _("Limited"), QUEUES, _("without limits already")
     warning = _(
         "These limits replace the earlier ones from the next claim of each worker. "
@@ -192,8 +191,7 @@ class LimitAll(Change):
 
 
 class Clear(Change):
-    name = "clear_limits"
-    label = _("Remove the limits of all groups")
+    name, label = "clear_limits", _("Remove the limits of all groups")
     past, noun, left = _("Removed the limits of"), QUEUES, _("without limits already")
     warning = _("Limits of single groups and pauses remain.")
     fence = _OF_ALL
@@ -205,8 +203,7 @@ class Clear(Change):
 
 
 class LimitOne(Change):
-    name = "limit_group"
-    label = _("Set limits of a group")
+    name, label = "limit_group", _("Set limits of a group")
     past, left = _("Limited"), _("without limits of its own already")
     warning = _(
         "An empty field takes the limit of all groups. Empty all fields to remove "
@@ -221,8 +218,7 @@ class LimitOne(Change):
 
 
 class PauseGroup(Change):
-    name = "pause_group"
-    label = _("Pause a group")
+    name, label = "pause_group", _("Pause a group")
     past, left = _("Paused"), _("paused already")
     warning = _(
         "No process gets a message of the group until it is resumed. Takes effect "
@@ -235,8 +231,7 @@ class PauseGroup(Change):
 
 
 class ResumeGroup(Change):
-    name = "resume_group"
-    label = _("Resume a group")
+    name, label = "resume_group", _("Resume a group")
     past, left = _("Resumed"), _("not held")
     warning = _("Its messages are delivered again; its dead letters no longer block it.")
     form_class = GroupForm

@@ -61,7 +61,7 @@ class Seen(NamedTuple):
 class MessageOperation(Operation):
     """An operation on messages under the lease that was seen."""
 
-    def refusal(self, row: Any) -> Any:
+    def objection(self, row: Any) -> Any:
         """Return why the operation does not apply to the row; empty if it does."""
         return ""
 
@@ -73,14 +73,14 @@ class MessageOperation(Operation):
         raise NotImplementedError
 
     def fits(self, row: Any) -> bool:
-        return not self.refusal(row)
+        return not self.objection(row)
 
     def rows(self, call: Call, report: Report) -> list[Any]:
         """Lock the rows that are unchanged and that the operation applies to."""
         seen = {each.id: each for each in map(Seen.parse, call.tokens) if each is not None}
         fitting = []
         for row in lock(call, list(seen), report):
-            why = self.refusal(row) if Seen.of(row) == seen[row.id] else CHANGED
+            why = self.objection(row) if Seen.of(row) == seen[row.id] else CHANGED
             if why:
                 report.leave(why, row.key)
             else:
@@ -105,29 +105,24 @@ class MessageOperation(Operation):
 class LeaseOperation(MessageOperation):
     """An operation on leased messages."""
 
-    def refusal(self, row: Any) -> Any:
+    def objection(self, row: Any) -> Any:
         return _NOT_LEASED if row.lease_id is None else ""
 
 
 class Release(LeaseOperation):
-    name = "release"
-    label = _("Release the lease")
+    name, label, past = "release", _("Release the lease"), _("Released")
     help = _("End the lease and cancel its handler. The message is due again now.")
     permission = "delayed_queue.release_message"
-    past = _("Released")
-    wakes = True
-    ends_lease = True
+    wakes = ends_lease = True
 
     def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
         return Message.objects.release(rows[0].lease_id, ids, using=call.using)
 
 
 class Extend(LeaseOperation):
-    name = "extend"
-    label = _("Extend the lease")
+    name, label, past = "extend", _("Extend the lease"), _("Extended")
     help = _("Extend the lease to a full duration from now. It never becomes shorter.")
     permission = "delayed_queue.extend_message"
-    past = _("Extended")
 
     def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
         duration = lease_of(rows[0].kind) // MILLISECOND
@@ -143,14 +138,12 @@ def lease_of(kind: str) -> timedelta:
 
 
 class Deliver(MessageOperation):
-    name = "deliver"
-    label = _("Deliver now")
+    name, label, past = "deliver", _("Deliver now"), _("Made due")
     help = _("Make a scheduled message due at once.")
     permission = "delayed_queue.deliver_message"
-    past = _("Made due")
     wakes = True
 
-    def refusal(self, row: Any) -> Any:
+    def objection(self, row: Any) -> Any:
         if row.lease_id is not None:
             return _("leased; release it instead")
         return "" if state_of(row) is RowState.SCHEDULED else _("due already")
@@ -160,8 +153,7 @@ class Deliver(MessageOperation):
 
 
 class Reject(MessageOperation):
-    name = "reject"
-    label = _("Reject")
+    name, label, past = "reject", _("Reject"), _("Rejected")
     help = _("Move the message to the dead letters. It can be redriven from there.")
     permission = "delayed_queue.reject_message"
     warning = _(
@@ -171,7 +163,6 @@ class Reject(MessageOperation):
     )
     ends_lease = True
     form_class = RejectForm
-    past = _("Rejected")
     flag = DELETION
 
     def form(self, data: Any, call: Call) -> forms.Form:
@@ -186,17 +177,14 @@ class Reject(MessageOperation):
 
 
 class Drop(MessageOperation):
-    name = "drop"
-    label = _("Drop")
+    name, label, past = "drop", _("Drop"), _("Dropped")
     help = _("Delete the message for good.")
     permission = "delayed_queue.drop_message"
     warning = _(
         "These messages are deleted for good. To keep them, reject them instead. A "
         "handler that is running for one of them is cancelled."
     )
-    ends_lease = True
-    is_destructive = True
-    past = _("Dropped")
+    ends_lease = is_destructive = True
     flag = DELETION
 
     def settle(self, rows: list[Any], ids: Ids, call: Call) -> Ids:
