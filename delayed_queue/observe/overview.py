@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import chain
 from typing import Final, NamedTuple
@@ -49,6 +49,12 @@ class Count(NamedTuple):
         if self.is_estimated:
             return f"≈ {float(f'{self.value:.2g}'):,.0f}"
         return f"{self.value:,}+" if self.is_cut else f"{self.value:,}"
+
+
+def total(counts: Iterable[Count]) -> Count:
+    """Return the sum of counts, which is cut if one of them is."""
+    found = list(counts)
+    return Count(sum(each.value for each in found), any(each.is_cut for each in found))
 
 
 class QueueDepth(NamedTuple):

@@ -25,7 +25,7 @@ from delayed_queue.http.callbacks import operating
 from delayed_queue.http.callbacks.secrets import ROTATION
 from delayed_queue.http.jobs.kinds import Way, topic_kind
 from delayed_queue.http.models import Endpoint, Host, Topic
-from delayed_queue.observe.overview import Count, depths
+from delayed_queue.observe.overview import depths, total
 
 _HOSTS: Final = ngettext_lazy("%(count)s host", "%(count)s hosts", "count")
 _ENDPOINTS: Final = ngettext_lazy("%(count)s endpoint", "%(count)s endpoints", "count")
@@ -67,9 +67,9 @@ def add_waiting(rows: Sequence[Any], using: str) -> None:
     found = {each.kind: each for each in depths(counted, using=using)} if counted else {}
     for row, own in kinds.items():
         depth = [found[kind] for kind in own if kind in found]
-        parts = [part for each in depth for part in (each.due, each.scheduled)]
-        is_cut = any(part.is_cut for part in parts) or not found.keys() >= set(own)
-        row.waiting = Count(sum(part.value for part in parts), is_cut)
+        waiting = total(count for each in depth for count in (each.due, each.scheduled))
+        # Kinds beyond the limit are not counted.
+        row.waiting = waiting._replace(is_cut=waiting.is_cut or len(depth) < len(own))
 
 
 def _kinds_of(hosts: dict[str, Any], using: str) -> dict[Any, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -29,12 +28,12 @@ from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kin
 from delayed_queue.http.models import Topic
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Limit
-from delayed_queue.observe.overview import Count, QueueDepth, depths
+from delayed_queue.observe.overview import depths, total
 
 # Counts stop here: a page has up to a hundred topics.
 _CAP: Final = 1000
 _STATES: Final = {
-    "ready": _("ready"), "delayed": _("delayed"), "reserved": _("reserved"), "dead": _("dead"),
+    "due": _("ready"), "scheduled": _("delayed"), "leased": _("reserved"), "dead": _("dead"),
 }  # fmt: skip
 
 
@@ -151,19 +150,9 @@ def add_counts(rows: Sequence[Any], using: str) -> None:
     first = [topic_kind(name) for name in kinds]
     pauses = {each.kind: each for each in Limit.objects.paused(using).filter(kind__in=first)}
     for row in rows:
-        row.counts = _summed([found[kind] for kind in kinds[row.name]])
+        own = [found[kind] for kind in kinds[row.name]]
+        row.counts = {state: total(each.counts[state] for each in own) for state in _STATES}
         row.pause = pauses.get(topic_kind(row.name))
-
-
-def _summed(found: Sequence[QueueDepth]) -> dict[str, Count]:
-    sums: dict[str, list[Count]] = defaultdict(list)
-    for each in found:
-        for state, count in zip(_STATES, each.counts.values(), strict=True):
-            sums[state].append(count)
-    return {
-        state: Count(sum(each.value for each in some), any(each.is_cut for each in some))
-        for state, some in sums.items()
-    }
 
 
 @admin.register(Topic)
@@ -190,9 +179,9 @@ class TopicAdmin(StoredByForm):
     # Columns
 
     key_column = column(_("topic"), lambda row: formats.key_label(row.name))
-    ready_column = column(_("ready"), lambda row: formats.counted(row.counts["ready"]))
-    delayed_column = column(_("delayed"), lambda row: formats.counted(row.counts["delayed"]))
-    reserved_column = column(_("reserved"), lambda row: formats.counted(row.counts["reserved"]))
+    ready_column = column(_("ready"), lambda row: formats.counted(row.counts["due"]))
+    delayed_column = column(_("delayed"), lambda row: formats.counted(row.counts["scheduled"]))
+    reserved_column = column(_("reserved"), lambda row: formats.counted(row.counts["leased"]))
     shards_column = column(_("shards"), "shards")
 
     @admin.display(description=_("state"))
