@@ -92,7 +92,6 @@ class KeyedRowAdmin(QueueModelAdmin):
             f"../../?{urlencode({KIND: row.kind})}", formats.kind_label(row.kind)
         ),
     )
-    key_shown = column(_("key"), lambda row: formats.key_label(row.key))
     first_failure = column(_("first error"), lambda row: formats.error_block(row.first_error))
     last_failure = column(_("last error"), lambda row: formats.error_block(row.last_error))
     headers_shown = column(_("headers"), lambda row: formats.headers_block(row.headers))

@@ -91,10 +91,7 @@ class BatchAdmin(RecordAdmin):
         "key_column", "queue_column", "then_column", "age_column", "state_column", "done_column",
         "dead_column", "dropped_column", "expired_column", "left_column",
     )  # fmt: skip
-    readonly_fields = (
-        "state_column", "queue_column", "then_column", "age_column", "done_column",
-        "dead_column", "dropped_column", "expired_column", "left_column", "members",
-    )  # fmt: skip
+    readonly_fields = (*list_display[1:], "members")
 
     key_column = column(_("batch"), lambda row: f"#{row.pk}")
     age_column = column(

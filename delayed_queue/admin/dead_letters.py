@@ -115,7 +115,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
     list_filter = (filters.KindFilter, filters.DiedFilter, filters.FailureFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
-        "reason_shown", "queue", "key_shown", "active", "last_worker", "attempts_column", "times",
+        "reason_shown", "queue", "key_column", "active", "last_worker", "attempts_column", "times",
         "last_failure", "first_failure", "headers_shown", "payload_shown",
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ class MessageAdmin(KeyedRowAdmin):
         "attempts_column", "age_column",
     )  # fmt: skip
     readonly_fields: ClassVar[Any] = (
-        "state", "queue", "key_shown", "lease", "attempts_column", "times", "last_failure",
+        "state", "queue", "key_column", "lease", "attempts_column", "times", "last_failure",
         "first_failure", "headers_shown", "payload_shown", "dead_letters",
     )  # fmt: skip
 

@@ -93,10 +93,7 @@ class HostAdmin(RecordAdmin):
         "key_column", "state_column", "waiting_column", "since_column", "again_column",
         "openings_column", "reason_column",
     )  # fmt: skip
-    readonly_fields = (
-        "state_column", "waiting_column", "since_column", "again_column", "openings_column",
-        "reason_shown",
-    )  # fmt: skip
+    readonly_fields = (*list_display[1:-1], "reason_shown")
 
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
         add_waiting(rows, using)

@@ -108,10 +108,7 @@ class ApiTokenAdmin(StoredByForm):
         "used_column", "expires_column",
     )  # fmt: skip
     add_fields = ("name", "verbs", "topics", "days", "rate", "burst")
-    readonly_fields = (
-        "state_column", "prefix_column", "verbs_column", "topics_column", "rate_column",
-        "used_column", "times",
-    )  # fmt: skip
+    readonly_fields = (*list_display[1:-1], "prefix_column", "times")
 
     key_column = column(_("token"), lambda row: formats.key_label(row.name))
     prefix_column = column(_("begins with"), lambda row: formats.code(f"{row.prefix}…"))

@@ -220,10 +220,13 @@ def _exported(letter: DeadLetter) -> str:
 
 _ID: Final = arg("id", type=count(1, bulk.MAX_LETTERS))
 _LIMIT: Final = at_most(25, MAX_ROWS)
-_FILTER: Final = (
-    QUEUE,
+_CAUSE: Final = (
     text("--failure", "ID", _('only this failure: its id from "groups"')),
     text("--group", "NAME", _("of one group of messages")),
+)
+_FILTER: Final = (
+    QUEUE,
+    *_CAUSE,
     text("--reason", "TEXT", _("only reasons that start with this text")),
     text("--key-from", "KEY", _("only this key and later ones")),
     text("--key-before", "KEY", _("only keys before this one")),
@@ -258,10 +261,7 @@ class Command(VerbCommand):
             columns="failure queue dead last error",
         ),
         "list": Verb(
-            _("dead letters, the newest first"), _list,
-            (OF_QUEUE, _LIMIT, FORMAT,
-             text("--failure", "ID", _('only this failure: its id from "groups"')),
-             text("--group", "NAME", _("of one group of messages"))),
+            _("dead letters, the newest first"), _list, (OF_QUEUE, _LIMIT, FORMAT, *_CAUSE)
         ),
         "show": Verb(_("one dead letter with its errors"), _show, (_ID, FORMAT)),
         "redrive": Verb(_("redrive all dead letters of a failure or a queue"), _start, _RUN),
