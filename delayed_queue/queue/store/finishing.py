@@ -19,8 +19,8 @@ DROPPED: Final = "dropped"
 EXPIRED: Final = "expired"
 
 
-def _count(gone: LiteralString) -> LiteralString:
-    """Return an UPDATE that adds members, which ``gone`` selects, to the counters of batches.
+def count_gone(gone: LiteralString) -> LiteralString:
+    """Return an UPDATE that adds members, which ``gone`` returns, to the counters of batches.
 
     The lock on a batch, until the commit, makes two transactions that remove its last members
     follow each other. Batches are locked by id, so two workers cannot deadlock. Returns the
@@ -63,7 +63,7 @@ RETURNING stored.id
 # that it removes the same. An empty lease id stands for none. COALESCE keeps the planner from the
 # index of members. Outcomes are arrays, because a join would be a nested loop over all members.
 # Reads: the primary key; delayed_queue_batch_pkey.
-COUNT_MEMBERS: Final[LiteralString] = _count("""
+COUNT_MEMBERS: Final[LiteralString] = count_gone("""
     SELECT held.batch, held.outcome, 1 AS number
     FROM (
         SELECT
@@ -84,7 +84,7 @@ COUNT_MEMBERS: Final[LiteralString] = _count("""
 
 # Count the member under a key as dropped, and lock it.
 # Reads: delayed_queue__PKeyPlusKindUniqueIndex, delayed_queue_batch_pkey.
-COUNT_KEY: Final[LiteralString] = _count("""
+COUNT_KEY: Final[LiteralString] = count_gone("""
     SELECT held.batch, 'dropped' AS outcome, 1 AS number
     FROM (
         SELECT "batchId" AS batch
@@ -96,7 +96,7 @@ COUNT_KEY: Final[LiteralString] = _count("""
     ) AS held""")
 
 # As COUNT_KEY for all members of the kind. Reads: message_of_batch, delayed_queue_batch_pkey.
-COUNT_KIND: Final[LiteralString] = _count("""
+COUNT_KIND: Final[LiteralString] = count_gone("""
     SELECT held.batch, 'dropped' AS outcome, 1 AS number
     FROM delayed_queue_batch AS batch
     CROSS JOIN LATERAL (
@@ -109,7 +109,7 @@ COUNT_KIND: Final[LiteralString] = _count("""
     ) AS held""")
 
 # Count members that this transaction has removed. Reads: delayed_queue_batch_pkey.
-COUNT_REMOVED: Final[LiteralString] = _count("""
+COUNT_REMOVED: Final[LiteralString] = count_gone("""
     SELECT batch, outcome, number
     FROM unnest(%(batches)b::bigint[], %(outcomes)s::text[], %(numbers)b::bigint[])
         AS removed (batch, outcome, number)""")

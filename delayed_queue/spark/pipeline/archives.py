@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
+from delayed_queue.queue.store.finishing import finish_step
 from delayed_queue.spark.database import (
     Connection,
     check_database,
     database_now,
+    fetch,
     outlasting,
     steady,
 )
@@ -223,6 +225,9 @@ class Archive:
         if self._files.sizes(manifest.path) != known:
             raise _altered(manifest.path)
         changed = self._delete_rows(manifest)
+        if manifest.source == KNOWN["dead-letters"].source:
+            # Batches may have waited for them.
+            fetch(self._manifests.connection, *finish_step(None))
         self._manifests.finish(manifest, changed)
         deleted = manifest.rows - changed
         self._console.progress(f"{deleted:,} rows of {manifest.source} deleted")

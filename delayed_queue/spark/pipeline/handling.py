@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -19,13 +19,22 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from delayed_queue.batch import Batch
 from delayed_queue.codecs import Codec, codec_named, decode
-from delayed_queue.db.sql import first_row, rows_of
+from delayed_queue.db.sql import column_of, first_row, rows_of
 from delayed_queue.durations import Duration, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
 from delayed_queue.messages import MILLISECOND, Envelope
 from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.queue.store.claim import LeasedRow
+from delayed_queue.queue.store.finishing import (
+    DIED,
+    DONE,
+    EXPIRED,
+    Leaving,
+    batches_of,
+    count_step,
+    finish_step,
+)
 from delayed_queue.queue.store.settle import (
     ACKNOWLEDGE,
     DEAD_LETTER,
@@ -37,6 +46,7 @@ from delayed_queue.queue.store.settle import (
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.database import Connection, fetch, steady
 from delayed_queue.spark.source.ledger import JobKey, task_of_stream, then_pruned
+from delayed_queue.spark.source.members import has_batches
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.store.offering import COUNT_ENDED, ENDED_OF
 from delayed_queue.spark.store.streaming import COUNT_DELIVERY
@@ -255,23 +265,23 @@ class Settler:
         params = {"ids": ids, "lease_id": lease_id, "kind": self._kind, "now": None}
         # Read now, not by Spark: a repeated partition must not handle what it settled before.
         rows = rows_of(LeasedRow, fetch(self._connection, LEASED_MEMBERS, params))
+        if len(rows) < len(ids):
+            found = {each.id for each in rows}
+            self._leases.remove_expired(lease_id, [each for each in ids if each not in found])
         taken = [(row, self._taken(row, lease_id)) for row in rows]
         called = [(row, each) for row, each in taken if isinstance(each, Envelope)]
         for row, each in taken:
             if isinstance(each, Verdict):
-                self._settle(row.id, lease_id, each)
-        done: list[int] = []
+                self._settle(row, lease_id, each)
+        done: list[LeasedRow] = []
         errors = self._calls.each([each for _, each in called])
         for (row, _), error in zip(called, errors, strict=True):
             if error is None:
-                done.append(row.id)
+                done.append(row)
             else:
-                self._settle(row.id, lease_id, judge(error, row.attempts, self._policy))
-        self._acknowledge(done, lease_id)
-
-    def _acknowledge(self, done: list[int], lease_id: str) -> None:
+                self._settle(row, lease_id, judge(error, row.attempts, self._policy))
         if done:
-            self._leases.count(self._place, "done", ACKNOWLEDGE, ids=done, lease_id=lease_id)
+            self._leases.count(self._place, DONE, ACKNOWLEDGE, done, lease_id=lease_id)
 
     def _taken(self, row: LeasedRow, lease_id: str) -> Envelope | Verdict:
         """Return what the handler is called with, or why it is not called."""
@@ -288,21 +298,23 @@ class Settler:
             row.key, decode(self._codec, row.payload), self._queue, row.attempts, lease_id, row.id,
             row.scheduled_at, row.due_at, row.leased_until,
             json.loads(row.headers) if row.headers else {}, self._leases, row.group,
+            batch_id=row.batch_id,
         )  # fmt: skip
 
-    def _settle(self, message_id: int, lease_id: str, verdict: Verdict) -> None:
+    def _settle(self, row: LeasedRow, lease_id: str, verdict: Verdict) -> None:
         error = verdict.error or None
-        one = {"ids": [message_id], "lease_id": lease_id, "error": error, "now": None}
+        one = {"lease_id": lease_id, "error": error, "now": None}
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
             cause = fingerprint(reason, error)
             more = {"reason": reason, "fingerprint": cause}
-            self._leases.count(self._place, "dead", DEAD_LETTER, **one, **more)
+            self._leases.count(self._place, DIED, DEAD_LETTER, [row], **one, **more)
         else:
             refund = 0 if verdict.counts else 1
             delay = verdict.delay // MILLISECOND
             outcome = "retried" if verdict.counts else "snoozed"
-            self._leases.count(self._place, outcome, RELEASE, **one, delay=delay, refund=refund)
+            times = {"delay": delay, "refund": refund}
+            self._leases.count(self._place, outcome, RELEASE, [row], **one, **times)
 
 
 async def _awaited(answer: Any) -> Any:
@@ -326,22 +338,42 @@ class ExecutorLeases:
         """Run the statement; return how many messages it changed."""
         return len(self.fetch(statement, params))
 
-    def count(self, place: Place, outcome: str, statement: str, **params: Any) -> None:
+    def count(
+        self, place: Place, outcome: str, statement: str, rows: Sequence[LeasedRow], **params: Any
+    ) -> None:
         """Settle, and count how many messages ended so, or had lost their lease."""
+        params["ids"] = [each.id for each in rows]
         with self._turn, self._connection.transaction():
-            changed = self.run(statement, **params)
-            ends = {outcome: changed, "lost": len(params["ids"]) - changed}
+            changed = self.settle(outcome, statement, are_members=bool(batches_of(rows)), **params)
+            ends = {outcome: changed, "lost": len(rows) - changed}
             place.count(self._connection, **ends)
 
-    def _one(self, envelope: Envelope, statement: str, **params: Any) -> bool:
-        changed = self.run(
-            statement, ids=[envelope.message_id], lease_id=envelope.lease_id, **params
-        )
+    def settle(self, outcome: str, statement: str, *, are_members: bool, **params: Any) -> int:
+        """Run the settlement, by which members of batches may leave; return its rows."""
+        if not are_members or outcome not in (DONE, DIED, EXPIRED):
+            return self.run(statement, **params)
+        members = [Leaving(each, params["lease_id"], outcome) for each in params["ids"]]
+        with self._turn, self._connection.transaction():
+            left = fetch(self._connection, *count_step(members))
+            changed = self.run(statement, **params)
+            fetch(self._connection, *finish_step(column_of(left)))
+        return changed
+
+    def remove_expired(self, lease_id: str, ids: list[int]) -> None:
+        """Delete messages that expired before they were handled, if they may be members."""
+        with self._turn:
+            if has_batches(self._connection):
+                self.settle(EXPIRED, ACKNOWLEDGE, are_members=True, ids=ids, lease_id=lease_id)
+
+    def _one(self, envelope: Envelope, statement: str, outcome: str = "", **params: Any) -> bool:
+        one = {"ids": [envelope.message_id], "lease_id": envelope.lease_id}
+        is_member = envelope.batch_id is not None
+        changed = self.settle(outcome, statement, are_members=is_member, **one, **params)
         envelope.lease_lost = envelope.lease_lost or not changed
         return bool(changed)
 
     def acknowledge(self, envelope: Envelope) -> bool:
-        return self._one(envelope, ACKNOWLEDGE)
+        return self._one(envelope, ACKNOWLEDGE, DONE)
 
     def release(self, envelope: Envelope, delay: Duration | None = None, error: str = "") -> bool:
         wait = 0 if delay is None else parse_duration(delay) // MILLISECOND
@@ -361,7 +393,7 @@ class ExecutorLeases:
     def reject(self, envelope: Envelope, reason: str) -> bool:
         said = storable(reason)
         params = {"reason": said, "error": None, "fingerprint": fingerprint(said, None)}
-        return self._one(envelope, DEAD_LETTER, **params, now=None)
+        return self._one(envelope, DEAD_LETTER, DIED, **params, now=None)
 
     def batch_of(self, envelope: Envelope) -> None:
         """Return nothing: executors add no members to batches."""

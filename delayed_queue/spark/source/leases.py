@@ -14,6 +14,7 @@ from delayed_queue.db.sql import rows_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
 from delayed_queue.spark.database import Connection, Link, fetch
+from delayed_queue.spark.source.members import remove_members
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.queues import start_of
 from delayed_queue.spark.store.streaming import (
@@ -205,8 +206,15 @@ class Leases:
             "least": self._options.rowsPerTask,
             "now": None,
         }
-        rows = self._link.fetch("The query of the lease", LEASED_PIECES, params)
-        return rows_of(PieceRow, rows)
+        pieces = rows_of(
+            PieceRow, self._link.fetch("The query of the lease", LEASED_PIECES, params)
+        )
+        if pieces:
+            now = pieces[0].now  # tasks do not read what has expired by now
+            self._link.repeat(
+                "The expiry", lambda connection: remove_members(connection, lease_id, now)
+            )
+        return pieces
 
     def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
         """Take over what is under earlier leases; return how many messages that is."""
@@ -329,8 +337,11 @@ def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:
 
 
 def _acknowledge(link: Link, lease_id: str) -> None:
-    params = {"lease_id": lease_id}
-    link.fetch("The acknowledgement", ACKNOWLEDGE_LEASE, params)
+    def work(connection: Connection) -> None:
+        remove_members(connection, lease_id)
+        fetch(connection, ACKNOWLEDGE_LEASE, {"lease_id": lease_id})
+
+    link.repeat("The acknowledgement", work)
 
 
 def _give_back(link: Link, lease_ids: list[str]) -> None:

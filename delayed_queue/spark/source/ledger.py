@@ -19,6 +19,7 @@ from delayed_queue.spark.store.offering import (
     OPEN_JOB,
     PRUNE_LEDGER,
     SETTLE_CHUNK,
+    MergedRow,
 )
 
 if TYPE_CHECKING:
@@ -128,9 +129,9 @@ def claim_closing(connection: Connection, key: JobKey, rows: int) -> int | None:
     return found
 
 
-def settle(connection: Connection, row_id: int, created: int, updated: int) -> None:
+def settle(connection: Connection, row_id: int, found: MergedRow) -> None:
     """Record the results of a chunk or a job, in the transaction that claimed it."""
-    params = {"id": row_id, "created": created, "updated": updated}
+    params = {"id": row_id, "created": found.created, "updated": found.updated}
     fetch(connection, SETTLE_CHUNK, params)
 
 

@@ -13,16 +13,19 @@ import pyarrow.compute as pc
 from psycopg.errors import UniqueViolation
 
 from delayed_queue.codecs import channel_of
-from delayed_queue.db.sql import row_of, value_of
+from delayed_queue.db.sql import value_of
 from delayed_queue.exceptions import InvalidMessage
-from delayed_queue.spark.database import Connection, Link, copy_rows, fetch
+from delayed_queue.spark.database import Connection, Link, Row, copy_rows, fetch
 from delayed_queue.spark.source.arrow import encode_rows
 from delayed_queue.spark.source.ledger import OFFER, JobKey, is_closed, settle
+from delayed_queue.spark.source.members import hold_batch, move_updated
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.rules import OUT_OF_RANGE, is_out_of_range, offers_of, one_array
 from delayed_queue.spark.store.offering import (
     CLAIM_CHUNK,
     MERGE_IF_NOT_EXISTS,
+    MERGE_MEMBERS_IF_NOT_EXISTS,
+    MERGE_MEMBERS_OR_UPDATE,
     MERGE_OR_UPDATE,
     NOTIFY_KINDS,
     MergedRow,
@@ -84,6 +87,8 @@ _POLL_INTERVAL: Final = 3_000
 # After N chunks with an existing key, COPY is no longer tried first.
 _MISSES: Final = 2
 
+_MERGES: Final = (MERGE_IF_NOT_EXISTS, MERGE_OR_UPDATE)
+_MERGES_OF_BATCH: Final = (MERGE_MEMBERS_IF_NOT_EXISTS, MERGE_MEMBERS_OR_UPDATE)
 TABLE: Final = ("delayed_queue",)
 STAGE: Final = ("pg_temp", "delayed_queue_offered")
 # Dropped with the transaction: behind a transaction pooler, sessions are shared.
@@ -200,8 +205,14 @@ class PartitionOffers:
 
     def _copy(self, connection: Connection, chunk: Chunk, rows: memoryview) -> None:
         """Offer rows whose keys are new; the unique index raises otherwise."""
-        if fetch(connection, CLAIM_CHUNK, {**chunk.claim, "created": chunk.staged.num_rows}):
+        if self._claimed(connection, {**chunk.claim, "created": chunk.staged.num_rows}):
             copy_rows(connection, TABLE, chunk.names, rows)
+
+    def _claimed(self, connection: Connection, claim: dict[str, Any]) -> list[Row]:
+        """Return the claim of a chunk that is not offered yet; its batch stays open meanwhile."""
+        if claimed := fetch(connection, CLAIM_CHUNK, claim):
+            hold_batch(connection, self._job.options.batch)
+        return claimed
 
     def _stored(self, staged: pa.Table) -> dict[str, Any]:
         kind = self._job.options.kind
@@ -220,12 +231,13 @@ class PartitionOffers:
             columns["group"] = staged["grouped"]
         if staged["expires_at"].null_count < staged.num_rows:
             columns |= {"expiresAt": staged["expires_at"], "versionAt": columns["createdAt"]}
+        if self._job.options.batch is not None:
+            columns["batchId"] = pa.scalar(self._job.options.batch, pa.int64())
         return columns
 
     def _merge(self, connection: Connection, chunk: Chunk) -> None:
-        claimed = fetch(connection, CLAIM_CHUNK, chunk.claim)
-        if claimed:
-            settle(connection, value_of(claimed), *self._merged(connection, chunk.staged))
+        if claimed := self._claimed(connection, chunk.claim):
+            settle(connection, value_of(claimed), self._merged(connection, chunk.staged))
 
     def _merged(self, connection: Connection, staged: pa.Table) -> MergedRow:
         """Offer rows of which some may exist, in several turns if keys are repeated."""
@@ -233,7 +245,7 @@ class PartitionOffers:
         columns = {name: staged[name] for name in staged.column_names}
         copy_rows(connection, STAGE, columns, encode_rows(columns))
         turns = pc.max(staged["turn"]).as_py() + 1
-        statements = MERGE_IF_NOT_EXISTS, MERGE_OR_UPDATE
+        statements = _MERGES if self._job.options.batch is None else _MERGES_OF_BATCH
         found = merged(connection, self._job, statements, turns, {})
         if found.created == staged.num_rows:
             self._misses = 0
@@ -252,12 +264,15 @@ def merged(
     which: Mapping[str, Any],
 ) -> MergedRow:
     """Offer staged rows by the statement of the mode; with updates, equal keys in turns."""
-    is_upsert = job.options.mode == "upsert"
+    is_upsert, batch = job.options.mode == "upsert", job.options.batch
     created = updated = 0
+    which = {**which, "kind": job.options.kind, "now": job.now, "batch": batch}
     # Without updates, all but the first row of a key are IGNORED.
     for turn in range(turns if is_upsert else min(turns, 1)):
-        params = {**which, "kind": job.options.kind, "now": job.now, "turn": turn}
-        more = row_of(MergedRow, fetch(connection, statements[is_upsert], params))
+        (row,) = fetch(connection, statements[is_upsert], {**which, "turn": turn})
+        more = MergedRow(*row)
+        if batch is not None and more.elsewhere:
+            move_updated(connection, batch, more.elsewhere)
         created, updated = created + more.created, updated + more.updated
     return MergedRow(created, updated)
 

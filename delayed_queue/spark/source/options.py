@@ -67,6 +67,7 @@ class Options:
 
     mode: str = "offer"
     job: str | None = None
+    batch: int | None = None
     onFinishedJob: str = "error"
     atomic: bool = False
     chunk: int = 20_000
@@ -225,6 +226,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "connections": _whole(1, 100_000),
     "mode": _one_of("offer", "upsert"),
     "job": _job,
+    "batch": _whole(1, 2**63 - 1),
     "onFinishedJob": _one_of("error", "skip"),
     "atomic": _flag,
     "chunk": _whole(1, 1_000_000),

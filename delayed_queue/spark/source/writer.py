@@ -33,6 +33,7 @@ from delayed_queue.spark.source.ledger import (
     task_of_stream,
     then_pruned,
 )
+from delayed_queue.spark.source.members import hold_batch
 from delayed_queue.spark.source.offering import (
     Job,
     PartitionOffers,
@@ -51,6 +52,8 @@ from delayed_queue.spark.store.offering import (
     COUNT_STAGED,
     MERGE_STAGE_IF_NOT_EXISTS,
     MERGE_STAGE_OR_UPDATE,
+    MERGE_STAGED_MEMBERS_IF_NOT_EXISTS,
+    MERGE_STAGED_MEMBERS_OR_UPDATE,
     PRUNE_STAGE,
 )
 
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 STAGE: Final = "delayed_queue_offer_stage"
+_MERGES: Final = (MERGE_STAGE_IF_NOT_EXISTS, MERGE_STAGE_OR_UPDATE)
+_MERGES_OF_BATCH: Final = (MERGE_STAGED_MEMBERS_IF_NOT_EXISTS, MERGE_STAGED_MEMBERS_OR_UPDATE)
 _BATCH: Final = 10_000
 
 
@@ -110,6 +115,7 @@ def merge_staged(connection: Connection, job: Job, written: Sequence[Written]) -
     closed = claim_closing(connection, job.key, rows)
     if closed is None:
         return
+    hold_batch(connection, job.options.batch)
     which: dict[str, Any] = {"job": job.key.job, "attempts": [each.attempt for each in written]}
     ((staged, most),) = fetch(connection, COUNT_STAGED, which)
     if staged != rows:
@@ -117,8 +123,8 @@ def merge_staged(connection: Connection, job: Job, written: Sequence[Written]) -
             f"{staged} of {rows} staged rows are left: staged rows are lost when the server "
             "crashes. Nothing was offered; run the job again."
         )
-    statements = MERGE_STAGE_IF_NOT_EXISTS, MERGE_STAGE_OR_UPDATE
-    settle(connection, closed, *merged(connection, job, statements, most, which))
+    statements = _MERGES if job.options.batch is None else _MERGES_OF_BATCH
+    settle(connection, closed, merged(connection, job, statements, most, which))
     fetch(connection, CLEAR_STAGE, {"job": job.key.job})
     wake(connection, {kind for each in written for kind in each.soon})
 
@@ -169,6 +175,8 @@ class OfferWriter(DataSourceArrowWriter):
                     f"The job {key.job!r} is done, and offering its rows again would do nothing. "
                     "Give another id, or option('onFinishedJob', 'skip')."
                 )
+            if options.batch is not None and not is_closed(connection, key):
+                hold_batch(connection, options.batch)
             now = open_job(connection, key)
             connection.commit()
             return now

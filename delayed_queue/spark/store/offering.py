@@ -184,40 +184,79 @@ RETURNING id
 # Reads: offer_ledger_recorded, then the primary key.
 PRUNE_LEDGER: Final[LiteralString] = _forgetting("delayed_queue_offer_ledger")
 
+
 # The rows of a chunk with existing keys, from the session's temporary table in key order: two jobs
 # with the same keys cannot deadlock, and ids, rows and index entries are in one order. A row
 # without a kind has the job's. Repeated keys have turns, because one statement cannot touch a row
 # twice, and the second offer must see the first one (Q12).
-_MERGE_SOURCE: Final[LiteralString] = """
+def _merge(
+    then: LiteralString, column: LiteralString = "", value: LiteralString = ""
+) -> LiteralString:
+    return f"""
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt", "group", "expiresAt"
+        "versionAt", "group", "expiresAt"{column}
     )
     SELECT
         key, COALESCE(kind, %(kind)s::text), payload, due_at, due_at, %(now)s::bigint, headers,
-        %(now)s::bigint, grouped, expires_at
+        %(now)s::bigint, grouped, expires_at{value}
     FROM pg_temp.delayed_queue_offered
     WHERE turn = %(turn)s::integer
     ORDER BY key COLLATE "C", kind COLLATE "C"
-"""
+{then}"""
+
+
 _COUNT_OFFERED: Final[LiteralString] = """
     RETURNING xmax = 0 AS created
 )
 SELECT count(*) FILTER (WHERE created), count(*) FILTER (WHERE NOT created)
 FROM offered
 """
+_IF_NOT_EXISTS: Final[LiteralString] = f"""
+    ON CONFLICT ("pKey", "pKind") DO NOTHING{_COUNT_OFFERED}"""
+_OR_UPDATE: Final[LiteralString] = REPLACE + IF_CHANGED + _COUNT_OFFERED
 
 # OFFER_BATCH_IF_NOT_EXISTS over staged rows. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-MERGE_IF_NOT_EXISTS: Final[LiteralString] = (
-    _MERGE_SOURCE
-    + """
-    ON CONFLICT ("pKey", "pKind") DO NOTHING"""
-    + _COUNT_OFFERED
-)
+MERGE_IF_NOT_EXISTS: Final[LiteralString] = _merge(_IF_NOT_EXISTS)
 
 # OFFER_BATCH_OR_UPDATE over staged rows. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-MERGE_OR_UPDATE: Final[LiteralString] = _MERGE_SOURCE + REPLACE + IF_CHANGED + _COUNT_OFFERED
+MERGE_OR_UPDATE: Final[LiteralString] = _merge(_OR_UPDATE)
+
+_BATCH: Final = (', "batchId"', ", %(batch)s::bigint")
+_OR_JOIN: Final[LiteralString] = f"""{REPLACE},
+    "batchId" = COALESCE(stored."batchId", EXCLUDED."batchId"){IF_CHANGED}
+    RETURNING id, xmax = 0 AS created, "batchId" AS batch
+)
+SELECT
+    count(*) FILTER (WHERE created), count(*) FILTER (WHERE NOT created),
+    array_agg(id) FILTER (WHERE batch <> %(batch)s::bigint)
+FROM offered
+"""
+
+# As MERGE_IF_NOT_EXISTS, into a batch. Reads: as MERGE_IF_NOT_EXISTS.
+MERGE_MEMBERS_IF_NOT_EXISTS: Final[LiteralString] = _merge(_IF_NOT_EXISTS, *_BATCH)
+
+# As MERGE_OR_UPDATE, into a batch. Updated messages of other batches stay there, and their ids are
+# returned; the caller moves them. Reads: as MERGE_OR_UPDATE.
+MERGE_MEMBERS_OR_UPDATE: Final[LiteralString] = _merge(_OR_JOIN, *_BATCH)
+
+# An open batch, locked until the commit, so that neither close() nor a finish passes the producer.
+# Reads: delayed_queue_batch_pkey.
+HOLD_BATCH: Final[LiteralString] = """
+SELECT id
+FROM delayed_queue_batch
+WHERE id = %(batch)s::bigint
+    AND "closedAt" IS NULL
+FOR KEY SHARE
+"""
+
+# Move messages that this transaction has updated into the batch. Reads: the primary key.
+MOVE_UPDATED: Final[LiteralString] = """
+UPDATE delayed_queue
+SET "batchId" = %(batch)s::bigint
+WHERE id = ANY (%(ids)b::bigint[])
+"""
 
 # The staged rows of the successful attempts, and the repetitions of the most frequent key.
 # Reads: offer_stage_attempt.
@@ -232,18 +271,22 @@ FROM (
 ) AS keys
 """
 
+
 # The staged rows of all tasks of a job, to offer all or none; ids as in OFFER_BATCH_OR_UPDATE. Rows
 # of failed attempts and of twins are left out.
 # Reads: offer_stage_attempt.
-_STAGE_SOURCE: Final[LiteralString] = """
+def _merge_stage(
+    then: LiteralString, column: LiteralString = "", value: LiteralString = ""
+) -> LiteralString:
+    return f"""
 WITH offered AS (
     INSERT INTO delayed_queue AS stored (
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
-        "versionAt", "group", "expiresAt"
+        "versionAt", "group", "expiresAt"{column}
     )
     SELECT
         id, key, COALESCE(kind, %(kind)s::text), payload, due_at, due_at, %(now)s::bigint, headers,
-        %(now)s::bigint, grouped, expires_at
+        %(now)s::bigint, grouped, expires_at{value}
     FROM (
         SELECT
             nextval('delayed_queue_id_seq') AS id, key, kind, payload, due_at, headers, grouped,
@@ -267,18 +310,20 @@ WITH offered AS (
         ) AS in_order
     ) AS numbered
     ORDER BY key COLLATE "C", kind COLLATE "C"
-"""
+{then}"""
+
 
 # MERGE_IF_NOT_EXISTS for a whole job. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-MERGE_STAGE_IF_NOT_EXISTS: Final[LiteralString] = (
-    _STAGE_SOURCE
-    + """
-    ON CONFLICT ("pKey", "pKind") DO NOTHING"""
-    + _COUNT_OFFERED
-)
+MERGE_STAGE_IF_NOT_EXISTS: Final[LiteralString] = _merge_stage(_IF_NOT_EXISTS)
 
 # MERGE_OR_UPDATE for a whole job. Reads: delayed_queue__PKeyPlusKindUniqueIndex.
-MERGE_STAGE_OR_UPDATE: Final[LiteralString] = _STAGE_SOURCE + REPLACE + IF_CHANGED + _COUNT_OFFERED
+MERGE_STAGE_OR_UPDATE: Final[LiteralString] = _merge_stage(_OR_UPDATE)
+
+# MERGE_MEMBERS_IF_NOT_EXISTS for a whole job. Reads: as MERGE_STAGE_IF_NOT_EXISTS.
+MERGE_STAGED_MEMBERS_IF_NOT_EXISTS: Final[LiteralString] = _merge_stage(_IF_NOT_EXISTS, *_BATCH)
+
+# MERGE_MEMBERS_OR_UPDATE for a whole job. Reads: as MERGE_STAGE_OR_UPDATE.
+MERGE_STAGED_MEMBERS_OR_UPDATE: Final[LiteralString] = _merge_stage(_OR_JOIN, *_BATCH)
 
 # Reads: offer_stage_attempt.
 CLEAR_STAGE: Final[LiteralString] = """
@@ -292,7 +337,8 @@ PRUNE_STAGE: Final[LiteralString] = _forgetting("delayed_queue_offer_stage")
 
 
 class MergedRow(NamedTuple):
-    """The counts of rows that were merged into the queue."""
+    """The counts of rows that were merged, and the ids of those in other batches, if any."""
 
     created: int
     updated: int
+    elsewhere: list[int] | None = None

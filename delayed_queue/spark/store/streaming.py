@@ -6,6 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from delayed_queue.db.sql import CLOCK
 from delayed_queue.queue.store.claim import lease_due, select_due
+from delayed_queue.queue.store.finishing import count_gone
 from delayed_queue.queue.store.fragments import ALL_TIMES, ATTEMPTS, EXPIRES_AT, HEADERS
 
 # Facts that a job needs at its start: the database's clock, the used and the maximum number of
@@ -277,6 +278,25 @@ taken AS (
 SELECT count(*)
 FROM taken
 """
+)
+
+# Reads: the first batch.
+HAS_BATCHES: Final[LiteralString] = """
+SELECT EXISTS (SELECT 1 FROM delayed_queue_batch)
+"""
+
+# Delete the members of batches under a lease, and count them as done; or only those that had
+# expired by a time, as expired. Returns their batches.
+# Reads: delayed_queue__LockUuidPlusIdIndex, delayed_queue_batch_pkey.
+REMOVE_MEMBERS: Final[LiteralString] = count_gone(
+    f"""
+    DELETE FROM delayed_queue
+    WHERE "lockUuid" = %(lease_id)s
+        AND COALESCE("batchId" > 0, false)
+        AND (%(expired_by)s::bigint IS NULL OR {EXPIRES_AT} <= %(expired_by)s::bigint)
+    RETURNING
+        "batchId" AS batch, 1 AS number,
+        CASE WHEN %(expired_by)s::bigint IS NULL THEN 'done' ELSE 'expired' END AS outcome"""
 )
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from django.db import connection
 
-from delayed_queue import DelayedQueue
+from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration, TooManyConnections
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark.models import ArchiveManifest
@@ -30,6 +30,7 @@ from example_project.postgres.server import EmbeddedPostgres
 from tests.spark.archiver import STEPS, arm
 from tests.spark.pipelines import CONSOLE, archive, holding, letters
 from tests.spark.support import is_waiting_for, with_jvm
+from tests.support.answers import polled
 from tests.support.processes import wait_until
 from tests.support.sampling import sample
 from tests.support.servers import crash, private_server
@@ -185,6 +186,19 @@ class TestArchiveAndReplay:
         assert replays.run(spark, asked, CONSOLE).created == 4
         keys = set(Message.objects.values_list("key", flat=True))
         assert keys == {f"k{n}~second" for n in (2, 4, 5, 7)}
+
+    def test_b10_batches_that_waited_for_archived_letters_finish(
+        self, queue: DelayedQueue, spark: Any, lake: str
+    ) -> None:
+        reports = DelayedQueue("reports")
+        then = ScheduledMessage("then", 1)
+        with queue.batch(then, then_queue=reports, on_dead="wait") as batch:
+            batch.offer_or_update("a", 1)
+        assert polled(queue).reject("bad")
+        DeadLetter.objects.update(died_at=datetime(2026, 1, 2, tzinfo=UTC))
+        assert not reports.contains_message("then")
+        assert archive(spark, lake).deleted == 1
+        assert reports.contains_message("then")
 
     def test_a_letter_that_changed_since_stays_and_one_redriven_is_no_loss(
         self, queue: DelayedQueue, spark: Any, lake: str, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,23 @@ class TestDraining:
         assert Message.objects.count() == 0
         assert [each["numInputRows"] for each in query.recentProgress][:3] == [10, 10, 5]
 
+    def test_b8_written_rows_are_members_and_the_last_batch_counts_them(
+        self, spark: Any, lake: str, queue: DelayedQueue
+    ):
+        reports = DelayedQueue("reports")
+        frame = spark.range(0, 25, 1, 2).selectExpr("concat('k', id) AS key", "'1' AS payload")
+        writer = frame.write.format("delayed_queue").mode("append").option("queue", "orders")
+        with queue.batch(ScheduledMessage("then", 1), then_queue=reports) as batch:
+            writer.option("batch", batch.id).save()
+        with pytest.raises(Exception, match=r"BatchClosed.*closed or unknown"):
+            writer.option("batch", batch.id).option("mode", "upsert").save()
+        assert Message.objects.filter(batch_id=batch.id).count() == 25
+        options = {"maxMessagesPerTrigger": "10"}
+        drain(to_lake(stream(spark, **options), lake), f"{lake}/checkpoint")
+        stored = reports.read("then")
+        assert stored is not None
+        assert stored.headers["batch"]["done"] == stored.headers["batch"]["total"] == 25
+
     def test_expired_messages_are_left_out_and_deleted(self, spark: Any, lake: str):
         """Q37: the database's clock decides when the batch is planned."""
         fill(4)
