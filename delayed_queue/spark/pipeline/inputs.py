@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import storable
-from delayed_queue.spark.pipeline.columns import check_imported
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.lake import read_lake
 from delayed_queue.spark.pipeline.lines import (
@@ -142,7 +141,6 @@ def _parquet(spark: SparkSession, source: Input) -> DataFrame:
         "_metadata.row_index AS __place",
     ]
     check_columns(frame.columns, source.rules)
-    check_imported(frame.schema, source.rules)
     # A file's row groups may be read by several: the place is absolute, so no block is needed.
     return frame.selectExpr("*", *place)
 

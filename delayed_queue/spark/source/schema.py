@@ -80,7 +80,9 @@ def check_read(schema: StructType) -> None:
         if field.name == "payload":
             allowed.append(StringType())
         if field.dataType not in allowed:
-            raise InvalidConfiguration(wrong_type(field, [each.simpleString() for each in allowed]))
+            raise InvalidConfiguration(
+                _wrong_type(field, [each.simpleString() for each in allowed])
+            )
 
 
 def source_columns(names: Iterable[str], *, is_kind_known: bool = False) -> list[str]:
@@ -112,7 +114,7 @@ def check_written(schema: StructType, kind: str | None = None) -> None:
             raise InvalidConfiguration(_no_column(field.name, _WRITTEN))
         if not isinstance(field.dataType, _WRITTEN[field.name]) or not _fits(field):
             names = [each.typeName() for each in _WRITTEN[field.name]]
-            raise InvalidConfiguration(wrong_type(field, names, cast_of(field.name, field)))
+            raise InvalidConfiguration(_wrong_type(field, names, _cast_of(field)))
     for name in _REQUIRED:
         if name not in schema.fieldNames():
             raise InvalidConfiguration(
@@ -134,24 +136,24 @@ def _no_column(name: str, known: Iterable[str]) -> str:
     return f"There is no column {name!r}: {hint}"
 
 
-def wrong_type(field: StructField, types: Iterable[str], cast: str = "") -> str:
+def _wrong_type(field: StructField, types: Iterable[str], cast: str = "") -> str:
     return (
         f"The column {field.name!r} is {field.dataType.simpleString()}; it must be "
         f"{' or '.join(types)}{cast and f': {cast}'}."
     )
 
 
-WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 
 
-def cast_of(name: str, field: StructField) -> str:
+def _cast_of(field: StructField) -> str:
     """Return the Spark expression that casts the column for an offer."""
     column, kind = field.name, field.dataType
-    if name in ("schedule_at", "expires_at"):
-        if isinstance(kind, WHOLE):
+    if column in ("schedule_at", "expires_at"):
+        if isinstance(kind, _WHOLE):
             return f"timestamp_millis({column})"
         return f"CAST({column} AS TIMESTAMP), which reads it in the session's time zone"
-    if name == "delay":
+    if column == "delay":
         return f"CAST({column} AS INTERVAL DAY TO SECOND)"
     if isinstance(kind, VariantType | StructType | ArrayType | MapType):
         return f"to_json({column})"

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
-    BinaryType,
     DataType,
     DateType,
     IntegerType,
@@ -21,7 +20,6 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampNTZType,
-    TimestampType,
     VariantType,
 )
 
@@ -29,8 +27,6 @@ from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import from_milliseconds, to_milliseconds
 from delayed_queue.spark.database import bound
-from delayed_queue.spark.pipeline.columns import check_imported
-from delayed_queue.spark.pipeline.records import Rules
 from delayed_queue.spark.source.filters import Condition
 from delayed_queue.spark.source.offering import (
     chunks,
@@ -255,46 +251,3 @@ def test_a_wrong_column_is_named(check: Any, columns: dict[str, DataType], said:
     with pytest.raises(InvalidConfiguration) as caught:
         check(schema)
     assert said in str(caught.value)
-
-
-BLOB = BinaryType()
-INPUTS: list[tuple[dict[str, DataType], dict[str, str], str]] = [
-    ({"key": BLOB}, {}, "'key' is binary; it must be string or byte"),
-    ({"id": BLOB, "payload": TEXT}, {"id": "key"}, "CAST(id AS STRING)"),
-    (
-        {"key": TEXT, "photo": BLOB},
-        {},
-        "'photo' has the type binary, which JSON cannot represent: "
-        "leave it out, or write the files with base64(photo)",
-    ),
-    ({"key": TEXT, "all": StructType([StructField("photo", BLOB)])}, {}, "has the type binary"),
-    ({"key": TEXT, "payload": VariantType()}, {}, "write the files with to_json(payload)"),
-    ({"key": TEXT, "schedule_at": TimestampNTZType()}, {}, "pass --time-zone"),
-    ({"key": TEXT, "schedule_at": DateType()}, {}, "pass --time-zone"),
-    ({"key": TEXT, "schedule_at": BLOB}, {}, "'schedule_at' is binary"),
-]
-
-
-class TestInputs:
-    @pytest.mark.parametrize(("columns", "mapping", "said"), INPUTS)
-    def test_a_column_by_which_every_record_is_bad_is_named(
-        self, columns: dict[str, DataType], mapping: dict[str, str], said: str
-    ):
-        schema = StructType([StructField(name, each) for name, each in columns.items()])
-        with pytest.raises(InvalidConfiguration) as caught:
-            check_imported(schema, Rules("orders", mapping=mapping))
-        assert said in str(caught.value)
-
-    @pytest.mark.parametrize(("codec", "cast"), [("bytes", "BINARY"), ("text", "STRING")])
-    def test_the_codec_decides_the_payload(self, codec: str, cast: str):
-        wrong: DataType = TEXT if codec == "bytes" else BLOB
-        schema = StructType([StructField("key", TEXT), StructField("payload", wrong)])
-        with pytest.raises(InvalidConfiguration, match=rf"CAST\(payload AS {cast}\)"):
-            check_imported(schema, Rules("orders", codec=codec))
-
-    def test_what_can_be_read_is_taken(self):
-        fields = {"key": LongType(), "payload": BLOB, "schedule_at": TimestampType(), "more": BLOB}
-        schema = StructType([StructField(name, each) for name, each in fields.items()])
-        check_imported(schema, Rules("orders"))
-        local = StructType([StructField("key", TEXT), StructField("schedule_at", DateType())])
-        check_imported(local, Rules("orders", time_zone="Europe/Berlin"))
