@@ -186,14 +186,8 @@ class TestHandlers:
         [(pass_by, Counts(done=1), "ends k"), (fail, Counts(failed=1), "saw ValueError")],
     )
     def test_one_that_fails_changes_neither_the_end_nor_the_others(
-        self,
-        settings: LazySettings,
-        caplog: pytest.LogCaptureFixture,
-        broken: type[Recorder],
-        function: Callable[[Envelope], Any],
-        counts: Counts,
-        end: str,
-    ) -> None:
+        self, settings, caplog, broken, function, counts, end
+    ):
         recorder = Recorder()
         use(settings, broken(), recorder, broken())
         DelayedQueue("orders").offer_or_update("k", 1)

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.conf import LazySettings
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.logs import quoted
@@ -94,13 +93,8 @@ class TestOfAWorker:
         [(True, False, True), (False, True, False), (None, True, True), (None, False, False)],
     )
     def test_o6_errors_are_logged_where_the_settings_say_so(
-        self,
-        log: pytest.LogCaptureFixture,
-        settings: LazySettings,
-        chosen: bool | None,
-        debug: bool,
-        is_shown: bool,
-    ) -> None:
+        self, log, settings, chosen, debug, is_shown
+    ):
         """Tracebacks of failures and deaths; without them, no text of the errors."""
         settings.DELAYED_QUEUE = {**settings.DELAYED_QUEUE, "LOG_ERRORS": chosen}
         settings.DEBUG = debug

@@ -286,9 +286,8 @@ class TestHandlers:
         ids=["import", "syntax", "no parentheses", "no argument"],
     )  # fmt: skip
     def test_whatever_is_wrong_in_a_module_is_said_with_its_place(
-        self, lines: str, said: str, tmp_path: Path, settings: Settings,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:  # fmt: skip
+        self, lines, said, tmp_path, settings, monkeypatch
+    ):
         (tmp_path / "slipping").mkdir()
         (tmp_path / "slipping/__init__.py").touch()
         (tmp_path / "slipping/handlers.py").write_text(lines, encoding="utf-8")

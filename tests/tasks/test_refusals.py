@@ -39,9 +39,8 @@ def said_by(call: Any, *args: Any, kind: type[BaseException] = InvalidTask, **kw
     ],
 )
 def test_arguments_that_are_no_json(
-    work: Any, value: Any, kind: type[BaseException], shown: str, advice: str,
-    django_assert_num_queries: Any, db: None,
-) -> None:  # fmt: skip
+    work, value, kind, shown, advice, django_assert_num_queries, db
+):
     with django_assert_num_queries(0):
         for where, args, kwargs in (
             ("args[1]", (1, value), {}),

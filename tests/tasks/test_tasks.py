@@ -275,9 +275,8 @@ class TestSignals:
         ],
     )
     def test_a_log_that_drops_all_lines_does_not_listen(
-        self, settings: Any, monkeypatch: pytest.MonkeyPatch, level: int, is_debug: bool,
-        propagates: bool, listens_to: bool,
-    ) -> None:  # fmt: skip
+        self, settings, monkeypatch, level, is_debug, propagates, listens_to
+    ):
         settings.DEBUG = is_debug
         logger, handler = logging.Logger("tasks", logging.INFO), logging.NullHandler(level)
         handler.addFilter(RequireDebugTrue())

@@ -8,13 +8,11 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from delayed_queue.queue.store.inspect import DROP
 from tests.support.concurrency import calling, wait_until_blocked
 from tests.support.operations import CREATED, OPERATIONS, PAST, Scene
 from tests.support.processes import wait_until
-from tests.support.proxy import Proxy
 
 BLOCKED: Final = "SELECT 1 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
 
@@ -58,12 +56,7 @@ def test_q33_a_connection_that_ended_before_the_call_is_replaced(queue, proxy, a
     ],
 )
 def test_a_statement_that_is_ended_while_it_waits_is_repeated(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    operation: str,
-    key: str,
+    queue, proxy, other, admin, operation, key
 ):
     """Q27, Q33: on a new connection, where it waits again."""
     call, answer = OPERATIONS[operation]

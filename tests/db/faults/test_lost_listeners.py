@@ -56,12 +56,7 @@ def offer(other: psycopg.Connection[Any], queue: DelayedQueue) -> None:
 
 @pytest.mark.parametrize("loss", ["terminated", "cut"])
 def test_q21_a_poller_whose_connection_is_lost_listens_again_and_wakes(
-    sleeper: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    polling: Call[Envelope | None],
-    loss: str,
+    sleeper, proxy, other, admin, polling, loss
 ):
     """A notification wakes it, for its poll interval is an hour."""
     seen = len(proxy.answers)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Any, Final
+from typing import Final
 
-import psycopg
 import pytest
 from django.db import ProgrammingError, connection, transaction
 
@@ -132,9 +131,8 @@ CALLS: Final = ("one statement", "an exchange", "an exchange in a transaction")
     ("call", "error"), [*zip(CALLS, ["KeyboardInterrupt", "SystemExit", "TimeIsUp"], strict=True)]
 )
 def test_a_wait_that_is_interrupted_ends_and_leaves_a_connection_of_use(
-    orders: DelayedQueue, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
-    call: str, error: str,
-) -> None:  # fmt: skip
+    orders, other, admin, call, error
+):
     """The error comes at once, though the lock is still held."""
     orders.offer_or_update("held", 1)
     other.execute("BEGIN")

@@ -180,12 +180,7 @@ def test_q33_a_database_that_only_reads_is_unavailable_after_the_backoff(queue, 
     ],
 )
 def test_q34_an_error_that_repeating_cannot_help_is_raised_at_once(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    setting: str,
-    expected: type[Exception],
-    sqlstate: str,
+    queue, proxy, other, setting, expected, sqlstate
 ):
     """Executed once."""
     Scene.of(queue)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import psycopg
 import pytest
 from asgiref.sync import async_to_sync
 from django.utils import timezone
@@ -41,9 +40,8 @@ class TestHosts:
 
     @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
     def test_j12_who_waits_for_the_probes_row_believes_what_it_leaves(
-        self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
-        end: str,
-    ) -> None:  # fmt: skip
+        self, half_open, other, admin, end
+    ):
         params = {"host": HOST, "by": "first", "timeout": 5000, "now": NOW + 1000}
         other.execute("BEGIN")
         assert other.execute(PROBE_HOST, params).fetchall()
@@ -102,9 +100,8 @@ class TestHosts:
 
     @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
     def test_an_operator_who_closes_waits_for_the_end_of_a_probe(
-        self, half_open: None, other: psycopg.Connection[Any], admin: psycopg.Connection[Any],
-        end: str,
-    ) -> None:  # fmt: skip
+        self, half_open, other, admin, end
+    ):
         """In each order of the outcomes, the host is closed."""
         probing("me")
         params = {

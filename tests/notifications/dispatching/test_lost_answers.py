@@ -12,7 +12,7 @@ from delayed_queue.notifications.dispatching import Start
 from delayed_queue.notifications.models import Notification
 from tests.notifications.dispatchers import SENT, dispatcher
 from tests.notifications.factories import enqueue, lease, lose_lease
-from tests.notifications.fakes import FakeSms, FakeSmtp
+from tests.notifications.fakes import FakeSms
 from tests.support.aiming import Stage
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
@@ -62,11 +62,7 @@ def test_n3_an_end_whose_answer_is_lost_is_told_once(dispatch, smtp, proxied, pr
 
 
 def test_n8_an_answer_is_not_forgotten_over_an_outage_longer_than_all_retries(
-    dispatch: dict[str, Any],
-    smtp: FakeSmtp,
-    proxied: None,
-    proxy: Proxy,
-    caplog: pytest.LogCaptureFixture,
+    dispatch, smtp, proxied, proxy, caplog
 ):
     """Without idempotency keys it would end in doubt, and an operator might repeat it."""
     dispatch["PROVIDERS"]["email"][0]["timeout"] = 30.0

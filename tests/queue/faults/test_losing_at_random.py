@@ -10,7 +10,6 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any, Final
 
-import psycopg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +20,6 @@ from tests.http.jobs.support import server_now
 from tests.support.aiming import Stage
 from tests.support.losing import Consumer, losing
 from tests.support.programs import ROUNDS
-from tests.support.proxy import Proxy
 
 KEYS: Final = ("a", "b", "c")
 AHEAD: Final = 86_400_000
@@ -79,14 +77,8 @@ def offers(draw: st.DrawFn) -> tuple[str, list[Version]]:
     is_handled=st.sampled_from([True, True, False]),
 )
 def test_q33_each_version_is_handled_at_most_once(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    other: psycopg.Connection[Any],
-    found: tuple[str, list[Version]],
-    before: list[str],
-    stage: Stage,
-    is_handled: bool,
-) -> None:
+    queue, proxy, other, found, before, stage, is_handled
+):
     """Exactly once, if the call was answered and no offer has replaced it."""
     Message.objects.all().delete()
     kind, versions = found

@@ -57,12 +57,7 @@ def insert(connection: psycopg.Connection[Any], kind: str, key: str) -> None:
     ],
 )
 def test_q13_a_key_inserted_meanwhile_costs_only_that_key(
-    queue: DelayedQueue,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    can_update: bool,
-    end: str,
-    expected: OfferOutcome,
+    queue, other, admin, can_update, end, expected
 ):
     other.execute("BEGIN")
     insert(other, queue.kind, f"key-{HELD:03}")

@@ -103,13 +103,7 @@ THEFTS: Final = {
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("theft", THEFTS)
 def test_q25_q31_a_late_action_waits_for_a_theft_and_follows_its_outcome(
-    timed: DelayedQueue,
-    clock: Clock,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    late: Envelope,
-    theft: str,
-    action: str,
+    timed, clock, other, admin, late, theft, action
 ):
     """The lease has expired: until the theft commits, no other consumer has the message."""
     steal, end, succeeds, left = THEFTS[theft]
@@ -139,10 +133,7 @@ def test_q25_of_many_threads_that_end_a_lease_exactly_one_succeeds(queue, action
 
 
 def test_q24_a_member_that_is_being_updated_survives_the_acknowledgement_of_its_batch(
-    timed: DelayedQueue,
-    clock: Clock,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
+    timed, clock, other, admin
 ):
     timed.offer_batch([ScheduledMessage(key, "old") for key in ("a", "key", "z")])
     batch = timed.try_poll_many(3)
@@ -160,10 +151,7 @@ def test_q24_a_member_that_is_being_updated_survives_the_acknowledgement_of_its_
 
 
 def test_a_member_that_is_leased_again_survives_the_acknowledgement_of_its_batch(
-    timed: DelayedQueue,
-    clock: Clock,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
+    timed, clock, other, admin
 ):
     """Q24, Q25."""
     timed.offer_batch([ScheduledMessage(key, "old") for key in ("first", "second")])

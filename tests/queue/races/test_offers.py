@@ -98,12 +98,7 @@ def delete(connection: psycopg.Connection[Any], queue: DelayedQueue, deletion: s
     ("deletion", "end"), [("drop", "ROLLBACK"), *((each, "COMMIT") for each in DELETIONS)]
 )
 def test_q7_an_offer_waits_for_a_deletion_of_its_key_and_no_longer(
-    queue: DelayedQueue,
-    other: psycopg.Connection[Any],
-    admin: psycopg.Connection[Any],
-    deletion: str,
-    offer: str,
-    end: str,
+    queue, other, admin, deletion, offer, end
 ):
     """CREATED, or the outcome without the deletion if that is rolled back."""
     call, otherwise = OFFERS[offer]

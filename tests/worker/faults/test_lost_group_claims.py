@@ -9,13 +9,12 @@ from typing import Final
 
 import pytest
 
-from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
+from delayed_queue import Envelope, Groups, ScheduledMessage
 from delayed_queue.models import Message
 from delayed_queue.worker.engine.settling import Counts
-from tests.support.aiming import COMMIT, GROUP_CUTS, LEASE_GROUPS, Stage
+from tests.support.aiming import COMMIT, GROUP_CUTS, LEASE_GROUPS
 from tests.support.operations import PAST
 from tests.support.processes import wait_until
-from tests.support.proxy import Proxy
 from tests.support.running import handler_of, running, worker_with
 
 HOUR: Final = timedelta(hours=1)
@@ -47,13 +46,7 @@ class Busy:
     ("rules", "most", "nth"), [(Groups(concurrency=2), 2, 3), (Groups(order="fifo"), 1, 1)], ids=str
 )
 def test_a_lost_exchange_loses_no_message_and_no_slot(
-    queue: DelayedQueue,
-    proxy: Proxy,
-    rules: Groups,
-    most: int,
-    statement: str,
-    stage: Stage,
-    nth: int,
+    queue, proxy, rules, most, statement, stage, nth
 ):
     """At once, before leases of an hour end, and as a first attempt: no handler saw them."""
     queue.offer_batch(

@@ -90,9 +90,7 @@ def test_b7_a_worker_cut_off_there_offers_one_then(proxy: Proxy, point: str) -> 
     ("count", "kills", "batch_size"),
     [(3_000, 5, "20"), pytest.param(100_000, 20, "500", marks=pytest.mark.long)],
 )
-def test_b7_members_with_kills_offer_one_then_with_true_counts(
-    count: int, kills: int, batch_size: str
-) -> None:
+def test_b7_members_with_kills_offer_one_then_with_true_counts(count, kills, batch_size):
     """Each member is counted when it is settled, so a repeated delivery counts once."""
     fill(count)
     options = ("--queue", "ledger", "--lease", "1", "--processes", "2", "--batch-size", batch_size)

@@ -134,12 +134,8 @@ def test_w19_a_refused_acknowledgement_leaves_all_other_messages_alone(
     ],
 )
 def test_a_refused_settlement_of_a_failure_is_released(
-    calls: Calls,
-    caplog: pytest.LogCaptureFixture,
-    payload: str,
-    trigger: tuple[str, ...],
-    is_transactional: bool,
-) -> None:
+    calls, caplog, payload, trigger, is_transactional
+):
     offer(DelayedQueue("refused"), payload)
     handler = handler_of("refused", calls, retry=LATER, transactional=is_transactional)
     with refusing(*trigger), running(worker_with(handler)):
@@ -261,9 +257,8 @@ NO_UPDATE: Final = ("UPDATE", f"""OLD."pKey" = '{BAD}'""")
 @pytest.mark.parametrize(("is_burst", "retry"), [(False, LATER), (True, RetryPolicy.never())])
 @pytest.mark.parametrize(("trigger", "place"), [(NO_LEASE, "queue"), (NO_UPDATE, "dead_letter")])
 def test_w19_a_message_that_cannot_be_leased_holds_up_no_other(
-    calls: Calls, caplog: pytest.LogCaptureFixture, trigger: tuple[str, str], place: str,
-    is_burst: bool, retry: RetryPolicy, groups: Groups | None,
-) -> None:  # fmt: skip
+    calls, caplog, trigger, place, is_burst, retry, groups
+):
     """It comes back after its retry wait, or becomes a dead letter, without an attempt."""
     offer(DelayedQueue("refused"))
     worker = worker_with(handler_of("refused", calls, retry=retry, groups=groups), burst=is_burst)

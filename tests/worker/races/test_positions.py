@@ -86,14 +86,8 @@ def _offer(
 )
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_it_is_found_by_the_next_rewind_or_when_polls_no_longer_fill(
-    queue: DelayedQueue,
-    consumer: Consumer,
-    other: psycopg.Connection[Any],
-    due_at: datetime,
-    write: Write,
-    end: str,
-    is_busy: bool,
-) -> None:
+    queue, consumer, other, due_at, write, end, is_busy
+):
     other.execute("BEGIN")
     write(other, queue, to_milliseconds(due_at))
     # Ids behind that of the early one, at the same instant.
