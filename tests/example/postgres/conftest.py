@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from example_project.postgres import EmbeddedPostgres, installed_binaries
 from example_project.postgres.binaries import version_of
 from tests.example.postgres.support import SMALL
 from tests.support.sampling import sample
+from tests.support.servers import copy_tree
 
 INSTALLED = list(installed_binaries())
 
@@ -49,12 +49,7 @@ def server(fresh: EmbeddedPostgres, templates: Path) -> EmbeddedPostgres:
     if not template.exists():
         fresh.start()
         fresh.stop()
-        _copy(fresh.home, template)
+        copy_tree(fresh.home, template)
     else:
-        _copy(template, fresh.home)
+        copy_tree(template, fresh.home)
     return fresh
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a tree with its owners, which shutil does not keep."""
-    subprocess.run(["/bin/cp", "-a", str(source), str(target)], check=True)
