@@ -131,11 +131,15 @@ def test_jobs_with_a_url_are_never_popped() -> None:
 def test_statements_name_kinds_as_the_code_does() -> None:
     """In all shards and both ways: SQL's names find the rows stored under the code's names."""
     configure_topic("orders", shards=MAX_SHARDS)
-    ids = {way: [f"{way}-{n}" for n in range(600)] for way in Way}
-    for way, names in ids.items():
-        for n, name in enumerate(names):
-            add(name, url=f"https://host-{n}/" if way is Way.CALLBACK else None)
+    # The first name, and the first host, of each shard.
+    keys = {shard_of(f"pop-{n}", MAX_SHARDS): f"pop-{n}" for n in reversed(range(600))}
+    late = {shard_of_host(f"late-{n}:443", FULL): f"late-{n}:443" for n in reversed(range(999))}
+    hosts = [*FULL.split(), *late.values()]
+    for key in keys.values():
+        add(key)
+    for host in hosts:
+        add(host, url=f"https://{host}/")
 
     kinds = set(Message.objects.values_list("kind", flat=True))
     assert kinds == set(kinds_of_topic("orders", MAX_SHARDS, hosts=FULL))
-    assert all(find_job("orders", name) for names in ids.values() for name in names)
+    assert all(find_job("orders", name) for name in [*keys.values(), *hosts])
