@@ -34,33 +34,11 @@ from delayed_queue.cron.rules import Schedule, ZonedSchedule
 from delayed_queue.cron.service import CronService, InstallerHandle, RepeatingThread
 from delayed_queue.cron.ticking import TickReport
 from delayed_queue.http.conf import ApiSettings, CallbackSettings
-from delayed_queue.http.models import (
-    ApiToken,
-    CallbackAttempt,
-    Endpoint,
-    Host,
-    IdempotencyKey,
-    Rate,
-    Slot,
-    Topic,
-)
 from delayed_queue.management.commands import installcron, runqueueworker
 from delayed_queue.messages import QueueStats, StoredMessage
-from delayed_queue.models import (
-    BulkRun,
-    DeadLetter,
-    Limit,
-    Message,
-    Sample,
-    ScheduleRun,
-    StoredBatch,
-    Worker,
-)  # fmt: skip
-from delayed_queue.models import Schedule as StoredSchedule
 from delayed_queue.notifications.conf import CONSOLES, NotificationSettings
 from delayed_queue.observe import signals
 from delayed_queue.retries import Backoff
-from delayed_queue.spark.models import ArchiveManifest, OfferLedger, OfferStage, PipelineReport
 from delayed_queue.spark.settings import SparkSettings
 from tests.support import documents
 from tests.support.documents import DOCS, ROOT
@@ -72,7 +50,6 @@ EXCEPTIONS = DOCS / "reference/exceptions.md"
 WORKERS = DOCS / "guides/workers.md"
 WATCHING = DOCS / "guides/watching-workers.md"
 CRON = DOCS / "guides/cron.md"
-SCHEMAS = (DOCS / "internals/schema.md", DOCS / "internals/schema-apps.md")
 CONCURRENCY = DOCS / "internals/concurrency.md"
 
 # Modules of the API reference, for names defined elsewhere.
@@ -379,15 +356,3 @@ class TestInternals:
             source = (ROOT / path).read_text(encoding="utf-8")
             assert f"def {found[2]}(" in source, f"{path} has no {found[2]}"
         assert named > 0
-
-    def test_columns_are_those_of_the_models(self) -> None:
-        header = ("column", "type", "Django field", "why")
-        models: tuple[Any, ...] = (
-            Message, DeadLetter, StoredBatch, BulkRun, StoredSchedule, ScheduleRun, Worker, Sample,
-            Limit, Rate, ApiToken, Topic, IdempotencyKey, Endpoint, Host, Slot, CallbackAttempt,
-            OfferLedger, OfferStage, ArchiveManifest, PipelineReport,
-        )  # fmt: skip
-        found = [rows for page in SCHEMAS for rows in documents.tables(page, *header)]
-        for rows, model in zip(found, models, strict=True):
-            documented = {documents.code(row[0]): documents.code(row[2]) for row in rows}
-            assert documented == {each.column: each.name for each in model._meta.concrete_fields}

@@ -252,12 +252,14 @@ def settings_of(database_name: str) -> str:
 
 
 class TestSchema:
-    def test_columns_have_the_types(self) -> None:
+    def test_columns_are_those_of_the_database_and_of_the_models(self) -> None:
         header = ("column", "type", "Django field", "why")
         found = documents.tables(SCHEMA, *header) + documents.tables(OF_APPS, *header)
         for rows, model in zip(found, DOCUMENTED, strict=True):
-            documented = {documents.code(row[0]): documents.code(row[1]) for row in rows}
-            assert documented == types_of(model._meta.db_table)
+            cells = [[documents.code(each) for each in row[:3]] for row in rows]
+            assert {column: kind for column, kind, _ in cells} == types_of(model._meta.db_table)
+            named = {each.column: each.name for each in model._meta.concrete_fields}
+            assert {column: name for column, _, name in cells} == named
 
     def test_indexes_are_all_there_are(self) -> None:
         header = ("index", "on", "why")
