@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.executor import AHEAD_SECONDS, Executor, Pool
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
-    return clock
+from tests.worker.conftest import Clock
 
 
 def pool_of(slots: int) -> Pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 
 import pytest
@@ -24,25 +23,11 @@ from delayed_queue.worker.engine.serving import consumers_of
 from delayed_queue.worker.options import WorkerOptions
 from tests.support.processes import wait_until
 from tests.support.running import handler_of, registry_with, running, worker_with
+from tests.worker.conftest import Clock
 
 POLL = 3.0
 LIMIT = 10
 DUE = 1_800_000_000_000
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
-    return clock
 
 
 @pytest.fixture

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 from django.db import connection
 
-from delayed_queue import DelayedQueue
+from delayed_queue import DelayedQueue, Groups
 from delayed_queue.http.jobs.catalogue import forget_topics
+
+# Rules of one group, and how many of its messages pollers may lease at once under them.
+LIMITS: Final = [
+    (Groups(concurrency=1), 1),
+    (Groups(concurrency=3), 3),
+    (Groups(order="fifo"), 1),
+    (Groups(rate="1/h", burst=2), 2),
+    (Groups(queue_rate="1/h", queue_burst=2), 2),
+]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
+from tests.queue.races.conftest import LIMITS
 from tests.support.concurrency import calling, raw_connection, together, wait_until_blocked
 
 CLAIM = "SELECT id, key FROM delayed_queue_claim('races', %s)"
@@ -78,16 +79,7 @@ def test_s1_two_batches_in_opposite_orders_do_not_deadlock(queue: DelayedQueue):
         together([partial(run, OFFER_MANY, batch(each)) for each in (keys, keys[::-1])])
 
 
-@pytest.mark.parametrize(
-    ("rules", "most"),
-    [
-        (Groups(concurrency=1), 1),
-        (Groups(concurrency=3), 3),
-        (Groups(order="fifo"), 1),
-        (Groups(rate="1/h", burst=2), 2),
-        (Groups(queue_rate="1/h", queue_burst=2), 2),
-    ],
-)
+@pytest.mark.parametrize(("rules", "most"), LIMITS)
 def test_s7_claims_of_sql_and_python_together_stay_within_limits(queue, rules, most):
     queue.groups.set(rules)
     offer(queue, *(f"a{n}" for n in range(20)))

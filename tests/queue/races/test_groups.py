@@ -16,6 +16,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.queue.store.groups import TAKE_TURN
 from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from delayed_queue.queue.store.settle import EXTEND
+from tests.queue.races.conftest import LIMITS
 from tests.support.concurrency import calling, raw_connection, together, wait_until_blocked
 
 EXPIRE = """
@@ -48,16 +49,7 @@ def take_turn(other: psycopg.Connection[Any], queue: DelayedQueue, idle: int | N
     other.execute(TAKE_TURN, {"kind": queue.kind, "idle": idle})
 
 
-@pytest.mark.parametrize(
-    ("rules", "most"),
-    [
-        (Groups(concurrency=1), 1),
-        (Groups(concurrency=3), 3),
-        (Groups(order="fifo"), 1),
-        (Groups(rate="1/h", burst=2), 2),
-        (Groups(queue_rate="1/h", queue_burst=2), 2),
-    ],
-)
+@pytest.mark.parametrize(("rules", "most"), LIMITS)
 def test_of_ten_pollers_at_once_none_exceeds_the_limit(queue, rules, most):
     for number in range(5):
         queue.groups.set(rules)
