@@ -47,6 +47,7 @@ BATCH_CASES: Final = [
     ),
     *cases("MOVE_MEMBERS", KEYS, batch=8, kind="members|json", n=100,
            keys=[f"member-{each}" for each in range(100)]),
+    *cases("HOLD_BATCH", _BATCHES, batch=7),
     *cases("CLOSE_BATCH", _BATCHES, id=9),
     *cases("CANCEL_BATCH", _BATCHES, id=9),
     *leased("COUNT_MEMBERS", dead=[], dropped=[], expired=[], scans=_FEW),

@@ -117,6 +117,11 @@ def serves(topic: str) -> bool:
     return topic in topics or (matches(topics, topic) and topic not in registry.by_queue)
 
 
+def allows(request: Any, verb: str, topic: str) -> bool:
+    """Return whether the token allows the verb on the topic, and HTTP serves it."""
+    return request.auth.may(verb, topic) and serves(topic)
+
+
 def reaches(grant: Grant) -> Callable[[str], bool]:
     """Return a filter of topics that are served and that the token covers."""
     return lambda topic: serves(topic) and grant.covers(topic)

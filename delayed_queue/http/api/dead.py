@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from delayed_queue.db.sql import page_of
-from delayed_queue.http.api.auth import ApiRequest, demand, reaches
+from delayed_queue.http.api.auth import ApiRequest, allows, demand, reaches
 from delayed_queue.http.api.endpoints import Endpoints
 from delayed_queue.http.api.jobs import taken
 from delayed_queue.http.api.parameters import Id, JobId, Limit, PageQuery
@@ -144,7 +144,6 @@ def delete_one(request: ApiRequest, letter_id: Id) -> None:
 def _covered(request: ApiRequest, verb: str, letter_id: int, using: str) -> DeadJob:
     """Return the dead job; one of a topic that the token does not cover is missing."""
     dead = find_dead_job(letter_id, using=using)
-    is_ours = reaches(request.auth)
-    if dead is None or not (request.auth.may(verb) and is_ours(dead.topic)):
+    if dead is None or not allows(request, verb, dead.topic):
         raise missing("dead job")
     return dead

@@ -15,7 +15,7 @@ from delayed_queue.codecs import encode
 from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.db.resilience import Tries
 from delayed_queue.exceptions import CallbacksOff, InvalidMessage
-from delayed_queue.http.api.auth import ApiRequest, charge, demand
+from delayed_queue.http.api.auth import ApiRequest, allows, charge, demand
 from delayed_queue.http.api.bodies import (
     JSON,
     NDJSON,
@@ -49,6 +49,7 @@ from delayed_queue.http.jobs.adding import (
     find_job,
     write_together,
 )
+from delayed_queue.http.jobs.batches import topic_of_batch
 from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once
 from delayed_queue.http.jobs.jobs import CODEC, AddedJob, IfExists, Job, NewJob
 from delayed_queue.http.jobs.kinds import check_callbacks
@@ -104,8 +105,8 @@ one_job: Final = Endpoints("jobs")
 async def add(request: ApiRequest, query: AddQuery) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""
     fields, job = _read(request)
-    if KEY_IN_META in request.META:
-        work = partial(_add_now, job, query.if_exists)
+    if KEY_IN_META in request.META or job.batch is not None:
+        work = partial(_add_now, request, job, query.if_exists)
         # As read, not as sent: blanks and the order of names make no other request.
         sent = [fields, query.if_exists]
         return await in_thread(answered_once, request, "POST jobs", sent, work)
@@ -126,8 +127,19 @@ def job_of(
     return job
 
 
-def _add_now(job: NewJob, if_exists: IfExists) -> KeptAnswer:
+def _add_now(request: ApiRequest, job: NewJob, if_exists: IfExists) -> KeptAnswer:
+    if job.batch is not None and not _may_join(request, job.batch):
+        raise _no_batch()
     return answer_of(add_job(job, if_exists=if_exists, using=api_settings().DATABASE))
+
+
+def _may_join(request: ApiRequest, batch: int) -> bool:
+    topic = topic_of_batch(batch, using=api_settings().DATABASE)
+    return topic is not None and allows(request, "add", topic)
+
+
+def _no_batch() -> Problem:
+    return invalid("body", [("batch", "There is no such batch, or it has finished.")])
 
 
 async def store(job: NewJob, if_exists: IfExists) -> AddedJob:
@@ -160,7 +172,7 @@ _gathered: Final[LoopLocal[None, Gathering]] = LoopLocal(
 
 def answer_of(added: AddedJob) -> KeptAnswer:
     if added.outcome is None:
-        return KeptAnswer(409, taken().as_json().decode())
+        return KeptAnswer(409, _refusal(added).as_json().decode())
     return KeptAnswer(202, as_json(_added(added)))
 
 
@@ -168,6 +180,12 @@ def _added(added: AddedJob) -> dict[str, Any]:
     return {
         "jobId": added.job_id, "topic": added.topic, "state": added.state, "runAt": added.run_at,
     }  # fmt: skip
+
+
+def _refusal(added: AddedJob) -> Problem:
+    if added.is_batch_closed:
+        return Problem(409, "batch_closed", detail="The batch is closed, or has finished.")
+    return taken()
 
 
 def taken() -> Problem:
@@ -228,7 +246,8 @@ def add_bulk(request: ApiRequest, query: AddQuery) -> HttpResponse:
     charge(request, len(items))
     # Cached, because most jobs of a bulk are of one topic.
     demand_topic = lru_cache(partial(demand, request, "add"))
-    results = [_read_item(each, demand_topic) for each in items]
+    may_join = lru_cache(partial(_may_join, request))
+    results = [_read_item(each, demand_topic, may_join) for each in items]
     jobs = [each for each in results if isinstance(each, NewJob)]
     added = iter(add_jobs(jobs, if_exists=query.if_exists, using=api_settings().DATABASE))
     answers = [
@@ -249,7 +268,9 @@ def _items(request: ApiRequest) -> list[Any]:
     return items
 
 
-def _read_item(item: Any, demand_topic: Callable[[str], None]) -> NewJob | Problem:
+def _read_item(
+    item: Any, demand_topic: Callable[[str], None], may_join: Callable[[int], bool]
+) -> NewJob | Problem:
     try:
         fields = read_object(item) if isinstance(item, bytes) else check_object(item)
         job = job_of(fields, demand_topic, guesses=0)
@@ -257,6 +278,8 @@ def _read_item(item: Any, demand_topic: Callable[[str], None]) -> NewJob | Probl
         problem = problem_of(error)
         assert problem is not None  # noqa: S101 # these have one
         return problem
+    if job.batch is not None and not may_join(job.batch):
+        return _no_batch()
     limit = api_settings().BODY_BYTES
     if len(job.payload) > limit:
         return Problem(413, "body_too_large", detail=f"A job's body has at most {limit} bytes.")
@@ -265,7 +288,7 @@ def _read_item(item: Any, demand_topic: Callable[[str], None]) -> NewJob | Probl
 
 def _result(added: AddedJob) -> dict[str, Any]:
     if added.outcome is None:
-        return _refused(taken())
+        return _refused(_refusal(added))
     return {"status": 202, "job": _added(added)}
 
 

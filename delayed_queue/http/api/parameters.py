@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
-from delayed_queue.http.jobs.requests import TopicName
+from delayed_queue.http.jobs.requests import MAX_ID, TopicName
 from delayed_queue.http.reading import between, printable
 from delayed_queue.messages import MAX_KEY_LENGTH
 
 S = TypeVar("S", bound=Struct)
 
-MAX_ID: Final = 2**63 - 1
 JobId = Annotated[str, printable(MAX_KEY_LENGTH)]
 Id = Annotated[int, between(1, MAX_ID)]
 Limit = Annotated[int, between(1, 100)]

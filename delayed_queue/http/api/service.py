@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from delayed_queue import __version__
 from delayed_queue.db.resilience import is_read_only
 from delayed_queue.exceptions import DelayedQueueError
-from delayed_queue.http.api import attempts, consuming, dead, jobs, tasks, topics
+from delayed_queue.http.api import attempts, batches, consuming, dead, jobs, tasks, topics
 from delayed_queue.http.api.auth import check, grant_of
 from delayed_queue.http.api.openapi import Api
 from delayed_queue.http.api.problems import Problem, not_allowed, respond, unavailable
@@ -33,7 +33,7 @@ service: Final = Api(
     # The most frequent calls first: Django tries one URL after the other.
     [
         *jobs.calls, *topics.calls, *consuming.calls, *tasks.calls, *dead.calls,
-        *attempts.calls, *jobs.one_job,
+        *attempts.calls, *batches.calls, *jobs.one_job,
     ],
 )  # fmt: skip
 

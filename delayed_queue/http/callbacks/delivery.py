@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -35,7 +36,7 @@ from delayed_queue.http.callbacks.endpoints import Endpoints, place_of
 from delayed_queue.http.callbacks.gate import Gate, Leave, Withdrawn
 from delayed_queue.http.callbacks.guard import current_policy
 from delayed_queue.http.jobs.catalogue import kinds_of
-from delayed_queue.http.jobs.jobs import initial_retry, policy_of_job, url_of
+from delayed_queue.http.jobs.jobs import batch_counts, initial_retry, policy_of_job, url_of
 from delayed_queue.http.jobs.kinds import OWN_SHARDS, Way
 from delayed_queue.http.models import CallbackAttempt, Endpoint, Topic
 from delayed_queue.logs import described, log
@@ -44,6 +45,8 @@ from delayed_queue.retries import RetryPolicy
 
 Deliver = Callable[[Envelope], Awaitable[None]]
 
+# The header of a callback that a batch has added; it is not signed.
+COUNTS: Final = "delayed-queue-batch"
 OUTAGE_WAIT: Final = (1.0, 5.0)
 # A shard rests until its worker reads the host's row again.
 TRUST: Final = timedelta(seconds=TRUST_SECONDS)
@@ -103,6 +106,8 @@ class DeliveryContext:
         body = callback.envelope.payload
         secrets = self.endpoints.secrets(endpoint, now)
         headers = sign(secrets, callback.webhook_id, int(now.timestamp()), body)
+        if counts := batch_counts(callback.envelope.headers or {}):
+            headers[COUNTS] = json.dumps(asdict(counts))
         try:
             return await send(CallbackRequest(callback.url, body, headers), enter)
         except Withdrawn:

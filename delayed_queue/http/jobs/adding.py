@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from django.db import DEFAULT_DB_ALIAS, Error
+from django.db import DEFAULT_DB_ALIAS, Error, transaction
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost, Tries, repeat
 from delayed_queue.db.wakeups import channel_of
-from delayed_queue.exceptions import DelayedQueueError, ResourceUnavailable
+from delayed_queue.exceptions import BatchClosed, DelayedQueueError, ResourceUnavailable
 from delayed_queue.http.jobs.catalogue import create_topic, ensure_hosts, ensure_topic, kinds_of
 from delayed_queue.http.jobs.jobs import (
     AddedJob,
@@ -44,6 +44,8 @@ from delayed_queue.messages import (
     from_milliseconds,
     to_milliseconds,
 )
+from delayed_queue.models import DeadLetter, Message, StoredBatch
+from delayed_queue.queue.base import nothing
 from delayed_queue.queue.offering import find_out
 from delayed_queue.queue.store.offer import Offered
 
@@ -76,16 +78,16 @@ def add_jobs(
 
 
 def _batches(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
-    """Yield positions of jobs for one statement: of one topic, with distinct ids.
+    """Yield positions of jobs for one statement: of one topic and batch, with distinct ids.
 
     A repeated id is in a later batch, so that it finds the job of the earlier one.
     """
     turns: dict[tuple[str, str], int] = {}
-    groups: dict[tuple[int, str], list[int]] = {}
+    groups: dict[tuple[int, str, int], list[int]] = {}
     for position, job in enumerate(jobs):
         name = (job.topic, job.job_id)
         turn = turns[name] = turns.get(name, -1) + 1
-        groups.setdefault((turn, job.topic), []).append(position)
+        groups.setdefault((turn, job.topic, job.batch or 0), []).append(position)
     for _, group in sorted(groups.items()):
         for start in range(0, len(group), BATCH):
             yield group[start : start + BATCH]
@@ -94,8 +96,11 @@ def _batches(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
 def add_batch(
     jobs: Sequence[NewJob], if_exists: IfExists, using: str, tries: Tries | None = None
 ) -> list[AddedJob]:
-    """Store jobs of one topic, with distinct ids; ``tries`` may have stored them already."""
-    by_id = {row.key: row for row in _add(jobs, if_exists, using, tries)}
+    """Store jobs of one topic and batch, with distinct ids; ``tries`` may have stored them."""
+    try:
+        by_id = {row.key: row for row in _add(jobs, if_exists, using, tries)}
+    except BatchClosed:
+        return [AddedJob(job.job_id, job.topic, None, is_batch_closed=True) for job in jobs]
     return [
         outcome_of(job, by_id.get(job.job_id), if_exists) or _unchanged(job, using) for job in jobs
     ]
@@ -127,7 +132,7 @@ def _write_again(
     topic: TopicRow, jobs: Sequence[NewJob], if_exists: IfExists, using: str, lost: Lost
 ) -> list[AddedRow] | None:
     """Return what a lost try has written, and write what it has not."""
-    offered = [_offered(job, topic) for job in jobs]
+    offered = [offered_of(job, topic) for job in jobs]
     can_update = if_exists is IfExists.UPDATE
     created, again = find_out(lost, offered, can_update=can_update, using=using)
     rows = [AddedRow(each.key, True, each.scheduled_at_initially, each.now) for each in created]
@@ -154,20 +159,39 @@ def write_jobs(
     *,
     timeout: int | None = None,
 ) -> list[AddedRow] | None:
-    """Write jobs with distinct ids, in one try; None when the topic has other shards now."""
-    offered = [_offered(job, topic) for job in jobs]
-    return Topic.objects.add(
-        topic,
-        offered,
-        kinds_of(topic),
-        can_update=if_exists is IfExists.UPDATE,
-        channels=_channels(offered),
-        timeout=timeout,
+    """Write jobs of one batch, with distinct ids, in one try.
+
+    Returns None when the topic has other shards now. Raises BatchClosed.
+    """
+    offered = [offered_of(job, topic) for job in jobs]
+    add = partial(
+        Topic.objects.add, topic, offered, kinds_of(topic),
+        can_update=if_exists is IfExists.UPDATE, channels=_channels(offered), timeout=timeout,
         using=using,
-    )
+    )  # fmt: skip
+    batch = jobs[0].batch
+    return add() if batch is None else _add_members(batch, offered, add, using)
 
 
-def _offered(job: NewJob, topic: TopicRow) -> Offered:
+def _add_members(
+    batch: int, offered: list[Offered], add: Callable[[], list[AddedRow] | None], using: str
+) -> list[AddedRow] | None:
+    """Add jobs, and make those that were written members of the batch, in one transaction."""
+    with transaction.atomic(using=using):
+        if not StoredBatch.objects.hold(batch, using=using):
+            raise BatchClosed(f"The batch {batch} is closed or unknown; nothing was added.")
+        rows = add()
+        written = {row.key for row in rows or () if row.scheduled_at is not None}
+        by_kind: dict[str, list[str]] = {}
+        for job in offered:
+            if job.key in written:
+                by_kind.setdefault(job.kind, []).append(job.key)
+        for kind, keys in sorted(by_kind.items()):
+            StoredBatch.objects.move(batch, kind, keys, using=using)
+    return rows
+
+
+def offered_of(job: NewJob, topic: TopicRow) -> Offered:
     # By host, so that a host that is down delays no jobs of other hosts.
     if job.way is Way.CALLBACK:
         shard = shard_of_host(job.host, topic.hosts)
@@ -275,6 +299,7 @@ def job_of(topic: str, job_id: str, row: JobRow) -> Job:
         expires_at=None if row.expires_at is None else from_milliseconds(row.expires_at),
         died_at=at if state is JobState.DEAD else None,
         dead_letter_id=row.id if row.is_dead else None,
+        batch=row.batch_id,
         created_at=from_milliseconds(row.created_at),
         url=url_of(headers),
         last_error=last_line(row.last_error) or row.reason,
@@ -311,8 +336,20 @@ def delete_job(topic: str, job_id: str, *, using: str = DEFAULT_DB_ALIAS) -> boo
         was_there = was_there or row.was_there
         if not row.is_doubtful:
             return was_there
+        was_there = _drop_members(job_id, row, using) or was_there
     raise ResourceUnavailable(f"The job {job_id!r} keeps changing.")
 
 
 def _found_nothing(row: DroppedRow) -> bool:
-    return not row.was_there
+    return not (row.was_there or row.members or row.dead_members)
+
+
+def _drop_members(job_id: str, row: DroppedRow, using: str) -> bool:
+    """Delete members that a deletion has found, and count them; return whether any was there."""
+    drops: list[Callable[[], int]] = [
+        partial(Message.objects.drop, kind, job_id, using=using) for kind in row.members
+    ]
+    if row.dead_members:
+        drops.append(partial(DeadLetter.objects.drop, row.dead_members, using=using))
+    dropped = [repeat(using, drop, doubt=nothing) for drop in drops]
+    return any(dropped)

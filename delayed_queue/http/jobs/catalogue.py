@@ -33,7 +33,7 @@ from delayed_queue.http.jobs.kinds import (
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.messages import MILLISECOND
-from delayed_queue.models import DeadLetter, Limit, Message
+from delayed_queue.models import DeadLetter, Limit, Message, StoredBatch
 from delayed_queue.observe.overview import depths
 from delayed_queue.queue.groups import declaration
 from delayed_queue.retries import Groups
@@ -171,9 +171,10 @@ def _beyond(topic: TopicRow, other: TopicRow) -> list[str]:
 
 
 def _check_empty(kinds: list[str], using: str) -> None:
-    """Refuse to remove kinds with jobs, dead ones included: no search would find them."""
+    """Refuse to remove kinds that have, or will have, jobs: no search would find them."""
     rows = Message.objects.overview(kinds, 1, lease_cap=1, using=using)
-    if any(row.due or row.read or row.dead for row in rows):
+    expected = StoredBatch.objects.using(using).filter(then_kind__in=kinds)
+    if any(row.due or row.read or row.dead for row in rows) or expected.exists():
         raise InvalidConfiguration("A topic cannot lose shards that hold jobs.")
 
 

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +39,7 @@ from delayed_queue.http.jobs.jobs import (
     Job,
     JobState,
     PoppedJob,
+    batch_counts,
     delay_after_failure,
     initial_retry,
     policy_of_job,
@@ -56,9 +57,10 @@ from delayed_queue.queue.base import nothing
 from delayed_queue.queue.group_claims import GroupWalk
 from delayed_queue.queue.polling import MOST_LOOKS, TRUST_SECONDS
 from delayed_queue.queue.store.claim import LeasedRow
+from delayed_queue.queue.store.finishing import DONE, EXPIRED, batches_of
 
 RELEASED: Final = "released by its consumer"
-EXPIRED: Final = "the lease expired"
+LEASE_EXPIRED: Final = "the lease expired"
 EXHAUSTED: Final = "attempts exhausted"
 BURIED: Final = "buried by its consumer"
 # Longest wait for another claim of a topic with limits, in milliseconds.
@@ -211,23 +213,23 @@ def limited_topic(topic: str, using: str) -> LimitedTopic:
 def _open(row: LeasedRow, token: str, topic: TopicRow, using: str) -> PoppedJob | None:
     """Return the job; None when it had expired, or became a dead letter."""
     if row.expires_in is not None and row.expires_in <= 0:
-        delete = partial(Message.objects.acknowledge, token, [row.id], using=using)
-        repeat(using, delete, doubt=never)
+        repeat(using, _deletion(row, token, EXPIRED, using), doubt=never)
         log(logging.INFO, "expired", queue=topic.name, key=row.key)
         return None
     headers = read_headers(row.headers)
     attempt = initial_retry(headers) + row.attempts
     is_repeated = row.attempts > 1
     if is_repeated and attempt > policy_of_job(headers, topic.ladder, topic.jitter).max_attempts:
-        _bury(row.id, token, EXHAUSTED, EXPIRED, using)
+        _bury(row, token, EXHAUSTED, LEASE_EXPIRED, using)
         return None
     try:
         body = decode(CODEC, row.payload)
     except PayloadNotDecodable as error:
-        _bury(row.id, token, "payload not decodable", error_text(error), using)
+        _bury(row, token, "payload not decodable", error_text(error), using)
         return None
     until = from_milliseconds(row.leased_until)
-    return PoppedJob(row.key, body, attempt, token, until, row.id, row.group)
+    counts = batch_counts(headers)
+    return PoppedJob(row.key, body, attempt, token, until, row.id, row.group, counts)
 
 
 def finish_job(
@@ -237,9 +239,29 @@ def finish_job(
     finish = partial(Topic.objects.finish, topic, job_id, lease_token, using=using)
     # After a lost connection, "not finished" may be because the lost try has done it.
     finished, exists = repeat(using, finish, doubt=lambda answer: not answer[0])
-    if finished:
+    answer = Answer.DONE if finished else Answer.MISSING
+    if exists and not finished:
+        answer = _finish_member(topic, job_id, lease_token, using)
+    if answer is Answer.DONE:
         _wake_group(topic, using)
-    return Answer.DONE if finished else _refusal(exists)
+    return answer
+
+
+def _finish_member(topic: str, job_id: str, lease_token: str, using: str) -> Answer:
+    row = _held_row(topic, job_id, lease_token, using)
+    if isinstance(row, Answer):
+        return row
+    return _held(repeat(using, _deletion(row, lease_token, DONE, using), doubt=nothing))
+
+
+def _deletion(
+    row: JobRow | LeasedRow, token: str, outcome: str, using: str
+) -> Callable[[], list[int]]:
+    """Return the call that deletes the job under its lease; a member counts by the outcome."""
+    return partial(
+        Message.objects.acknowledge, token, [row.id], outcome=outcome, batches=batches_of([row]),
+        using=using,
+    )  # fmt: skip
 
 
 def _wake_group(topic: str, using: str) -> None:
@@ -306,14 +328,19 @@ def bury_job(topic: str, job_id: str, lease_token: str, *, using: str = DEFAULT_
 def _buried(
     topic: str, row: JobRow, token: str, reason: str, error: str | None, using: str
 ) -> Answer:
-    answer = _held(_bury(row.id, token, reason, error, using))
+    answer = _held(_bury(row, token, reason, error, using))
     if answer is Answer.DONE:
         _wake_group(topic, using)
     return answer
 
 
-def _bury(row_id: int, token: str, reason: str, error: str | None, using: str) -> list[int]:
-    bury = partial(Message.objects.dead_letter, token, [row_id], reason, error=error, using=using)
+def _bury(
+    row: JobRow | LeasedRow, token: str, reason: str, error: str | None, using: str
+) -> list[int]:
+    bury = partial(
+        Message.objects.dead_letter, token, [row.id], reason, error=error,
+        batches=batches_of([row]), using=using,
+    )  # fmt: skip
     buried: list[int] = repeat(using, bury, doubt=nothing)
     return buried
 

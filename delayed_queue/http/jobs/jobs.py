@@ -156,13 +156,14 @@ class NewJob:
     group: str | None = None
     expires_at: int | None = None
     expires_in: int | None = None
+    batch: int | None = None
 
 
 @dataclass(slots=True)
 class AddedJob:
     """A job that was stored; its state is null if it has finished meanwhile.
 
-    Without an outcome it was not stored: the topic has a job with this id.
+    Without an outcome it was not stored: the topic has a job with this id, or its batch is closed.
     """
 
     job_id: str
@@ -170,6 +171,7 @@ class AddedJob:
     outcome: OfferOutcome | None = field(metadata=INTERNAL)
     state: JobState | None = None
     run_at: datetime | None = None
+    is_batch_closed: bool = field(default=False, metadata=INTERNAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +191,24 @@ class Job:
     dead_letter_id: int | None = None
     last_error: str = field(default="", repr=False)
     group: str | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """The jobs of a batch that has finished, by outcome."""
+
+    id: int
+    total: int
+    done: int
+    dead: int
+    dropped: int
+    expired: int
 
 
 @dataclass(frozen=True, slots=True)
 class PoppedJob:
-    """A job under a lease."""
+    """A job under a lease; ``batchCounts`` are of the batch that has added it."""
 
     job_id: str
     body: Any = field(repr=False)
@@ -202,6 +217,7 @@ class PoppedJob:
     leased_until: datetime
     message_id: int = field(repr=False, metadata=INTERNAL)
     group: str | None = None
+    batch_counts: BatchCounts | None = None
 
 
 def check_jitter(jitter: Any) -> float:
@@ -214,6 +230,14 @@ def read_headers(headers: str | None) -> dict[str, Any]:
     """Return stored headers; what another writer stored instead of an object counts as none."""
     found = json.loads(headers) if headers else {}
     return found if isinstance(found, dict) else {}
+
+
+def batch_counts(headers: Mapping[str, Any]) -> BatchCounts | None:
+    """Return the counts of the batch that has offered the job; None for other jobs."""
+    given = headers.get("batch")
+    if not isinstance(given, dict) or given.keys() != set(BatchCounts.__slots__):
+        return None
+    return BatchCounts(**given) if all(type(each) is int for each in given.values()) else None
 
 
 def url_of(headers: Mapping[str, Any]) -> str | None:

@@ -43,6 +43,7 @@ from delayed_queue.messages import MAX_GROUP_LENGTH, MAX_KEY_LENGTH, encode_head
 _encoded: Final = partial(encode, CODEC)
 _NO_BODY: Final = _encoded(None)
 _MAX_TASK_LENGTH: Final = 500
+MAX_ID: Final = 2**63 - 1
 # The guard decides which hosts, addresses and ports may be called.
 URL_PATTERN: Final = (
     r"^[Hh][Tt][Tt][Pp][Ss]?://[^/?#@%\\ \x00-\x1f\x7f]+"
@@ -169,6 +170,9 @@ _Group = Annotated[
 _Task = Annotated[str, printable(_MAX_TASK_LENGTH, "The path of a task with http=True.")]
 
 
+_Batch = Annotated[int, between(1, MAX_ID, "The open batch that it joins.")]
+
+
 class JobRequest(Struct, rename="camel", forbid_unknown_fields=True):
     """A job to add. Null counts as absent, except for the body."""
 
@@ -185,6 +189,7 @@ class JobRequest(Struct, rename="camel", forbid_unknown_fields=True):
     group: _Group | None = None
     expires_at: _ExpiresAt | None = None
     expires_in: _ExpiresIn | None = None
+    batch: _Batch | None = None
 
 
 def job_from(
@@ -220,6 +225,7 @@ def job_from(
         found.group,
         None if found.expires_at is None else int(found.expires_at),
         None if found.expires_in is None else _milliseconds(found.expires_in),
+        found.batch,
     )
 
 

@@ -63,21 +63,24 @@ offered AS MATERIALIZED (
     CROSS JOIN topic
 )"""
 
-_COLUMNS: Final[LiteralString] = """
-    INSERT INTO delayed_queue AS stored (
+
+def _insert(column: LiteralString = "", value: LiteralString = "") -> LiteralString:
+    return f"""
+    INSERT INTO delayed_queue AS stored ({column}
         id, "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
         "versionAt", "group", "expiresAt"
     )
-    SELECT
+    SELECT{value}
         id, key, kind, payload, due_at, due_at, created_at, headers, created_at, grouped, expires_at
     FROM offered"""
+
 
 # Add jobs whose ids are new in all kinds of the topic, dead jobs included, which no unique index
 # covers. Runs under LOCK_JOBS. The first column is false if the shards have changed. A job that is
 # not returned exists. Scalar sub-selects, because NOT EXISTS may become a join of all rows.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 ADD_JOBS: Final[LiteralString] = f"""{CLOCK}{_OFFERED},
-added AS ({_COLUMNS}
+added AS ({_insert()}
     WHERE COALESCE(
             (
                 SELECT false
@@ -105,8 +108,8 @@ LEFT JOIN added ON true
 """
 
 # Add jobs, or replace those with the same ids, under LOCK_JOBS. A job that gets or loses its url
-# moves to another kind. Unlike an offer this compares headers and groups. A job that is not
-# returned is unchanged. Dead jobs stay.
+# moves to another kind, in its batch. Unlike an offer this compares headers and groups. A job that
+# is not returned is unchanged. Dead jobs stay.
 # A job to move may be gone when its row lock is granted, and be put back in a row that this
 # snapshot misses. It is returned without a due time, and the caller repeats the statement.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
@@ -126,16 +129,17 @@ elsewhere AS MATERIALIZED (
 moved AS (
     DELETE FROM delayed_queue AS stored
     WHERE id = ANY (ARRAY(SELECT id FROM elsewhere))
-    RETURNING id, "pKey", {TELL_HOLDER}
+    RETURNING id, "pKey", "batchId", {TELL_HOLDER}
 ),
 missed AS MATERIALIZED (
     SELECT DISTINCT key
     FROM elsewhere
     WHERE id <> ALL (ARRAY(SELECT id FROM moved))
 ),
-added AS ({_COLUMNS}
+added AS ({_insert(' "batchId",', ' (SELECT max("batchId") FROM moved WHERE "pKey" = key),')}
     WHERE key <> ALL (ARRAY(SELECT key FROM missed))
-    ORDER BY key COLLATE "C" {REPLACE}
+    ORDER BY key COLLATE "C" {REPLACE},
+    "batchId" = COALESCE(stored."batchId", EXCLUDED."batchId")
     WHERE stored.payload <> EXCLUDED.payload
         OR stored."scheduledAtInitially" <> EXCLUDED."scheduledAtInitially"
         OR CASE WHEN stored."versionAt" <> stored."createdAt" THEN NULL ELSE stored.headers END

@@ -49,7 +49,8 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id, "scheduledAt"
 """
 
-# Delete a job that is under the lease, and say whether the topic has, or had, one of that id.
+# Delete a job that is under the lease and in no batch, and say whether the topic has, or had, one
+# of that id.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
 FINISH_JOB: Final[LiteralString] = f"""
 WITH{PLACES},
@@ -58,6 +59,7 @@ finished AS (
     WHERE "pKey" = %(key)s
         AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
         AND COALESCE("lockUuid" = %(lease_id)s, false)
+        AND "batchId" IS NULL
     RETURNING id
 )
 SELECT
@@ -110,7 +112,10 @@ class ConsumeStore:
     def finish(
         self, topic: str, key: str, lease_id: str, *, using: str = DEFAULT_DB_ALIAS
     ) -> tuple[bool, bool]:
-        """Delete the job under this lease; return whether it was, and whether there was one."""
+        """Delete the job under this lease; return whether it was, and whether there was one.
+
+        A member of a batch stays.
+        """
         params = {"topic": topic, "key": key, "lease_id": lease_id}
         finished, exists = fetch(using, FINISH_JOB, params)[0]
         return finished, exists

@@ -28,7 +28,7 @@ from delayed_queue.queue.store.fragments import (
 FIND_JOB: Final[LiteralString] = f"""{CLOCK},{PLACES}
 SELECT
     false, message.id, "pKind", "scheduledAt", "createdAt", "lockUuid", {ATTEMPTS},
-    ({HEADERS})::text, {LAST_ERROR}, '', now, "group", {EXPIRES_AT}
+    ({HEADERS})::text, {LAST_ERROR}, '', now, "group", {EXPIRES_AT}, "batchId"
 FROM delayed_queue AS message
 CROSS JOIN clock
 WHERE "pKey" = %(key)s
@@ -37,7 +37,7 @@ UNION ALL
 (
     SELECT
         true, letter.id, "pKind", "diedAt", "createdAt", NULL, attempts, headers::text,
-        "lastError", reason, now, "group", NULL
+        "lastError", reason, now, "group", NULL, "batchId"
     FROM delayed_queue_dead_letter AS letter
     CROSS JOIN clock
     WHERE "pKey" = %(key)s
@@ -53,18 +53,19 @@ LIMIT 1
 PEEK_JOBS: Final[LiteralString] = f"""{CLOCK}
 SELECT
     job."pKey", false, job.id, job."pKind", job."scheduledAt", job."createdAt", job."lockUuid",
-    job.attempts, job.headers::text, job."lastError", '', now, job."group", job."expiresAt"
+    job.attempts, job.headers::text, job."lastError", '', now, job."group", job."expiresAt",
+    job."batchId"
 FROM unnest(%(kinds)b::text[]) AS queue (kind)
 CROSS JOIN clock
 CROSS JOIN LATERAL (
     SELECT
         id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", attempts, headers,
-        "lastError", "group", "expiresAt"
+        "lastError", "group", "expiresAt", "batchId"
     FROM (
         SELECT
             id, "pKey", "pKind", "scheduledAt", "createdAt", "lockUuid", {ATTEMPTS} AS attempts,
             {HEADERS} AS headers, {LAST_ERROR} AS "lastError", "group",
-            {EXPIRES_AT} AS "expiresAt"
+            {EXPIRES_AT} AS "expiresAt", "batchId"
         FROM delayed_queue
         WHERE "pKind" = queue.kind
             AND "scheduledAt" > CASE WHEN %(is_due)s::boolean
@@ -81,13 +82,14 @@ ORDER BY job."scheduledAt", job.id
 LIMIT %(limit)s::integer
 """
 
-# Delete the job in any state; return the numbers of rows found and deleted. If fewer were deleted,
-# a transaction that consumed the job may have put it back, in a row that this snapshot misses.
+# Delete the job in any state, unless it is in a batch; return the number of rows found, of those
+# deleted, and the kinds of members. If a row was neither, a transaction that consumed the job may
+# have put it back, in a row that this snapshot misses.
 # Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
 DROP_JOB: Final[LiteralString] = f"""
 WITH{PLACES},
 found AS MATERIALIZED (
-    SELECT id
+    SELECT id, "pKind", "batchId"
     FROM delayed_queue
     WHERE "pKey" = %(key)s
         AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
@@ -95,18 +97,34 @@ found AS MATERIALIZED (
 dropped AS (
     DELETE FROM delayed_queue AS stored
     WHERE id = ANY (ARRAY(SELECT id FROM found))
+        AND "batchId" IS NULL
     RETURNING {TELL_HOLDER}
 )
-SELECT (SELECT count(*) FROM found), (SELECT count(*) FROM dropped)
+SELECT
+    (SELECT count(*) FROM found),
+    (SELECT count(*) FROM dropped),
+    ARRAY(SELECT "pKind" FROM found WHERE "batchId" IS NOT NULL)
 """
 
-# Delete the dead letters of the job. Reads: topic_name, dead_letter_key.
+# Delete the dead letters of the job; return them, and (true) those for which a batch waits.
+# Reads: topic_name, dead_letter_key.
 DROP_DEAD_JOB: Final[LiteralString] = f"""
-WITH{PLACES}
-DELETE FROM delayed_queue_dead_letter
+WITH{PLACES},
+dropped AS (
+    DELETE FROM delayed_queue_dead_letter
+    WHERE "pKey" = %(key)s
+        AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
+        AND "batchId" IS NULL
+    RETURNING id
+)
+SELECT id, false
+FROM dropped
+UNION ALL
+SELECT id, true
+FROM delayed_queue_dead_letter
 WHERE "pKey" = %(key)s
     AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
-RETURNING id
+    AND COALESCE("batchId" > 0, false)
 """
 
 _DEAD: Final[LiteralString] = """
@@ -158,13 +176,19 @@ class JobRow(NamedTuple):
     now: int
     group: str | None
     expires_at: int | None
+    batch_id: int | None
 
 
 class DroppedRow(NamedTuple):
-    """Two flags: a job was found; one that vanished may have been put back."""
+    """A deletion: a job was deleted; a job is left, or one that vanished may have been put back.
+
+    Left are members of batches: by their kinds, dead ones by their ids.
+    """
 
     was_there: bool
     is_doubtful: bool
+    members: list[str]
+    dead_members: list[int]
 
 
 class DeadJobRow(NamedTuple):
@@ -209,14 +233,16 @@ class FindStore:
         return [(key, job) for key, job in found if job is not None]
 
     def drop(self, topic: str, key: str, *, using: str = DEFAULT_DB_ALIAS) -> DroppedRow:
-        """Delete the job, active and dead, under its lock.
+        """Delete the job, active and dead, under its lock; members of batches stay.
 
         The second statement finds a job that died while the first one waited for its row.
         """
         job = {"topic": topic, "key": key}
         steps = [locking_jobs(topic, [key]), (DROP_JOB, job), (DROP_DEAD_JOB, job)]
-        _, [(found, dropped)], dead = run(using, steps)
-        return DroppedRow(bool(dropped or dead), found > dropped)
+        _, [(found, dropped, members)], dead = run(using, steps)
+        waited_for = [letter for letter, is_member in dead if is_member]
+        was_there = bool(dropped) or len(dead) > len(waited_for)
+        return DroppedRow(was_there, found > dropped or bool(waited_for), members, waited_for)
 
     def dead(
         self, kinds: Sequence[str], after: int, limit: int, *, using: str = DEFAULT_DB_ALIAS

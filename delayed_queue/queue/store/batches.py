@@ -7,7 +7,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS, transaction
 
-from delayed_queue.db.sql import CLOCK, array_of, value_of
+from delayed_queue.db.sql import CLOCK, array_of, column_of, value_of
 from delayed_queue.db.statements import execute, fetch, run
 from delayed_queue.queue.store.finishing import DROPPED, finish_step, removed_step
 from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
@@ -80,19 +80,36 @@ JOIN_IF_NOT_EXISTS: Final[LiteralString] = f"""{_JOINED}{_SOURCE}
 ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING "pKey", true AS created, "batchId"{_WRITTEN}"""
 
-# Move messages into the batch. Waits for a member that adds others to the batch it leaves.
-# Reads: delayed_queue__PKeyPlusKindUniqueIndex.
+# Lock an open batch until the commit, as _JOINED does; no row if it is closed or unknown.
+# Reads: delayed_queue_batch_pkey.
+HOLD_BATCH: Final[LiteralString] = """
+SELECT id
+FROM delayed_queue_batch
+WHERE id = %(batch)s::bigint
+    AND "closedAt" IS NULL
+FOR KEY SHARE
+"""
+
+# Move messages into the batch; return the other batches that they leave, one for each message.
+# Waits for a member that adds others to the batch it leaves.
+# Reads: delayed_queue__PKeyPlusKindUniqueIndex, the primary key.
 MOVE_MEMBERS: Final[LiteralString] = """
-UPDATE delayed_queue
-SET "batchId" = %(batch)s::bigint
-WHERE id = ANY (ARRAY(
-    SELECT id
+WITH held AS MATERIALIZED (
+    SELECT id, "batchId" AS batch
     FROM delayed_queue
     WHERE "pKind" = %(kind)s
         AND "pKey" = ANY (%(keys)b::text[])
     ORDER BY "pKey"
     FOR UPDATE
-))
+),
+moved AS (
+    UPDATE delayed_queue
+    SET "batchId" = %(batch)s::bigint
+    WHERE id = ANY (ARRAY(SELECT id FROM held))
+)
+SELECT batch
+FROM held
+WHERE batch <> %(batch)s::bigint
 """
 
 # Close a batch, once its producers have committed. Reads: delayed_queue_batch_pkey.
@@ -179,19 +196,29 @@ class BatchStore:
             if not rows:
                 return None
             written = [row for row in rows if row[0] is not None]
-            elsewhere = {key: batch for key, _, batch in written if batch != joining.batch_id}
+            elsewhere = [key for key, _, batch in written if batch != joining.batch_id]
             if elsewhere:
-                self._move(joining.batch_id, kind, elsewhere, now=now, using=using)
+                self.move(joining.batch_id, kind, elsewhere, now=now, using=using)
         return {key: created for key, created, _ in written}
 
-    def _move(
-        self, batch: int, kind: str, elsewhere: dict[str, int], *, now: int | None, using: str
+    def hold(self, batch_id: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Keep the batch open until the transaction ends; False if it is closed or unknown."""
+        return bool(fetch(using, HOLD_BATCH, {"batch": batch_id}))
+
+    def move(
+        self,
+        batch_id: int,
+        kind: str,
+        keys: Sequence[str],
+        *,
+        now: int | None = None,
+        using: str = DEFAULT_DB_ALIAS,
     ) -> None:
-        """Move offered messages from other batches, which they leave as dropped."""
-        left = list(elsewhere.values())
-        numbers = {(each, DROPPED): left.count(each) for each in left}
-        params = {"batch": batch, "kind": kind, "keys": sorted(elsewhere)}
-        run(using, [(MOVE_MEMBERS, params), removed_step(numbers), finish_step(set(left), now)])
+        """Make messages members of a held batch; they leave other batches as dropped."""
+        params = {"batch": batch_id, "kind": kind, "keys": list(keys)}
+        left = column_of(fetch(using, MOVE_MEMBERS, params))
+        if left:
+            self.remove({(each, DROPPED): left.count(each) for each in left}, now=now, using=using)
 
     def close(
         self, batch_id: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS

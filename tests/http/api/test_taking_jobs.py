@@ -21,7 +21,9 @@ class TestConsuming:
     def test_the_life_of_a_job(self, caller: Client) -> None:
         post(caller, "/jobs", {**JOB, "body": {"n": 1}})
         (job,) = pop(caller, "?count=5&ttr=30")
-        assert job.keys() == {"jobId", "body", "attempt", "group", "leaseToken", "leasedUntil"}
+        assert job.keys() == {
+            "jobId", "body", "attempt", "group", "leaseToken", "leasedUntil", "batchCounts"
+        }  # fmt: skip
         assert (job["jobId"], job["body"], job["attempt"]) == ("a", {"n": 1}, 1)
         path, lease = "/topics/orders/jobs/a", {"leaseToken": job["leaseToken"]}
         assert post(caller, f"{path}/touch", lease).status_code == 204

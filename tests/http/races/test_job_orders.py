@@ -68,7 +68,7 @@ def put(connection: Connection) -> bool:
 
 
 def drop(connection: Connection) -> bool:
-    found, dropped = connection.execute(DROP_JOB, {"topic": "orders", "key": "a"}).fetchall()[0]
+    found, dropped, _ = connection.execute(DROP_JOB, {"topic": "orders", "key": "a"}).fetchall()[0]
     return bool(found > dropped)
 
 
