@@ -296,6 +296,8 @@ class Envelope:
     is_replaced: bool = False
     # The transaction that handles it has taken it out of the queue.
     is_consumed: bool = False
+    # Its handler stopped because it was cancelled: a batch counts the message as dropped.
+    was_cancelled: bool = False
     # The handler's own statement has settled it, or consume() has recorded its failure.
     is_settled: bool = False
     # The name of the function that handles it, where a treatment has several.

@@ -56,20 +56,7 @@ class _Members:
         return written
 
 
-def _delegated(
-    method: Callable[Concatenate[Any, P], T],
-) -> Callable[Concatenate[MessageBatch, P], T]:
-    """Return the method, called on the queue whose offers become members."""
-
-    @functools.wraps(method)
-    def call(self: MessageBatch, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        found: Callable[P, T] = getattr(self.members, method.__name__)
-        return found(*args, **kwargs)
-
-    return call
-
-
-class MessageBatch:
+class OpenBatch:
     """A batch to which this process adds members, and which it closes.
 
     As a context manager it is closed at the end of the block. If the block raises inside a
@@ -82,28 +69,24 @@ class MessageBatch:
 
     def __repr__(self) -> str:
         number = self._joining.batch_id if isinstance(self._joining, Joining) else "unopened"
-        return f"<MessageBatch {number} of {self._queue.kind}>"
+        return f"<{type(self).__name__} {number} of {self._queue.kind}>"
 
     @property
     def id(self) -> int:
         """The id by which other producers join the batch: ``queue.join_batch(id)``."""
-        return self._join().batch_id
+        return self.joining().batch_id
 
-    @property
-    def members(self) -> Offering:
-        """The queue, whose offers become members."""
-        members: Any = copy(self._queue)
-        members._messages = _Members(self._queue._batches, self._join())
+    def members_of(self, queue: Offering) -> Offering:
+        """Return the queue, whose offers become members."""
+        members: Any = copy(queue)
+        members._messages = _Members(queue._batches, self.joining())
         return members  # type: ignore[no-any-return]
 
-    def _join(self) -> Joining:
+    def joining(self) -> Joining:
+        """Open the batch if it is not; return the right to add members to it."""
         if not isinstance(self._joining, Joining):
             self._joining = self._joining()  # opens it
         return self._joining
-
-    offer_or_update = _delegated(Offering.offer_or_update)
-    offer_if_not_exists = _delegated(Offering.offer_if_not_exists)
-    offer_batch = _delegated(Offering.offer_batch)
 
     def close(self) -> bool:
         """Add no more members from outside; return whether the batch was open.
@@ -125,7 +108,7 @@ class MessageBatch:
     def _opened(self) -> Iterator[Self]:
         queue = self._queue
         with queue._transaction() if queue._is_in_transaction() else nullcontext():
-            self._join()
+            self.joining()
             yield self
             self.close()
 
@@ -141,9 +124,6 @@ class MessageBatch:
     ) -> None:
         self._block.__exit__(kind, error, traceback)
 
-    aoffer_or_update = awaited(offer_or_update)
-    aoffer_if_not_exists = awaited(offer_if_not_exists)
-    aoffer_batch = awaited(offer_batch)
     aclose = awaited(close)
     acancel = awaited(cancel)
 
@@ -152,6 +132,30 @@ class MessageBatch:
 
     async def __aexit__(self, *exc_info: Any) -> None:
         await sync_to_async(self.__exit__)(*exc_info)
+
+
+def _delegated(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[MessageBatch, P], T]:
+    """Return the method, called on the queue whose offers become members."""
+
+    @functools.wraps(method)
+    def call(self: MessageBatch, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        found: Callable[P, T] = getattr(self.members_of(self._queue), method.__name__)
+        return found(*args, **kwargs)
+
+    return call
+
+
+class MessageBatch(OpenBatch):
+    """A batch of messages of one queue."""
+
+    offer_or_update = _delegated(Offering.offer_or_update)
+    offer_if_not_exists = _delegated(Offering.offer_if_not_exists)
+    offer_batch = _delegated(Offering.offer_batch)
+    aoffer_or_update = awaited(offer_or_update)
+    aoffer_if_not_exists = awaited(offer_if_not_exists)
+    aoffer_batch = awaited(offer_batch)
 
 
 class Batching(Offering):
@@ -187,19 +191,26 @@ class Batching(Offering):
 
     def join_batch(self, batch_id: int) -> MessageBatch:
         """Return an open batch by its id, to add members from another place."""
-        if type(batch_id) is not int or not 0 < batch_id < 2**63:
-            raise InvalidMessage(f"batch_id must be the id of a batch, not {batch_id!r}.")
-        return MessageBatch(self, Joining(batch_id))
+        return MessageBatch(self, joining_of_id(batch_id))
 
     def batch_of(self, envelope: Envelope) -> MessageBatch:
         """Return the batch of a leased member, which may add members to it."""
-        return MessageBatch(
-            self,
-            Joining(
-                envelope.batch_id or 0, envelope.message_id, envelope.lease_id,
-                is_inside=envelope.is_consumed,
-            ),
-        )  # fmt: skip
+        return MessageBatch(self, joining_of_member(envelope))
+
+
+def joining_of_id(batch_id: int) -> Joining:
+    """Return the right to add members to an open batch."""
+    if type(batch_id) is not int or not 0 < batch_id < 2**63:
+        raise InvalidMessage(f"batch_id must be the id of a batch, not {batch_id!r}.")
+    return Joining(batch_id)
+
+
+def joining_of_member(envelope: Envelope) -> Joining:
+    """Return the right of a leased member to add others to its batch."""
+    return Joining(
+        envelope.batch_id or 0, envelope.message_id, envelope.lease_id,
+        is_inside=envelope.is_consumed,
+    )  # fmt: skip
 
 
 def _prepared(queue: QueueBase, then: ScheduledMessage) -> Offered:

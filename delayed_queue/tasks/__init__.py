@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from delayed_queue.tasks._api import task as task
     from delayed_queue.tasks.backend import DelayedQueueBackend as DelayedQueueBackend
+    from delayed_queue.tasks.batches import join_task_batch as join_task_batch
+    from delayed_queue.tasks.batches import task_batch as task_batch
     from delayed_queue.tasks.policies import Cancelled as Cancelled
     from delayed_queue.tasks.policies import Expired as Expired
     from delayed_queue.tasks.policies import cron as cron
@@ -22,10 +24,15 @@ _HOMES = {
     "DelayedQueueBackend": "backend",
     "Expired": "policies",
     "cron": "policies",
+    "join_task_batch": "batches",
     "policy": "policies",
     "task": "_api",
+    "task_batch": "batches",
 }
-__all__ = ["Cancelled", "DelayedQueueBackend", "Expired", "cron", "policy", "task"]
+__all__ = [
+    "Cancelled", "DelayedQueueBackend", "Expired", "cron", "join_task_batch", "policy", "task",
+    "task_batch",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

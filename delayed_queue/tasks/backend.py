@@ -29,6 +29,8 @@ from delayed_queue.messages import (
     from_milliseconds,
     to_milliseconds,
 )
+from delayed_queue.queue.base import awaited
+from delayed_queue.queue.models import StoredBatch
 from delayed_queue.tasks import payloads, policies, store
 from delayed_queue.tasks._api import (
     BaseTaskBackend,
@@ -88,18 +90,19 @@ class DelayedQueueBackend(BaseTaskBackend):
 
     # Enqueuing
 
-    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+    def enqueue(self, task: Any, args: Any, kwargs: Any, *, batch: Any = None) -> Any:
         """Enqueue a task at the commit of the open transaction; return its result at once."""
-        result = self._enqueue(task, args, kwargs)
+        result = self._enqueue(task, args, kwargs, batch)
         signals.task_enqueued.send(type(self), task_result=result)
         return result
 
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        result = await sync_to_async(self._enqueue, thread_sensitive=True)(task, args, kwargs)
+        enqueue = sync_to_async(self._enqueue, thread_sensitive=True)
+        result = await enqueue(task, args, kwargs, None)
         await signals.task_enqueued.asend(type(self), task_result=result)
         return result
 
-    def _enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+    def _enqueue(self, task: Any, args: Any, kwargs: Any, batch: Any) -> Any:
         (result,) = self._results(task, [(args, kwargs)])
         policy, run_after = policies.policy_of(task), _aware(task.run_after)
         key = policies.unique_key(task, policy, result.args, result.kwargs)
@@ -111,35 +114,26 @@ class DelayedQueueBackend(BaseTaskBackend):
         }  # fmt: skip
         try:
             if key is not None:
-                return self._enqueue_unique(_checked(key), result, policy.replace, options)
+                return self._offer_unique(_checked(key), result, policy.replace, options, batch)
             payload = payloads.payload_of(result)
-            self._queue(task).offer_if_not_exists(result.id, payload, **options)
+            self._queue(task, batch).offer_if_not_exists(result.id, payload, **options)
         except PayloadNotEncodable as error:
             raise payloads.not_json(task, error, (args, kwargs)) from error
         return result
 
-    def enqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
+    def enqueue_many(self, task: Any, arguments: Iterable[Any], *, batch: Any = None) -> Any:
         """Enqueue the task once for each of the arguments, a thousand per statement.
 
         Each is a tuple or list of positional arguments, a dict of keyword arguments, or a single
-        argument. Returns the results in the same order. If it fails outside a transaction, some
-        thousands may have been enqueued.
+        argument. Returns a sequence of results in the same order. If it fails outside a
+        transaction, some thousands may have been enqueued.
         """
         results = self._results(task, [_split(each) for each in arguments])
-        policy, run_after = policies.policy_of(task), _aware(task.run_after)
-        if policy.unique is not None:
+        if policies.policy_of(task).unique is not None:
             raise InvalidTask(f"{task.module_path} is unique: enqueue its calls one by one.")
-        common = payloads.payload_of(results.bare)
-        expires_at = policies.expiry_of(task, policy, results.bare.enqueued_at, run_after)
-        messages = [
-            ScheduledMessage(
-                task_id, {**common, **payloads.arguments_of(args, kwargs)}, run_after,
-                group=policies.group_of(task, policy, args, kwargs), expires_at=expires_at,
-            )
-            for task_id, args, kwargs in results.calls
-        ]  # fmt: skip
+        messages = self._messages(results)
         try:
-            self._queue(task).offer_batch(messages)
+            self._queue(task, batch).offer_batch(messages)
         except PayloadNotEncodable as error:
             calls = [(args, kwargs) for _, args, kwargs in results.calls]
             raise payloads.not_json(task, error, *calls) from error
@@ -148,8 +142,34 @@ class DelayedQueueBackend(BaseTaskBackend):
                 signals.task_enqueued.send(type(self), task_result=each)
         return results
 
-    async def aenqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
-        return await sync_to_async(self.enqueue_many, thread_sensitive=True)(task, arguments)
+    aenqueue_many = awaited(enqueue_many)
+
+    def _messages(self, results: Results) -> list[ScheduledMessage]:
+        task, common = results.bare.task, payloads.payload_of(results.bare)
+        policy, run_after = policies.policy_of(task), _aware(task.run_after)
+        expires_at = policies.expiry_of(task, policy, results.bare.enqueued_at, run_after)
+        return [
+            ScheduledMessage(
+                task_id, {**common, **payloads.arguments_of(args, kwargs)}, run_after,
+                group=policies.group_of(task, policy, args, kwargs), expires_at=expires_at,
+            )
+            for task_id, args, kwargs in results.calls
+        ]  # fmt: skip
+
+    def open_batch(self, then: Any, args: Any, kwargs: Any, on_dead: str) -> tuple[Any, Any, Any]:
+        """Return a batch of messages that the task follows, its queue and its result."""
+        results, policy = self._results(then, [(args, kwargs)]), policies.policy_of(then)
+        for name in ("unique", "expires_in"):
+            if getattr(policy, name) is not None:
+                raise InvalidTask(f"{then.module_path} has {name}, so it cannot end a batch.")
+        (message,), queue = self._messages(results), self._queue(then)
+        try:
+            return queue.batch(message, on_dead=on_dead), queue, results[0]
+        except PayloadNotEncodable as error:
+            raise payloads.not_json(then, error, (args, kwargs)) from error
+
+    def batch_closed(self) -> None:
+        """Called behind the end of a batch, for backends that run tasks themselves."""
 
     def _results(self, task: Any, calls: Sequence[tuple[Any, Any]]) -> Results:
         """Return the results of the calls of a batch, or refuse them."""
@@ -181,21 +201,20 @@ class DelayedQueueBackend(BaseTaskBackend):
                 f"{own!r}, or after the commit."
             )
 
-    def _queue(self, task: Any) -> Any:
+    def _queue(self, task: Any, batch: Any = None) -> Any:
         name, priority = task.queue_name, int(task.priority)
         priorities.announce(self.settings.database, name, priority)
         if (name, priority) not in self._queues:
             self._queues[name, priority] = TaskQueue(name, priority, self.settings.database)
-        return self._queues[name, priority]
+        queue = self._queues[name, priority]
+        return queue if batch is None else batch.members_of(queue)
 
     # Unique tasks
 
-    def _enqueue_unique(
-        self, key: str, result: Any, replaces: bool, options: dict[str, Any]
-    ) -> Any:
+    def _offer_unique(self, key: str, result: Any, replaces: bool, options: Any, batch: Any) -> Any:
         """Enqueue, replace the task of that key, or return its result."""
         using, own_id = self.settings.database, result.id
-        write = partial(self._write_unique, key, result, replaces, options)
+        write = partial(self._write_unique, key, result, replaces, options, batch)
 
         def truth(lost: Lost) -> Any:
             with transaction.atomic(using=using):
@@ -205,25 +224,27 @@ class DelayedQueueBackend(BaseTaskBackend):
 
         return repeat(using, write, truth=truth)
 
-    def _write_unique(self, key: str, result: Any, replaces: bool, options: dict[str, Any]) -> Any:
+    def _write_unique(self, key: str, result: Any, replaces: bool, options: Any, batch: Any) -> Any:
         using, task = self.settings.database, result.task
         with transaction.atomic(using=using):
             active = self._active(key)
-            if active is not None and not replaces and not active.has_expired:
+            if active is not None and not replaces and not active.row.has_expired:
                 return self.get_result(active.id) if self.supports_get_result else result
-            queue = self._queue(task)
+            queue = self._queue(task, batch)
             if active is not None:
                 change(result, id=active.id)
-                if active.kind != queue.kind:
-                    TaskQueue(*split_kind(active.kind), using).drop_message(key)
-            payload = payloads.payload_of(result) | {"id": result.id}
-            run_after = options["schedule_at"]
+            payload, at = payloads.payload_of(result) | {"id": result.id}, options["schedule_at"]
             queue.offer_or_update(key, payload, **options)
+            if active is not None and active.row.kind != queue.kind:
+                if active.row.batch_id is not None and batch is None:
+                    place = active.row.batch_id, key, active.row.kind
+                    StoredBatch.objects.pass_on(*place, queue.kind, using=using)
+                TaskQueue(*split_kind(active.row.kind), using).drop_message(key)
             if self.supports_get_result:
                 store.record_enqueued(
                     using=using, id=result.id, task=task.module_path, backend=self.alias,
                     kind=queue.kind, key=key, payload=encode(queue.codec, payload),
-                    schedule_at=None if run_after is None else to_milliseconds(run_after),
+                    schedule_at=None if at is None else to_milliseconds(at),
                 )  # fmt: skip
         return result
 
@@ -233,8 +254,7 @@ class DelayedQueueBackend(BaseTaskBackend):
             try:
                 payload = json.loads(row.payload)
                 payloads.unpack(payload)
-                task_id = payloads.id_in(payload, row.kind, key, 0)
-                return _Active(row.kind, task_id, payload, row.has_expired)
+                return _Active(row, payloads.id_in(payload, row.kind, key, 0), payload)
             except (ValueError, payloads.TaskGone):
                 continue
         return None
@@ -288,15 +308,17 @@ class DelayedQueueBackend(BaseTaskBackend):
         result, message = self._found(result_id)
         if message is None:
             return False
-        path = result.task.module_path
-        return self.cancel_message(result.id, path, message["id"], message["createdAt"])
+        path, held = result.task.module_path, (message["id"], message["createdAt"])
+        return self.cancel_message(result.id, path, *held, message["batchId"])
 
-    def cancel_message(self, task_id: str, path: str, message: int, created_at: int) -> bool:
+    def cancel_message(
+        self, task_id: str, path: str, message: int, created_at: int, batch_id: int | None
+    ) -> bool:
         """Cancel the task of a message; return False if it has ended."""
         text = "The task was cancelled before it ran.\n"
         cancel = partial(
             store.cancel, using=self.settings.database, id=task_id, backend=self.alias,
-            task=path, message=message, created_at=created_at,
+            task=path, message=message, created_at=created_at, batch_id=batch_id,
             errors=json.dumps([{"exception_class_path": _CANCELLED, "traceback": text}]),
         )  # fmt: skip
 
@@ -311,17 +333,15 @@ class DelayedQueueBackend(BaseTaskBackend):
         errors = self._found(result_id)[0].errors
         return bool(errors) and errors[-1].exception_class_path == _CANCELLED
 
-    async def acancel(self, result_id: str) -> bool:
-        return await sync_to_async(partial(self.cancel, result_id), thread_sensitive=True)()
+    acancel = awaited(cancel)
 
 
 class _Active(NamedTuple):
     """The waiting or running task under a key."""
 
-    kind: str
+    row: store.KeyRow
     id: str
     payload: Any
-    has_expired: bool
 
 
 def declared() -> Iterator[tuple[str, Any]]:

@@ -61,7 +61,7 @@ class CancelTask(TaskOperation):
         if message is None:
             return False
         found: bool = backend_of(row).cancel_message(
-            id_of(row), row.task, message.pk, message.created_ms
+            id_of(row), row.task, message.pk, message.created_ms, message.batch_id
         )
         return found
 

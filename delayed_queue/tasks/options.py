@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -34,42 +34,41 @@ class Options:
         if not isinstance(configured, Mapping):
             raise InvalidConfiguration(f"OPTIONS must be a dict, not {configured!r}.")
         for key in configured:
-            if key not in _HINTS:
-                hint = did_you_mean(key, _HINTS) or f" Known: {', '.join(sorted(_HINTS))}."
+            if key not in _VALUES:
+                hint = did_you_mean(key, _VALUES) or f" Known: {', '.join(sorted(_VALUES))}."
                 raise InvalidConfiguration(f"OPTIONS has an unknown key {key!r}.{hint}")
         return cls(**{key.lower(): _checked(key, value) for key, value in configured.items()})
 
 
-# The advice that replaces a wrong value.
-_HINTS: Final = {
-    "RESULTS": f"write a duration of 1 to {LONGEST.days} days, as in '7d', or None for no results",
-    "RETRY": "it must be a RetryPolicy",
-    "TIMEOUT": "write a duration, as in '30s', or None",
-    "DATABASE": "it must be an alias of DATABASES",
-    "GROUPS": "it must map names of queues to Groups",
-}
+# Which values an option may have, and the advice that replaces a wrong one.
+_VALUES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "RESULTS": (
+        lambda value: value is None or timedelta(days=1) <= value <= LONGEST,
+        f"write a duration of 1 to {LONGEST.days} days, as in '7d', or None for no results",
+    ),
+    "RETRY": (lambda value: isinstance(value, RetryPolicy), "it must be a RetryPolicy"),
+    "TIMEOUT": (
+        lambda value: value is None or value > ZERO, "write a duration, as in '30s', or None"
+    ),
+    "DATABASE": (
+        lambda value: isinstance(value, str) and value != "", "it must be an alias of DATABASES"
+    ),
+    "GROUPS": (
+        lambda value: isinstance(value, Mapping)
+        and all(isinstance(each, Groups) for each in value.values()),
+        "it must map names of queues to Groups",
+    ),
+}  # fmt: skip
 
 
 def _checked(key: str, value: Any) -> Any:
+    accepts, hint = _VALUES[key]
     try:
         if key in ("RESULTS", "TIMEOUT") and value is not None:
             value = parse_duration(value)
-        fits = _fits(key, value)
+        is_right = accepts(value)
     except ValueError:
-        fits = False
-    if not fits:
-        raise InvalidConfiguration(f"{key} is {value!r}: {_HINTS[key]}.")
+        is_right = False
+    if not is_right:
+        raise InvalidConfiguration(f"{key} is {value!r}: {hint}.")
     return value
-
-
-def _fits(key: str, value: Any) -> bool:
-    match key, value:
-        case ("RESULTS" | "TIMEOUT", None):
-            return True
-        case "RESULTS", timedelta():
-            return timedelta(days=1) <= value <= LONGEST
-        case "TIMEOUT", timedelta():
-            return value > ZERO
-        case "GROUPS", Mapping():
-            return all(isinstance(each, Groups) for each in value.values())
-    return isinstance(value, {"RETRY": RetryPolicy, "DATABASE": str}.get(key, ())) and value != ""

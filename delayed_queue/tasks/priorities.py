@@ -42,9 +42,9 @@ class TaskQueue(DelayedQueue):
 class Priorities:
     """The priorities that queues have used, as far as this process knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_queue: dict[str, list[int]] | None = None) -> None:
         self._announced: set[tuple[str, str, int]] = set()
-        self._by_queue: dict[str, list[int]] = {}
+        self._by_queue = by_queue or {}
 
     def of(self, queue: str) -> list[int]:
         """Return the priorities of a queue, 0 included, the highest first."""

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
-from asgiref.sync import sync_to_async
-
 from delayed_queue.exceptions import DelayedQueueError
 from delayed_queue.messages import from_milliseconds
+from delayed_queue.queue.base import awaited
 from delayed_queue.tasks._api import AnyResult, TaskError, TaskResultStatus
 from delayed_queue.tasks.ids import time_of
 from delayed_queue.tasks.payloads import TaskGone, id_in, task_at
@@ -47,8 +46,7 @@ class QueueTaskResult(AnyResult):
         found = self.task.get_backend().get_result(self.id)
         change(self, **{name: getattr(found, name) for name in _REFRESHED})
 
-    async def arefresh(self) -> None:
-        await sync_to_async(self.refresh)()
+    arefresh = awaited(refresh)
 
 
 class Results(Sequence[Any]):

@@ -18,7 +18,6 @@ from django.db import transaction
 
 from delayed_queue.conf import get_settings
 from delayed_queue.db.sql import Step
-from delayed_queue.db.statements import fetch
 from delayed_queue.durations import ZERO, parse_duration
 from delayed_queue.handlers import (
     HandlerSignal,
@@ -30,6 +29,8 @@ from delayed_queue.handlers import (
     storable,
 )
 from delayed_queue.messages import Envelope, check_text, encode_headers, from_milliseconds
+from delayed_queue.queue.batches import joining_of_member
+from delayed_queue.queue.store.finishing import DONE, batches_of, settle_members
 from delayed_queue.queue.store.settle import acknowledge_members_step
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.tasks import payloads
@@ -41,6 +42,7 @@ from delayed_queue.tasks._api import (
     signals,
 )
 from delayed_queue.tasks.backend import backend_of
+from delayed_queue.tasks.batches import TaskBatch
 from delayed_queue.tasks.ids import time_of
 from delayed_queue.tasks.options import Options
 from delayed_queue.tasks.policies import Cancelled, Expired, Policy, policy_of
@@ -194,6 +196,7 @@ class Run(Attempt):
             # It has failed, but is no dead letter.
             self._record(Cancelled() if is_coroutine_stopped else error)
             self.ended = time.monotonic()
+            envelope.was_cancelled = True
             return None
         if is_coroutine_stopped and self.runnable.manner.is_async:
             # A timeout, which the worker reports, or the stop of the worker.
@@ -329,6 +332,19 @@ class QueueTaskContext(TaskContext):
         """True if the task should stop, by raising ``Cancelled``."""
         return self.envelope.is_cancelled
 
+    @property
+    def batch(self) -> TaskBatch | None:
+        """The batch that the task is a member of, to add members."""
+        if self.envelope.batch_id is None:
+            return None
+        queue: Any = self.envelope.leases
+        return TaskBatch(backend_of(self.run.names[1]), queue, joining_of_member(self.envelope))
+
+    @property
+    def batch_counts(self) -> dict[str, int] | None:
+        """The counts of the batch that the task follows, by outcome."""
+        return self.envelope.headers.get("batch")
+
     def progress(self, fraction: float, message: str = "") -> None:
         """Report the progress, from 0 to 1. It is stored at most once a second, as metadata."""
         if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
@@ -384,8 +400,9 @@ def _call_in_transaction(run: Run, envelope: Envelope, args: Sequence[Any]) -> N
     using = run.runnable.options.database
     with transaction.atomic(using=using):
         run.returned(run.runnable.task.func(*args, **run.kwargs))
-        members = acknowledge_members_step([envelope.lease_id], [envelope.message_id])
-        if not fetch(using, *(acknowledgement([envelope]) or members)):
+        lease_id, ids = envelope.lease_id, [envelope.message_id]
+        step = acknowledgement([envelope]) or acknowledge_members_step([lease_id], ids)
+        if not settle_members(using, step, lease_id, ids, DONE, batches_of([envelope])):
             raise LeaseLost(
                 f"Another worker took over the task {run.names[0]} while it ran; its "
                 "changes were rolled back."

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.db.days import DailyTable
 from delayed_queue.db.sql import CLOCK, Step, column_of
 from delayed_queue.db.statements import execute, fetch
+from delayed_queue.queue.models import StoredBatch
+from delayed_queue.queue.store.finishing import DROPPED
 from delayed_queue.queue.store.fragments import EXPIRES_AT, TELL_HOLDER
 from delayed_queue.queue.store.inspect import distinct_values
 from delayed_queue.tasks.ids import first_id
@@ -128,7 +131,7 @@ LEFT JOIN delayed_queue_task_result AS stored ON stored.id = %(id)s::uuid
 LEFT JOIN LATERAL (
     SELECT
         id, "pKind", "pKey", payload, "scheduledAtInitially", "createdAt", "lockUuid", attempts,
-        "lockUuid" IS NOT NULL AND "scheduledAt" > (SELECT now FROM clock) AS is_leased
+        "batchId", "lockUuid" IS NOT NULL AND "scheduledAt" > (SELECT now FROM clock) AS is_leased
     FROM delayed_queue
     WHERE "pKey" = COALESCE(stored."pKey", asked.id::text)
     LIMIT 300
@@ -153,7 +156,7 @@ SELECT pg_advisory_xact_lock(hashtextextended(%(key)s::text, 7310600482201520))
 FIND_KEY: Final[LiteralString] = f"""{CLOCK}
 SELECT
     "pKind", payload,
-    COALESCE("lockUuid" IS NULL AND {EXPIRES_AT} <= (SELECT now FROM clock), false)
+    COALESCE("lockUuid" IS NULL AND {EXPIRES_AT} <= (SELECT now FROM clock), false), "batchId"
 FROM delayed_queue
 WHERE "pKey" = %(key)s
 LIMIT 300
@@ -343,6 +346,7 @@ class KeyRow(NamedTuple):
     kind: str
     payload: bytes
     has_expired: bool
+    batch_id: int | None
 
 
 def lock_key(key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[KeyRow]:
@@ -353,9 +357,12 @@ def lock_key(key: str, *, using: str = DEFAULT_DB_ALIAS) -> list[KeyRow]:
     return [KeyRow(kind, bytes(payload), *more) for kind, payload, *more in rows]
 
 
-def cancel(*, using: str = DEFAULT_DB_ALIAS, **params: Any) -> bool | None:
+def cancel(*, batch_id: int | None, using: str, **params: Any) -> bool | None:
     """Return True for a deleted task, False for a notified worker, None for an ended task."""
-    rows = fetch(using, CANCEL, params | {"now": None})
+    with nullcontext() if batch_id is None else transaction.atomic(using=using):
+        rows = fetch(using, CANCEL, params | {"now": None})
+        if batch_id is not None and rows and rows[0][0]:
+            StoredBatch.objects.remove({(batch_id, DROPPED): 1}, using=using)
     return rows[0][0] if rows else None
 
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from asgiref.sync import sync_to_async
 from django.db import connections
 
 from delayed_queue.exceptions import HandlerNotFound, did_you_mean
 from delayed_queue.messages import Envelope, has_expired
+from delayed_queue.queue.base import awaited
 from delayed_queue.tasks.backend import DelayedQueueBackend, declared
 from delayed_queue.tasks.priorities import TaskQueue, priorities
 from delayed_queue.tasks.serving import UNLIMITED, Serving, servings
@@ -81,18 +81,20 @@ class ImmediateBackend(DelayedQueueBackend):
     It stores, leases, runs, records and settles the task inside the open transaction.
     """
 
-    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        result = super().enqueue(task, args, kwargs)
+    def enqueue(self, task: Any, args: Any, kwargs: Any, *, batch: Any = None) -> Any:
+        result = super().enqueue(task, args, kwargs, batch=batch)
         self._run(task, [result])
         return result
 
-    async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        return await sync_to_async(self.enqueue, thread_sensitive=True)(task, args, kwargs)
+    aenqueue = awaited(enqueue)
 
-    def enqueue_many(self, task: Any, arguments: Iterable[Any]) -> Sequence[Any]:
-        results = super().enqueue_many(task, arguments)
+    def enqueue_many(self, task: Any, arguments: Iterable[Any], *, batch: Any = None) -> Any:
+        results = super().enqueue_many(task, arguments, batch=batch)
         self._run(task, results)
         return results
+
+    def batch_closed(self) -> None:
+        drain(using=self.settings.database)
 
     def _run(self, task: Any, results: Sequence[Any]) -> None:
         # Where QUEUES is empty, tasks of any queue are run.

@@ -17,7 +17,7 @@ from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.tasks import ids
 from delayed_queue.tasks.models import TaskResult
-from delayed_queue.tasks.priorities import kind_of_priority
+from delayed_queue.tasks.priorities import Priorities
 from delayed_queue.tasks.store import priorities_by_queue
 from delayed_queue.tasks.store_search import under_way
 
@@ -31,12 +31,8 @@ def task_kinds(using: str) -> list[str]:
     """Return the kinds of all declared queues, of every priority that was used."""
     from delayed_queue.tasks.serving import servings
 
-    used = priorities_by_queue(using=using)
-    return [
-        kind_of_priority(queue, each)
-        for queue in sorted(servings)
-        for each in sorted({0, *used.get(queue, ())}, reverse=True)
-    ]
+    used = Priorities(priorities_by_queue(using=using))
+    return [kind for queue in sorted(servings) for kind in used.kinds(queue)]
 
 
 def id_of(row: Any) -> str:

@@ -19,8 +19,8 @@ from psycopg.pq import TransactionStatus
 
 from delayed_queue.batch import CalledBatch
 from delayed_queue.conf import get_settings
-from delayed_queue.db.sql import Step
-from delayed_queue.db.statements import fetch, run
+from delayed_queue.db.sql import Row, Step
+from delayed_queue.db.statements import run
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import Handler, Reject, Snooze, Treatment, Verdict, judge, registry
@@ -35,6 +35,13 @@ from delayed_queue.messages import (
 )
 from delayed_queue.models import DeadLetter
 from delayed_queue.queue.fingerprints import fingerprint
+from delayed_queue.queue.store.finishing import (
+    DIED,
+    Leaving,
+    count_step,
+    finish_step,
+    outcome_of,
+)
 from delayed_queue.queue.store.settle import (
     acknowledge_members_step,
     dead_letter_step,
@@ -176,12 +183,24 @@ def deliver_treated(
     if error is None:
         members = acknowledge_members_step([envelope.lease_id], [envelope.message_id])
         step = treatment.acknowledging([envelope]) or members
-        return "handled" if envelope.is_settled or fetch(using, *step) else "lost", None
+        outcome = outcome_of(envelope, has_expired=has_expired(envelope))
+        is_deleted = envelope.is_settled or _settle_treated(envelope, [step], outcome, using)
+        return "handled" if is_deleted else "lost", None
     verdict = treatment.judge(error, envelope) or judge(error, envelope.attempt, policy)
     steps = [*treatment.recording([(envelope, error, verdict)]), _ending(envelope, verdict)]
-    if not run(using, steps)[-1]:
+    if not _settle_treated(envelope, steps, DIED if verdict.is_dead else None, using):
         return "lost", error
     return "failed" if verdict.counts else "snoozed", error
+
+
+def _settle_treated(
+    envelope: Envelope, steps: list[Step], outcome: str | None, using: str
+) -> list[Row]:
+    """Run the steps, and count a member that leaves its batch; return the rows of the last step."""
+    if outcome is None or envelope.batch_id is None:
+        return run(using, steps)[-1]
+    leaving = Leaving(envelope.message_id, envelope.lease_id, outcome)
+    return run(using, [count_step([leaving]), *steps, finish_step([envelope.batch_id])])[-2]
 
 
 def _ending(envelope: Envelope, verdict: Verdict) -> Step:

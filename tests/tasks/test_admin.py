@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter, Message
+from delayed_queue.tasks import task_batch
 from delayed_queue.tasks._api import TaskResultStatus
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.priorities import TaskQueue
@@ -55,6 +56,20 @@ def test_tasks_are_listed_found_and_shown(root: Client, work: Any) -> None:
     assert "42" in shown
     failed = TaskResult.objects.get(status="FAILED")
     assert "ValueError: why" in root.get(reverse(DETAIL, args=[failed.pk])).content.decode()
+
+
+def test_b12_a_waiting_member_links_to_its_batch(root: Client, work: Any) -> None:
+    batch = task_batch(work.summarize, args=["a"])
+    result = batch.enqueue(work.add, 1)
+    shown = root.get(reverse(DETAIL, args=[result.id])).content.decode()
+    url = reverse("admin:delayed_queue_storedbatch_change", args=[batch.id])
+    assert f'<a href="{url}">batch {batch.id}</a>' in shown
+    assert root.get(url).status_code == 200
+    assert "Cancelled 1 task" in act(root, "cancel_tasks", Message.objects.get())
+    batch.close()
+    headers = Message.objects.get().headers
+    assert headers is not None
+    assert headers["batch"]["dropped"] == 1
 
 
 def test_a_task_says_when_what_happened(root: Client, work: Any) -> None:

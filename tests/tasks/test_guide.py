@@ -26,9 +26,13 @@ def test_its_code_runs_and_its_tasks_do(settings: Any, monkeypatch: pytest.Monke
         exec(compile(source, str(block), "exec"), page)  # noqa: S102 - our own page
         settings.TASKS = page["TASKS"]
     results = [page["result"], page["charge"].enqueue(1), page["export"].enqueue(3)]
-    assert drain().handled == 3
+    # The others are the three members of the batch, and the task that follows.
+    assert drain().handled == 7
     for each in results:
         each.refresh()
     assert [each.status for each in results] == ["SUCCESSFUL"] * 3
     assert results[0].return_value == "receipt of 7"
     assert results[2].metadata
+    batch = page["batch"]
+    batch.then.refresh()
+    assert batch.then.status == "SUCCESSFUL"

@@ -175,6 +175,29 @@ def latest(name: str, value: int) -> int:
 def fleeting() -> None: ...
 
 
+@task(takes_context=True)
+def summarize(context: Any, name: str) -> list[Any]:
+    return [name, context.batch_counts]
+
+
+@task(takes_context=True)
+def report_batch(context: Any) -> list[Any]:
+    return [context.batch, context.batch_counts]
+
+
+@task(takes_context=True)
+def fan_out(context: Any, depth: int) -> None:
+    """Add two members, each of which adds two."""
+    if depth:
+        context.batch.enqueue_many(fan_out, [depth - 1] * 2)
+
+
+@task(takes_context=True)
+async def afan_out(context: Any, depth: int) -> None:
+    for _ in range(2 if depth else 0):
+        await context.batch.aenqueue(afan_out, depth - 1)
+
+
 @task
 def effect(key: str) -> None:
     Effect.objects.create(queue="effect", key=key, attempt=1, pid=os.getpid())

@@ -220,6 +220,13 @@ class BatchStore:
         if left:
             self.remove({(each, DROPPED): left.count(each) for each in left}, now=now, using=using)
 
+    def pass_on(
+        self, batch: int, key: str, kind: str, to_kind: str, *, using: str = DEFAULT_DB_ALIAS
+    ) -> None:
+        """Make the message of a key in another kind the member, instead of that in this kind."""
+        members = ((batch, to_kind), (None, kind))
+        run(using, [(MOVE_MEMBERS, {"batch": b, "kind": k, "keys": [key]}) for b, k in members])
+
     def close(
         self, batch_id: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
     ) -> bool:

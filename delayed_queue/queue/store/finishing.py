@@ -199,6 +199,17 @@ def batches_of(messages: Iterable[_Member]) -> set[int]:
     return {each.batch_id for each in messages if each.batch_id is not None}
 
 
+class _Cancellable(Protocol):
+    was_cancelled: bool
+
+
+def outcome_of(message: _Cancellable, *, has_expired: bool) -> str:
+    """Return how a member leaves its batch that is deleted without an error."""
+    if has_expired:
+        return EXPIRED
+    return DROPPED if message.was_cancelled else DONE
+
+
 class Leaving(NamedTuple):
     """A member that leaves its batch, and how."""
 

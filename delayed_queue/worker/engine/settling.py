@@ -23,12 +23,11 @@ from delayed_queue.observe import signals
 from delayed_queue.queue.models import Message
 from delayed_queue.queue.store.finishing import (
     DIED,
-    DONE,
-    EXPIRED,
     Leaving,
     batches_of,
     count_step,
     finish_step,
+    outcome_of,
 )
 from delayed_queue.queue.store.settle import (
     acknowledge_leases_step,
@@ -305,7 +304,7 @@ def _leaving(
 ) -> tuple[list[Leaving], set[int]]:
     """Return the members that leave their batches, and these."""
     left = [
-        (each, EXPIRED if each.message_id in claim.expired else DONE)
+        (each, outcome_of(each, has_expired=each.message_id in claim.expired))
         for claim, ids in parts for each in claim.members(ids) if each.batch_id is not None
     ]  # fmt: skip
     left += [
