@@ -223,9 +223,10 @@ class BatchStore:
     def pass_on(
         self, batch: int, key: str, kind: str, to_kind: str, *, using: str = DEFAULT_DB_ALIAS
     ) -> None:
-        """Make the message of a key in another kind the member, instead of that in this kind."""
-        members = ((batch, to_kind), (None, kind))
-        run(using, [(MOVE_MEMBERS, {"batch": b, "kind": k, "keys": [key]}) for b, k in members])
+        """Make the message of a key in another kind the member, if that in this kind exists."""
+        leave = {"batch": None, "kind": kind, "keys": [key]}
+        if execute(using, MOVE_MEMBERS, leave):
+            execute(using, MOVE_MEMBERS, leave | {"batch": batch, "kind": to_kind})
 
     def close(
         self, batch_id: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS

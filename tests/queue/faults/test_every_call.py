@@ -53,7 +53,10 @@ INTERNAL: Final = {
     },
     # Envelopes call the others in it, or in batches, which send nothing themselves.
     "DelayedQueue": {"batch", "batch_of", "in_thread", "join_batch"},
-    "DelayedQueueBackend": {"cancel_message", "check", "task_class", "validate_task"},
+    # Batches of tasks call the others.
+    "DelayedQueueBackend": {
+        "batch_closed", "cancel_message", "check", "open_batch", "task_class", "validate_task",
+    },
     "bulk": {"step"},
     "adding": {"add_batch", "find_row", "write_jobs"},
     "catalogue": {
