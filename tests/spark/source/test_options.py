@@ -39,9 +39,10 @@ class TestParsing:
         [
             ({"queu": "orders"}, "no option 'queu': did you mean 'queue'"),
             ({"maxMessages": "5"}, "did you mean 'maxMessagesPerTrigger'"),
-            ({"zzz": "5"}, "there are allQueues, atomic, chunk, "),
+            ({"zzz": "5"}, "there are allQueues, atomic, batch, chunk, "),
             ({"chunk": "0"}, "chunk is '0': it must be a whole number from 1"),
             ({"chunk": "²"}, "chunk is '²'"),
+            ({"batch": "0"}, "batch is '0': it must be a whole number from 1"),
             ({"atomic": "yes"}, "atomic is 'yes': it must be true or false"),
             ({"mode": "append"}, "mode is 'append': it must be one of offer, upsert"),
             ({"lease": "10 minutes"}, "a duration from 1ms to"),
