@@ -224,9 +224,10 @@ class BatchStore:
         self, batch: int, key: str, kind: str, to_kind: str, *, using: str = DEFAULT_DB_ALIAS
     ) -> None:
         """Make the message of a key in another kind the member, if that in this kind exists."""
-        leave = {"batch": None, "kind": kind, "keys": [key]}
-        if execute(using, MOVE_MEMBERS, leave):
-            execute(using, MOVE_MEMBERS, leave | {"batch": batch, "kind": to_kind})
+        # MOVE_MEMBERS returns messages that leave another batch than 0, which does not exist.
+        if fetch(using, MOVE_MEMBERS, {"batch": 0, "kind": kind, "keys": [key]}):
+            for number, each in ((None, kind), (batch, to_kind)):
+                fetch(using, MOVE_MEMBERS, {"batch": number, "kind": each, "keys": [key]})
 
     def close(
         self, batch_id: int, *, now: int | None = None, using: str = DEFAULT_DB_ALIAS
