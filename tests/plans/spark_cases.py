@@ -60,7 +60,6 @@ MERGES: Final = [
     *cases("MERGE_MEMBERS_OR_UPDATE", KEYS, turn=0, batch=7, scans=_OFFERED, **_STAGED),
     *cases("MERGE_STAGED_MEMBERS_IF_NOT_EXISTS", KEYS, ATTEMPTS, batch=7, **_WHOLE, **_STAGED),
     *cases("MERGE_STAGED_MEMBERS_OR_UPDATE", KEYS, ATTEMPTS, batch=7, **_WHOLE, **_STAGED),
-    *cases("HOLD_BATCH", "delayed_queue_batch_pkey", batch=9),
     *cases("MOVE_UPDATED", PRIMARY, batch=8, ids=100),
     *cases("COUNT_STAGED", ATTEMPTS, job="job-7", attempts=["attempt-14"], n=500),
     *cases("CLEAR_STAGE", ATTEMPTS, job="job-7", **_STAGED),

@@ -9,7 +9,7 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.db.sql import CLOCK, array_of, column_of, value_of
 from delayed_queue.db.statements import execute, fetch, run
-from delayed_queue.queue.store.finishing import DROPPED, finish_step, removed_step
+from delayed_queue.queue.store.finishing import DROPPED, HOLD_BATCH, finish_step, removed_step
 from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
 from delayed_queue.queue.store.offer import Columns, Offered, batch_source
 
@@ -79,16 +79,6 @@ RETURNING "pKey", xmax = 0 AS created, "batchId"{_WRITTEN}"""
 JOIN_IF_NOT_EXISTS: Final[LiteralString] = f"""{_JOINED}{_SOURCE}
 ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING "pKey", true AS created, "batchId"{_WRITTEN}"""
-
-# Lock an open batch until the commit, as _JOINED does; no row if it is closed or unknown.
-# Reads: delayed_queue_batch_pkey.
-HOLD_BATCH: Final[LiteralString] = """
-SELECT id
-FROM delayed_queue_batch
-WHERE id = %(batch)s::bigint
-    AND "closedAt" IS NULL
-FOR KEY SHARE
-"""
 
 # Move messages into the batch; return the other batches that they leave, one for each message.
 # Waits for a member that adds others to the batch it leaves.

@@ -183,6 +183,16 @@ FROM offered
 """
 
 
+# Lock an open batch until the commit, so that neither close() nor a finish passes the producer; no
+# row if it is closed or unknown. Reads: delayed_queue_batch_pkey.
+HOLD_BATCH: Final[LiteralString] = """
+SELECT id
+FROM delayed_queue_batch
+WHERE id = %(batch)s::bigint
+    AND "closedAt" IS NULL
+FOR KEY SHARE
+"""
+
 FINISH_BATCHES: Final[LiteralString] = _finish("id = ANY (%(batches)b::bigint[])")
 
 # Finish any batch, after statements that do not name theirs. Reads: the few batches.

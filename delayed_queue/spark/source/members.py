@@ -6,9 +6,15 @@ from collections.abc import Sequence
 
 from delayed_queue.db.sql import column_of, value_of
 from delayed_queue.exceptions import BatchClosed
-from delayed_queue.queue.store.finishing import DROPPED, Leaving, count_step, finish_step
+from delayed_queue.queue.store.finishing import (
+    DROPPED,
+    HOLD_BATCH,
+    Leaving,
+    count_step,
+    finish_step,
+)
 from delayed_queue.spark.database import Connection, fetch
-from delayed_queue.spark.store.offering import HOLD_BATCH, MOVE_UPDATED
+from delayed_queue.spark.store.offering import MOVE_UPDATED
 from delayed_queue.spark.store.streaming import HAS_BATCHES, REMOVE_MEMBERS
 
 

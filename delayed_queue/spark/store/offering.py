@@ -241,16 +241,6 @@ MERGE_MEMBERS_IF_NOT_EXISTS: Final[LiteralString] = _merge(_IF_NOT_EXISTS, *_BAT
 # returned; the caller moves them. Reads: as MERGE_OR_UPDATE.
 MERGE_MEMBERS_OR_UPDATE: Final[LiteralString] = _merge(_OR_JOIN, *_BATCH)
 
-# An open batch, locked until the commit, so that neither close() nor a finish passes the producer.
-# Reads: delayed_queue_batch_pkey.
-HOLD_BATCH: Final[LiteralString] = """
-SELECT id
-FROM delayed_queue_batch
-WHERE id = %(batch)s::bigint
-    AND "closedAt" IS NULL
-FOR KEY SHARE
-"""
-
 # Move messages that this transaction has updated into the batch. Reads: the primary key.
 MOVE_UPDATED: Final[LiteralString] = """
 UPDATE delayed_queue
