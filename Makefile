@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo demo-all serve test test-all check lint types layers migrations metrics map docs bench bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures projects
+.PHONY: help demo demo-all serve test test-all check lint types layers migrations metrics map docs bench bench-batches bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures projects
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -114,6 +114,10 @@ $(VENV)/bench: $(VENV)/installed
 
 bench-peers: $(VENV)/bench ## the worker beside other queues; about 25 minutes
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-batches: $(VENV)/bench ## batch handlers beside pg-boss, and what members of batches cost
+	$(BIN)/python -m benchmarks.batch_handlers $(ARGS)
+	$(BIN)/python -m benchmarks.batches $(ARGS)
 
 bench-growth: $(VENV)/bench ## millions of messages, and a snapshot that another session holds
 	$(BIN)/python -m benchmarks.growth $(ARGS)
