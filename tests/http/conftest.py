@@ -9,6 +9,7 @@ from django.conf import settings
 from django.test import override_settings
 
 from delayed_queue.http.jobs.catalogue import forget_topics
+from delayed_queue.http.jobs.consuming import limited_topic
 
 
 @pytest.fixture(autouse=True)
@@ -22,5 +23,6 @@ def callbacks_on() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def unknown_topics() -> Iterator[None]:
     forget_topics()
+    limited_topic.cache_clear()
     yield
     forget_topics()

@@ -123,8 +123,10 @@ class WaitingPops:
         """End every wait and the thread; a later pop starts a new one."""
         self._is_closed = True
         self.drain()
-        if self._thread is not None:
-            self._thread.join()
+        with self._lock:  # a pop may be starting the thread
+            thread = self._thread
+        if thread is not None:
+            thread.join()
         self._thread, self._is_closed, self.is_draining = None, False, False
 
     async def _wait(self, pop: Pop, timeout: float) -> Jobs:

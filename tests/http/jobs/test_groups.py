@@ -18,7 +18,6 @@ from delayed_queue.db.wakeups import Listener
 from delayed_queue.exceptions import InvalidConfiguration, InvalidJob
 from delayed_queue.http.jobs.catalogue import (
     configure_topic,
-    forget_topics,
     pause_topic,
     read_topic,
 )
@@ -40,13 +39,6 @@ from tests.support.concurrency import together
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def unknown() -> None:
-    """Clear the caches of topics."""
-    forget_topics()
-    limited_topic.cache_clear()
 
 
 def groups(count: int = 100, **options: Any) -> list[str | None]:
