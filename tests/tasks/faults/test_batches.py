@@ -28,10 +28,10 @@ POINTS: Final = {
     "behind the finish, before the commit": (FINISH, Stage.EXECUTED),
     "behind the commit, before its answer": (FINISH, Stage.COMMITTED),
 }
-# Two claims of the members; a lease that ends only when the test expires it.
+# Small claims, so that members are settled several times; a lease that ends only by the test.
 OPTIONS: Final = ("--queue", "default", "--lease", "600", "--batch-size", "5", "--concurrency", "1")
 SETTINGS: Final = {"DJANGO_SETTINGS_MODULE": "tests.tasks.settings"}
-MEMBERS: Final = 10
+MEMBERS: Final = 30
 
 
 def filled(work: Any, task: str) -> Any:
