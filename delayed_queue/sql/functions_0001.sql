@@ -110,10 +110,11 @@ BEGIN
     RETURN CASE WHEN plain LIKE '[%' THEN replace(plain, ', ', ',') ELSE plain END;
 END $$;
 
--- Offer a message, or the stored bytes of one that was checked before. One statement gives the
--- outcome: xmax = 0 for a new row, no row if nothing changed. The lock on an open batch, until the
--- commit, keeps it from closing; a member of another batch leaves that as dropped. Listeners are notified if it is due within the default poll interval, and the holder of a
--- lease that ends; not while notifications pile up, which could fail the caller's transaction.
+-- Offer a message, or a checked one by its kind and stored bytes. One statement gives the outcome:
+-- xmax = 0 for a new row, no row if nothing changed. The lock on an open batch, until the commit,
+-- keeps it from closing; a member of another batch leaves that as dropped. Listeners are notified
+-- if it is due within the default poll interval, and the holder of a lease that ends; not while
+-- notifications pile up, which could fail the caller's transaction.
 -- Reads: delayed_queue__PKeyPlusKindUniqueIndex.
 CREATE OR REPLACE FUNCTION public.delayed_queue_put(
     id bigint, queue text, key text, payload jsonb, schedule_at timestamptz, delay interval,
@@ -123,7 +124,9 @@ CREATE OR REPLACE FUNCTION public.delayed_queue_put(
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    kind CONSTANT text := public.delayed_queue_kind(queue, key);
+    kind CONSTANT text := CASE
+        WHEN stored_payload IS NULL THEN public.delayed_queue_kind(queue, key) ELSE queue
+    END;
     body CONSTANT bytea := COALESCE(
         stored_payload, convert_to(public.delayed_queue_json(payload), 'UTF8')
     );

@@ -250,6 +250,14 @@ def test_s1_a_batch_is_delivered_in_its_order(queue: DelayedQueue):
 # S2: claims and dead letters
 
 
+def test_b7_then_keeps_a_kind_without_a_bar(queue: DelayedQueue):
+    shared = DelayedQueue("reports", kind="shared-with-a-jvm")
+    with queue.batch(ScheduledMessage("then", 1), then_queue=shared) as batch:
+        batch.offer_or_update("a", 1)
+    assert value("SELECT delayed_queue_acknowledge(%s)", polled(queue).lease_id) == 1
+    assert shared.contains_message("then")
+
+
 def test_s2_ids_of_null_are_the_whole_lease(queue: DelayedQueue):
     queue.offer_batch([ScheduledMessage(str(n), n) for n in range(5)])
     claimed = claim()
