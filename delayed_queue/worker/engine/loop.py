@@ -209,10 +209,13 @@ class ClaimLoop:
     def tell_board(self) -> None:
         """Record what is held if this process dies now."""
         plans = [plan for each in self._under_way for plan in each.claimed] + self._unanswered
-        held = [each.lease_id for each in plans]
         suspects = [each.retaken_id for each in plans]
+        held: list[str] = []
+        # A batch that dies with its process is called one by one, like suspects. It may die as soon
+        # as its claim is answered.
+        for plan in plans:
+            (suspects if plan.consumer.handler.many else held).append(plan.lease_id)
         for claim in self.keeper.claims():
-            # A batch that dies with its process is called one by one, like suspects.
             is_suspect = claim.is_suspect or claim.payload_bytes is not None
             (suspects if is_suspect else held).append(claim.lease_id)
         # Once each: suspects of one lease are a claim each, and the board's room is limited.
