@@ -374,9 +374,14 @@ class Supervisor:
     def _recover(self, process: int, pid: int, code: int, report: CrashReport) -> None:
         """Release the messages of a dead process, and report the crash."""
         names = give_back(report, self.options.using).names
-        fields = {"process": process, "exit_code": code, "in_flight": len(report.in_flight)}
-        named = names[0]._asdict() if len(names) == 1 else {"messages": listed(names)}
-        log(logging.ERROR, "process_died", worker=self, **fields, **(named if names else {}))
+        fields: dict[str, Any] = {
+            "process": process, "exit_code": code, "in_flight": len(report.in_flight)
+        }  # fmt: skip
+        if names:
+            fields |= names[0]._asdict() if len(names) == 1 else {"messages": listed(names)}
+        if batches := sum(each.is_batch for each in report.in_flight):
+            fields["batches"] = batches
+        log(logging.ERROR, "process_died", worker=self, **fields)
         signals.announce(
             signals.process_died, self, process=process, pid=pid, exit_code=code, messages=names
         )

@@ -26,6 +26,8 @@ def test_b4_a_batch_that_kills_its_process_is_handled_one_by_one(queue: str) -> 
         wait_until(is_drained, 60)
         assert worker.stop() == 0
         assert worker.log().count("event=process_died") <= 4
+        assert " in_flight=1 queue=crowd" in worker.log()
+        assert " batches=1" in worker.log()
     letters = {letter.key: letter for letter in DeadLetter.objects.all()}
     assert letters.keys() == poison.keys()
     assert {each.reason[:7] for each in letters.values()} == {"crashed"}
