@@ -112,9 +112,9 @@ def test_killed_between_its_statements(other, admin, held, statement):
 def test_killed_at_any_moment(admin: psycopg.Connection[Any]):
     """Repeatedly, each time a little later: all ticks belong to one configuration."""
     DelayedQueue("faults").cron.install_tick(OLD, "report", messages())
-    for number in range(5):
+    for number in range(3):
         with installing(NEW if number % 2 == 0 else OLD) as process:
-            threading.Event().wait(number * 0.01)
+            threading.Event().wait(number * 0.02)
             process.kill()
             process.wait(TIMEOUT)
         wait_until(lambda: not others(admin))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, time, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -31,37 +34,41 @@ STEP = timedelta(hours=2)
 class Host:
     """A process of cron_host, and its pipes."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, stack: ExitStack) -> None:
+        lines, answers = os.pipe(), os.pipe()
+        self.files = lines[0], answers[1]
+        self._lines = stack.enter_context(os.fdopen(lines[1], "w"))
+        self._answers = stack.enter_context(os.fdopen(answers[0]))
 
     def tell(self, now: datetime) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{now.isoformat()}\n")
-        self._process.stdin.flush()
+        self._lines.write(f"{now.isoformat()}\n")
+        self._lines.flush()
 
     def answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         assert line, "the host has ended"
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 @contextmanager
-def host(hour: str) -> Iterator[Host]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cron.races.cron_host", hour],
-        cwd=ROOT,
-        env=environment() | LEAN,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Host(process)
-    finally:
-        process.kill()
-        process.communicate()
+def hosting(hour: str, count: int) -> Iterator[list[Host]]:
+    with ExitStack() as stack:
+        hosts = [Host(stack) for _ in range(count)]
+        files = [each.files for each in hosts]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cron.races.cron_host", hour,
+             *(f"{given},{taken}" for given, taken in files)],
+            cwd=ROOT, env=environment() | LEAN, pass_fds=list(chain(*files)),
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            for each in chain(*files):
+                os.close(each)
+            yield hosts
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def step(hosts: list[Host], now: datetime, skew: timedelta = timedelta(0)) -> list[dict[str, Any]]:
@@ -76,8 +83,7 @@ def step(hosts: list[Host], now: datetime, skew: timedelta = timedelta(0)) -> li
 def test_eight_installers_for_four_days_each_tick_once():
     """In eight processes whose clocks are up to three and a half minutes apart."""
     handled: Counter[tuple[str, str]] = Counter()
-    with ExitStack() as stack:
-        hosts = [stack.enter_context(host("03:30")) for _ in range(8)]
+    with hosting("03:30", 8) as hosts:
         for number in range(DAYS * (timedelta(days=1) // STEP) + 1):
             for answer in step(hosts, START + number * STEP, timedelta(seconds=30)):
                 handled.update(
@@ -101,17 +107,16 @@ def test_eight_installers_for_four_days_each_tick_once():
 def test_a_rolling_deployment_of_two_versions_does_not_flip_flop():
     """Two hosts of the old version are replaced one by one while the others keep running."""
     winners = []
-    with ExitStack() as stack:
-        old = [stack.enter_context(host("03:30")) for _ in range(2)]
+    with hosting("03:30", 2) as old, hosting("04:30", 2) as new_ones:
         step(old, START)
         before = Schedule.objects.get(key_prefix="daily").config_hash
         new: list[Host] = []
         for number in range(1, 7):
             if number % 3 == 1:
-                new.append(stack.enter_context(host("04:30")))
-                # A new host starts while the others work.
-                if len(new) > 1:
+                # A new host begins while the others work.
+                if new:
                     old.pop()
+                new.append(new_ones.pop())
             step([*old, *new], START + number * STEP)
             winners.append(Schedule.objects.get(key_prefix="daily").config_hash)
     assert before not in winners
