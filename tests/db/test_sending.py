@@ -23,7 +23,7 @@ def test_they_have_taken_effect_before_anybody_asks_for_the_answers(channels: li
     connection = connections.create_connection("default")
     try:
         sent = Sent(connection, [(INSERT, {"name": name}) for name in "ab"], channels)
-        wait_until(lambda: Limit.objects.count() == 2, 10)
+        wait_until(lambda: Limit.objects.count() == 2)
         assert sent.answers() == [[("a",)], [("b",)]]
     finally:
         connection.close()

@@ -105,7 +105,7 @@ class TestNames:
 @pytest.mark.django_db(transaction=True)
 def test_o24_watching_refreshes_until_ctrl_c() -> None:
     with managed("queuestats", "--queue", "ledger", "--watch") as process:
-        wait_until(lambda: process.said().count("oldest due") == 2, 60)
+        wait_until(lambda: process.said().count("oldest due") == 2)
         process.send_signal(signal.SIGINT)
         code, said = process.ended()
     assert code == 0

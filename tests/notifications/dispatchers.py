@@ -44,7 +44,7 @@ def dispatcher(**options: Any) -> Worker:
 def dispatch_all(count: int, **options: Any) -> Counter[str]:
     """Dispatch until ``count`` notifications have ended; return the number in each status."""
     with running(dispatcher(**options)):
-        wait_until(lambda: ended() >= count, 60)
+        wait_until(lambda: ended() >= count)
     return statuses()
 
 

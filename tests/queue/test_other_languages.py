@@ -148,7 +148,7 @@ if HAS_NODE:
         queue.offer_or_update("A-1", {"total": 40})
         queue.offer_or_update("A-2", None)
         with pooled_url(way) as url, node(node_path, script, "orders", url=url) as process:
-            wait_until(lambda: not keys_of("orders"), 30)
+            wait_until(lambda: not keys_of("orders"))
             process.terminate()
             printed = process.communicate(timeout=30)[0]
         assert printed == 'A-1 {"total":40}\nA-2 null\n'

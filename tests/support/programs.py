@@ -137,7 +137,7 @@ def kill(process: psutil.Process) -> None:
 
 def wait_while_tending(program: Program, condition: Callable[[], object]) -> None:
     """Wait for the condition, and restart the program if it ends."""
-    wait_until(partial(_tended, program, condition), 60)
+    wait_until(partial(_tended, program, condition))
 
 
 def _tended(program: Program, condition: Callable[[], object]) -> object:

@@ -221,9 +221,9 @@ class TestLooking:
             )
             other.execute("COMMIT; BEGIN; SELECT 1 FROM delayed_queue FOR UPDATE")
             offer("b", 3)
-            wait_until(lambda: not Message.objects.filter(kind="b|json").exists(), 10)
+            wait_until(lambda: not Message.objects.filter(kind="b|json").exists())
             other.execute("COMMIT")
-            wait_until(is_empty, 10)
+            wait_until(is_empty)
 
     def test_a_notification_wakes_its_own_queue_alone(self) -> None:
         worker = Changing("a", "b").worker(poll_interval=HOUR)

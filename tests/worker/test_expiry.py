@@ -89,7 +89,7 @@ def test_q37_what_expires_while_it_waits_for_a_thread_is_not_started():
     def handle(envelope: Envelope) -> None:
         assert envelope.key != "late"
         if envelope.key == "slow":
-            wait_until(lambda: is_past("late"), 20)
+            wait_until(lambda: is_past("late"))
 
     for number in range(60):
         queue.offer_or_update(f"quick-{number}", None)
@@ -123,7 +123,7 @@ def test_q37_a_retry_after_the_expiry_is_not_started():
     DelayedQueue("mail").offer_or_update("a", None, expires_in=timedelta(hours=1))
     worker = worker_with(handler_of("mail", fail, retry=RetryPolicy.ladder("1ms")))
     with running(worker):
-        wait_until(lambda: not Message.objects.exists(), 20)
+        wait_until(lambda: not Message.objects.exists())
     assert calls == ["a"]
     assert worker.counts == Counts(failed=1, expired=1)
 

@@ -256,7 +256,7 @@ def test_what_another_process_gives_back_without_a_group_is_found_at_the_next_po
         wait_until(lambda: handling.done == ["None00000"])
         wait_until(lambda: worker.consumers[0].schedule.next_at > time.monotonic())
         queue._release_unacknowledged(held.lease_id, [held.message_id], refund=1)
-        wait_until(lambda: handling.done[1:] == ["early"], seconds=15)
+        wait_until(lambda: handling.done[1:] == ["early"])
 
 
 def test_what_a_worker_gives_back_without_a_group_it_finds_itself(queue: DelayedQueue):
@@ -276,4 +276,4 @@ def test_what_a_worker_gives_back_without_a_group_it_finds_itself(queue: Delayed
         wait_until(lambda: len(handling.done) >= 250)
         wait_until(lambda: not Message.objects.exclude(lease_id=None)[2:].exists())
         goes_on.set()
-        wait_until(lambda: len(handling.done) == 600, seconds=15)
+        wait_until(lambda: len(handling.done) == 600)

@@ -134,7 +134,7 @@ class TestEventLoop:
             offer("queries", 5)
             wait_until(lambda: worker.counts.done == 5)
             assert pids
-            wait_until(lambda: not backends(pids), 20)
+            wait_until(lambda: not backends(pids))
 
     def test_w4_what_does_not_end_is_cancelled_and_given_back(self) -> None:
         begun = threading.Event()

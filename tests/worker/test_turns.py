@@ -40,9 +40,9 @@ class TestTurns:
         with running(worker):
             for name in stuck:
                 offer(name, 200)
-            wait_until(lambda: set(begun) == set(stuck), 10)
+            wait_until(lambda: set(begun) == set(stuck))
             offer("good", 50)
-            wait_until(lambda: begun.count("good") == 50, 10)
+            wait_until(lambda: begun.count("good") == 50)
             loops[0].call_soon_threadsafe(may_end.set)
             wait_until(is_empty)
 
@@ -66,17 +66,17 @@ class TestTurns:
         worker = source.worker(async_concurrency=18, shutdown_timeout=SOON)
         offer("quick", 100)
         with running(worker):
-            wait_until(is_empty, 10)
+            wait_until(is_empty)
             DelayedQueue("quick").offer_batch(
                 ScheduledMessage(f"k{n}", 1, headers={"stuck": "yes"}) for n in range(100)
             )
-            wait_until(lambda: present == ["quick"] * 9, 10)
+            wait_until(lambda: present == ["quick"] * 9)
             # Other workers can claim the parked messages, leased beyond its share.
-            wait_until(lambda: Message.objects.filter(lease_id=None).count() == 91, 10)
+            wait_until(lambda: Message.objects.filter(lease_id=None).count() == 91)
             offer("good", 50)
-            wait_until(lambda: not Message.objects.filter(kind="good|json").exists(), 10)
+            wait_until(lambda: not Message.objects.filter(kind="good|json").exists())
             loops[0].call_soon_threadsafe(may_end.set)
-            wait_until(is_empty, 10)
+            wait_until(is_empty)
 
     def test_queues_take_turns(self) -> None:
         """A long queue does not come first until it is empty."""
@@ -98,7 +98,7 @@ class TestTurns:
         source = Changing("stuck", function=handle)
         worker = source.worker(async_concurrency=4, shutdown_timeout=timedelta(0))
         with running(worker):
-            wait_until(lambda: worker.in_flight > 1, 10)
+            wait_until(lambda: worker.in_flight > 1)
         assert Message.objects.filter(lease_id=None).count() == 30
 
 

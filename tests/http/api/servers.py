@@ -68,7 +68,7 @@ def serving(*command: str, url: str | None = None, **settings: Any) -> Iterator[
     env = environment() | variables | ({"DATABASE_URL": url} if url else {})
     with killed_at_last(Process(sys.executable, *command, env=env)) as process:
         server = Server(process)
-        wait_until(lambda: process.poll() is not None or server.answers(), 60)
+        wait_until(lambda: process.poll() is not None or server.answers())
         assert process.poll() is None, server.log()
         yield server
 

@@ -125,7 +125,7 @@ def is_listening(other: psycopg.Connection[Any]) -> bool:
 
 
 def until_all_wait(server: Server, number: int) -> None:
-    wait_until(lambda: waiting(server) == number, 30)
+    wait_until(lambda: waiting(server) == number)
 
 
 def waiting(server: Server) -> int:

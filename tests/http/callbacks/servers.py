@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -57,11 +58,25 @@ class Wire:
     ) -> None:
         await self.write(answered(status, body, headers))
 
+    async def until_read(self) -> None:
+        """Return once the client has read all that was written, or has gone."""
+        while _unread(self.writer.get_extra_info("peername")[1]):
+            await asyncio.sleep(0.001)
+
     def reset(self) -> None:
         """Close with RST instead of FIN."""
         found = self.writer.get_extra_info("socket")
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
+
+
+def _unread(port: int) -> int:
+    """Return the number of bytes that the socket with this local port has not read yet."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, _, queues, *_ = line.split()
+        if int(local.rpartition(":")[2], 16) == port:
+            return int(queues.rpartition(":")[2], 16)
+    return 0
 
 
 Behaviour = Callable[[Wire, Received], Awaitable[None]]
@@ -241,7 +256,7 @@ def writing(*parts: bytes, close: bool = True) -> Behaviour:
     async def behave(wire: Wire, request: Received) -> None:
         for part in parts:
             await wire.write(part)
-            await asyncio.sleep(0.05)
+            await wire.until_read()
         if close:
             wire.writer.close()
         else:
@@ -287,7 +302,7 @@ def endless(head: bytes, again: bytes) -> Behaviour:
 
     async def behave(wire: Wire, request: Received) -> None:
         await wire.write(head)
-        await asyncio.sleep(0.05)
+        await wire.until_read()
         while True:
             await wire.write(again)
 
@@ -332,7 +347,7 @@ def resetting_after(data: bytes) -> Behaviour:
 
     async def behave(wire: Wire, request: Received) -> None:
         await wire.write(data)
-        await asyncio.sleep(0.05)
+        await wire.until_read()
         wire.reset()
 
     return behave

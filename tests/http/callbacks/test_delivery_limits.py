@@ -60,8 +60,8 @@ class TestBreaker:
             receiver.behaviour = answering(200)
             make_due()
             with running(callback_worker()):
-                wait_until(lambda: Host.objects.get().open_until is None, 20)
-                wait_until(is_empty_when_due, 20)
+                wait_until(lambda: Host.objects.get().open_until is None)
+                wait_until(is_empty_when_due)
         assert len(receiver.requests) == 6
 
     def test_j12_a_probe_that_fails_opens_it_for_twice_as_long(self, receiver: Receiver) -> None:
@@ -175,6 +175,6 @@ class TestLimits:
         workers = [callback_worker(), callback_worker()]
         with running(workers[0]), running(workers[1]):
             receiver.wait_for_requests(13)
-            wait_until(lambda: not Message.objects.exists(), 20)
+            wait_until(lambda: not Message.objects.exists())
         assert 1 <= most[0] <= 2
         assert sum(worker.counts.failed for worker in workers) == 0

@@ -38,6 +38,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 KIND: Final = f"{TOPIC}|callback"
 DELETE: Final = "DELETE FROM delayed_queue"
+# The open transactions that wait for their client.
+HELD: Final = """
+SELECT FROM pg_stat_activity
+WHERE datname = current_database() AND state = 'idle in transaction'
+"""
 
 
 @pytest.fixture
@@ -105,13 +110,14 @@ class TestHeld:
                 holder.execute("ROLLBACK")
                 assert str(updating.answer().outcome) == "updated"
 
-    def test_j3_what_is_held_no_longer_does_not_leave(self, envelope, receiver, monkeypatch):
+    def test_j3_what_is_held_no_longer_does_not_leave(self, envelope, receiver, admin, monkeypatch):
         monkeypatch.setattr(gates, "HOLD_SECONDS", 0.05)
 
         async def run() -> None:
             sending = asyncio.ensure_future(adeliver(envelope))
             while not sending.done():
-                time.sleep(0.1)  # a handler that blocks the loop at every iteration
+                # A handler that blocks the loop until the row is not held any more.
+                wait_until(lambda: not admin.execute(HELD).fetchall())
                 await asyncio.sleep(0)
             with pytest.raises(Snooze):
                 await sending
@@ -207,4 +213,4 @@ def terminate_others(admin: psycopg.Connection[Any]) -> None:
     """Close the connections to the test database whose last transaction was rolled back."""
     ended = """SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
         WHERE datname = current_database() AND state = 'idle' AND query = 'ROLLBACK'"""
-    wait_until(lambda: bool(admin.execute(ended).fetchall()), 10)
+    wait_until(lambda: bool(admin.execute(ended).fetchall()))

@@ -52,7 +52,7 @@ def test_no_more_of_a_group_are_on_the_wire_than_its_limit(receiver: Receiver, b
     add_many("b", 12, receiver.url, group="b")
     add_many("n", 12, receiver.url)
     with running(callback_worker()), running(callback_worker()):
-        wait_until(lambda: not Message.objects.exists(), 30)
+        wait_until(lambda: not Message.objects.exists())
     assert len(receiver.requests) == 36
     assert (busy.most["a"], busy.most["b"]) == (2, 2)
     assert busy.most["n"] > 2
@@ -62,7 +62,7 @@ def test_in_order_they_come_one_after_the_other(receiver: Receiver, busy: Busy) 
     configure_topic("orders", groups=Groups(order="fifo"))
     add_many("a", 8, receiver.url, group="a")
     with running(callback_worker()):
-        wait_until(lambda: not Message.objects.exists(), 30)
+        wait_until(lambda: not Message.objects.exists())
     paths = [each.path.rpartition("/")[2] for each in receiver.requests]
     assert paths == [f"a{n}" for n in range(8)]
     assert busy.most["a"] == 1

@@ -80,16 +80,16 @@ def test_j3_after_the_204_no_byte_of_it_leaves(workers: Any, jobs: int) -> None:
     with Witness() as witness, workers(witness):
         # Enough messages that each worker has connections and has finished its first work.
         add_many("warm", 40, witness.url)
-        wait_until(lambda: not Message.objects.exists(), 60)
+        wait_until(lambda: not Message.objects.exists())
         due_at = datetime.now(UTC) + timedelta(milliseconds=300)
         add_many("k", jobs, witness.url, runAt=due_at.isoformat())
         job_ids = [f"k{n}" for n in range(jobs)]
         Random(7).shuffle(job_ids)
         mine = [job_ids[first::DELETERS] for first in range(DELETERS)]
-        wait_until(lambda: Message.objects.filter(lease_id__isnull=False).exists(), 60)
+        wait_until(lambda: Message.objects.filter(lease_id__isnull=False).exists())
         with ThreadPoolExecutor(DELETERS) as pool:
             answers = list(pool.map(partial(delete, token), mine))
-        wait_until(lambda: not Message.objects.exists(), 60)
+        wait_until(lambda: not Message.objects.exists())
     answered = {path: at for each in answers for path, at in each.items()}
     late = [
         at - answered[path]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -64,15 +63,11 @@ class TestJobs:
         assert popped().group == group
 
     def test_another_group_is_a_change(self) -> None:
-        add(group="a")
-        add(group="a", if_exists="update")
-        created_at = found().created_at
-        assert found().group == "a"
-        time.sleep(0.002)
-        add(group="b", if_exists="update")
-        assert (found().group, found().created_at > created_at) == ("b", True)
-        add(if_exists="update")
-        assert found().group is None
+        at = "2030-01-31T12:00:00Z"
+        add(group="a", runAt=at)
+        for group, outcome in (("a", "ignored"), ("b", "updated"), (None, "updated")):
+            assert str(add(group=group, runAt=at, if_exists="update").outcome) == outcome
+            assert found().group == group
 
 
 class TestPops:

@@ -115,7 +115,7 @@ def test_n16_quiet_hours_are_checked_again_when_it_is_sent(dispatch: dict[str, A
     late = enqueue(quiet=f"{hours[0]} {hours[1]} UTC", expires_at=now + timedelta(hours=1))
     enqueue(quiet=f"{hours[1]} {hours[0]} UTC")
     with running(dispatcher()):
-        wait_until(lambda: ended() == 2 and is_deferred(str(quiet.pk)), 30)
+        wait_until(lambda: ended() == 2 and is_deferred(str(quiet.pk)))
     for each in (quiet, late):
         each.refresh_from_db()
     assert (quiet.status, quiet.attempts) == (Status.ENQUEUED, 0)

@@ -328,7 +328,7 @@ def test_n7_no_transaction_is_open_while_a_provider_is_called(dispatch, sms):
     with running(dispatcher()):
         wait_until(lambda: len(sms.accepted) == 3)
         # One of the calls would hang as long as the provider; a poll in between does not.
-        wait_until(is_no_transaction_open, 10)
+        wait_until(is_no_transaction_open)
         assert statuses() == {Status.PROCESSING: 3}
         sms.release()
 

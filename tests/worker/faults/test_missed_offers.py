@@ -39,4 +39,4 @@ def test_w7_an_offer_during_an_outage_that_began_in_an_acknowledgement_is_found_
         wait_until(partial(worker.has_said, "database_unavailable"))
         queue.offer_or_update("after", 1)
         proxy.accept()
-        wait_until(lambda: effects()["after"] == 1, 15)
+        wait_until(lambda: effects()["after"] == 1)

@@ -53,7 +53,7 @@ def test_w16_processes_are_replaced_and_each_message_is_handled_once(processes: 
         return Effect.objects.values("pid").distinct().count() >= 2 * int(processes) + 1
 
     with worker("--queue", "ledger", *options, *LEASE) as process:
-        wait_until(several_have_handled, 60)
+        wait_until(several_have_handled)
         wait_until(lambda: not Message.objects.exists())
         process.send_signal(signal.SIGTERM)
         code, output = process.ended()
@@ -72,10 +72,10 @@ def test_w16_another_process_claims_before_the_old_one_has_finished(other):
             DelayedQueue("ledger").offer_or_update(next(keys), 1)
             return Effect.objects.exclude(pid=old).exists()
 
-        wait_until(another_handles_messages, 30)
+        wait_until(another_handles_messages)
         assert old in children_of(process)
         other.execute("SELECT pg_advisory_unlock(%s)", [GATE])
-        wait_until(lambda: old not in children_of(process), 30)
+        wait_until(lambda: old not in children_of(process))
         wait_until(lambda: not Worker.objects.filter(pid=old).exists())
         wait_until(lambda: not Message.objects.exists())
     assert Effect.objects.filter(key="old").count() == 1
@@ -84,12 +84,12 @@ def test_w16_another_process_claims_before_the_old_one_has_finished(other):
 
 def test_w16_a_process_that_is_killed_while_another_takes_over_is_replaced_once(other):
     with used_up(other) as (process, old):
-        wait_until(lambda: len(children_of(process)) == 2, 30)
+        wait_until(lambda: len(children_of(process)) == 2)
         os.kill(old, signal.SIGKILL)
-        wait_until(lambda: Effect.objects.filter(key="old").count() == 2, 30)
+        wait_until(lambda: Effect.objects.filter(key="old").count() == 2)
         assert len(children_of(process)) == 1
         other.execute("SELECT pg_advisory_unlock(%s)", [GATE])
-        wait_until(lambda: not Message.objects.exists(), 30)
+        wait_until(lambda: not Message.objects.exists())
         assert process.said().count("event=process_died") == 1
     assert deliveries() == [("first", 1), ("old", 1), ("old", 2)]
 
@@ -100,7 +100,7 @@ def test_w16_a_large_process_is_replaced_after_a_message() -> None:
         wait_until(Worker.objects.exists)
         (before,) = children_of(process)
         offer(DelayedQueue("ledger"), 1)
-        wait_until(lambda: before not in children_of(process), 30)
+        wait_until(lambda: before not in children_of(process))
         wait_until(Worker.objects.exclude(pid=before).exists)
         # It has handled nothing, so it stays.
         assert process.said().count("reason=memory") == 1

@@ -70,7 +70,7 @@ def test_w6_messages_of_a_killed_child_come_back_at_once() -> None:
         queue.offer_batch([ScheduledMessage(f"k{each}", "fine") for each in range(10)])
         (child,) = children_of(process)
         os.kill(child, signal.SIGKILL)
-        wait_until(lambda: not Message.objects.exists(), 30)
+        wait_until(lambda: not Message.objects.exists())
     assert attempts() == {"hangs": [1, 2], **{f"k{each}": [1] for each in range(10)}}
     assert child not in Effect.objects.filter(attempt=2).values_list("pid", flat=True)
 
@@ -83,7 +83,7 @@ def test_o21_a_dead_process_leaves_no_silent_row() -> None:
         for child in killed:
             os.kill(child, signal.SIGKILL)
         wait_until(lambda: not Worker.objects.filter(pid__in=killed).exists())
-        wait_until(lambda: Worker.objects.count() == 2, 30)
+        wait_until(lambda: Worker.objects.count() == 2)
         assert set(Worker.objects.values_list("pid", flat=True)) == set(children_of(process))
 
 
@@ -93,7 +93,7 @@ def test_w4_children_of_a_killed_supervisor_drain_and_end() -> None:
         wait_until(lambda: Effect.objects.count() > 50)
         children = children_of(process)
         process.kill()
-        wait_until(lambda: not any(is_alive(pid) for pid in children), 30)
+        wait_until(lambda: not any(is_alive(pid) for pid in children))
     assert len(children) == 2
     # All their messages were settled, or released without counting an attempt.
     left = Message.objects.values_list("key", "lease_id", "attempts")
@@ -168,11 +168,11 @@ def test_reload_replaces_the_processes_when_a_source_file_changes(tmp_path: Path
         (child,) = children_of(process)
         # A module that fails to import is retried once it has changed.
         rewrite(module, "broken =", 10)
-        wait_until(lambda: not is_alive(child), 30)
-        wait_until(lambda: process.has_said("SyntaxError"), 30)
+        wait_until(lambda: not is_alive(child))
+        wait_until(lambda: process.has_said("SyntaxError"))
         rewrite(module, MODULE.format(version="two"), 20)
         queue.offer_or_update("k", 1)
-        wait_until(lambda: Effect.objects.filter(key="two").exists(), 30)
+        wait_until(lambda: Effect.objects.filter(key="two").exists())
         process.send_signal(signal.SIGTERM)
         assert process.ended()[0] == 0
 
@@ -182,7 +182,7 @@ def test_all_end_when_the_one_that_looks_after_files_is_killed() -> None:
         wait_until(lambda: process.has_said("Ctrl-C stops it"))
         family = [each.pid for each in psutil.Process(process.pid).children(recursive=True)]
         process.kill()
-        wait_until(lambda: not any(is_alive(pid) for pid in family), 30)
+        wait_until(lambda: not any(is_alive(pid) for pid in family))
     assert len(family) >= 1
 
 
@@ -254,7 +254,7 @@ def test_processes_that_are_forked_while_metrics_are_read_work(free_port: int) -
             each.start()
         for number in range(4):
             queue.offer_or_update(f"k{number}", "fine")
-            wait_until(lambda: not Message.objects.exists(), 30)
+            wait_until(lambda: not Message.objects.exists())
             for child in children_of(process):
                 os.kill(child, signal.SIGKILL)
         is_over.set()
@@ -391,13 +391,13 @@ def test_o21_a_restarted_process_finishes_and_is_replaced() -> None:
         wait_until(Worker.objects.exists)
         (before,) = children_of(process)
         call_command("queueworkers", "restart", "w", stdout=StringIO())
-        wait_until(lambda: Worker.objects.exclude(pid=before).exists(), 30)
+        wait_until(lambda: Worker.objects.exclude(pid=before).exists())
         assert not Worker.objects.filter(pid=before).exists()
         (after,) = children_of(process)
         call_command("queueworkers", "drain", "w", stdout=StringIO())
         wait_until(lambda: process.has_said("event=worker_drained"))
         os.kill(after, signal.SIGKILL)
-        wait_until(lambda: Worker.objects.exclude(pid=after).filter(command="drain").exists(), 30)
+        wait_until(lambda: Worker.objects.exclude(pid=after).filter(command="drain").exists())
         offer(queue, 1)
         call_command("queueworkers", "resume", "w", stdout=StringIO())
-        wait_until(Effect.objects.exists, 30)
+        wait_until(Effect.objects.exists)

@@ -69,13 +69,13 @@ def test_a_message_that_is_being_updated_holds_up_no_other(queue, other):
         handler.has_begun(4)
         hold(other, queue, "k1")
         handler.go_on.set()
-        wait_until(lambda: worker.counts.done == 3, 10)
+        wait_until(lambda: worker.counts.done == 3)
         assert keys() == {"k1"}
         # New messages are claimed, handled and acknowledged as well.
         queue.offer_or_update("next", 1)
-        wait_until(lambda: worker.counts.done == 4, 10)
+        wait_until(lambda: worker.counts.done == 4)
         other.execute("COMMIT")
-        wait_until(lambda: worker.counts.total == 5, 10)
+        wait_until(lambda: worker.counts.total == 5)
     assert worker.counts == Counts(done=4, lost=1)
     assert (Message.objects.get().payload, Message.objects.get().lease_id) == (b'"new"', None)
 
@@ -88,9 +88,9 @@ def test_when_the_update_is_undone_the_message_is_acknowledged(queue, other):
         handler.has_begun(4)
         hold(other, queue, "k1")
         handler.go_on.set()
-        wait_until(lambda: worker.counts.done == 3, 10)
+        wait_until(lambda: worker.counts.done == 3)
         other.execute("ROLLBACK")
-        wait_until(lambda: worker.counts.done == 4, 10)
+        wait_until(lambda: worker.counts.done == 4)
     assert worker.counts == Counts(done=4)
     assert not keys()
 
@@ -108,7 +108,7 @@ def test_a_worker_that_stops_does_not_wait_for_it(queue, other):
         handler.has_begun(4)
         hold(other, queue, "k1")
         handler.go_on.set()
-        wait_until(lambda: worker.counts.done == 3, 10)
+        wait_until(lambda: worker.counts.done == 3)
         worker.stop()
         thread.join(timeout=10)
         assert not thread.is_alive()
