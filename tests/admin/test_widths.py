@@ -74,47 +74,9 @@ def rules(name: str) -> list[tuple[str, str]]:
     return [(each[0].strip(), each[1]) for each in re.findall(r"([^{}]+)\{([^{}]*)\}", css)]
 
 
-@pytest.mark.parametrize("name", STYLES)
-def test_what_scrolls_is_positioned(name: str):
-    """Otherwise visually hidden text, which is positioned, widens the page."""
-    positioned = {
-        part.strip()
-        for selector, body in rules(name)
-        if "position: relative" in body
-        for part in selector.split(",")
-    }
-    scrolls = {
-        part.strip()
-        for selector, body in rules(name)
-        if re.search(r"overflow(-[xy])?: *(auto|scroll)", body)
-        for part in selector.split(",")
-    }
-    assert scrolls <= positioned
-    assert bool(scrolls) == (name == STYLES[0])
-    if name == STYLES[0]:
-        assert {f".{each}" for each in BOXES} <= positioned
-
-
 def test_r6_each_variable_of_django_has_a_value_under_other_themes():
     css = "".join(Path(str(finders.find(each))).read_text(encoding="utf-8") for each in STYLES)
     [fallbacks] = [body for selector, body in rules(STYLES[0]) if selector == ":where(:root)"]
     given = set(re.findall(r"(--[\w-]+):", fallbacks))
     used = set(re.findall(r"var\((--[\w-]+)\)", css))
     assert {each for each in used if not each.startswith("--dq-")} <= given
-
-
-def test_columns_of_notifications_that_break_anywhere_have_a_least_width():
-    """Otherwise they break word by word at 1,366 px."""
-    styles = rules("notifications/pages.css")
-    wide = " ".join(selector for selector, body in styles if "min-width: 7rem" in body)
-    for name in ("about_column", "provider_column", "tenant"):
-        assert f".field-{name}" in wide
-
-
-def test_rows_are_cards_on_a_phone():
-    css = Path(str(finders.find(STYLES[0]))).read_text(encoding="utf-8")
-    phone = css.partition("@media (max-width: 600px)")[2]
-    assert "content: attr(data-label)" in phone
-    assert re.search(
-        r"#result_list, \.dq-overview\) tbody tr \{ display: flex; flex-wrap: wrap", phone
-    )

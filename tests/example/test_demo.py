@@ -213,31 +213,9 @@ def test_workers_that_never_get_ready_end_the_run_too(tmp_path, monkeypatch):
         run_with(tmp_path, "import sys; sys.stdin.read()")
 
 
-def test_workers_that_do_nothing_end_the_run_too(tmp_path):
-    program = (
-        "from django.core.management import execute_from_command_line as run;"
-        f"run(['', 'runqueueworker', '--processes', '0', '--queue', '{shop.VOUCHERS_QUEUE_NAME}'])"
-    )
-    with pytest.raises(Stalled, match="No progress for 1 s: 0 scheduled, 1 due"):
-        run_with(tmp_path, program, 1.0)
-
-
 def test_two_runs_at_a_time_are_refused(tmp_path):
     with stage.alone(), pytest.raises(DemoError, match="Another demo is running"):
         run_with(tmp_path, "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--input", "absent.jsonl"], "cannot be read: No such file"),
-        (["--orders", "0"], "not a whole number from 1"),
-        (["--seconds", "nan"], "not a duration"),
-    ],
-)
-def test_a_wrong_option_is_refused_in_a_sentence(arguments, reason):
-    with pytest.raises(CommandError, match=reason):
-        call_command("demo", "orders", *arguments, stdout=io.StringIO(), stderr=io.StringIO())
 
 
 class RunningDemo:

@@ -11,7 +11,6 @@ import environ
 import psycopg.conninfo
 import pytest
 
-from example_project.management.commands.queuedb import _redacted
 from example_project.postgres import (
     BinariesNotFoundError,
     EmbeddedPostgres,
@@ -21,7 +20,6 @@ from example_project.postgres import (
     default_directory,
     find_binaries,
     installed_binaries,
-    server,
 )
 
 REPOSITORY = Path(__file__).parents[2]
@@ -73,15 +71,6 @@ def test_the_newest_of_the_system_is_compared_as_a_number(bare_machine):
     assert list(installed_binaries()) == [newest, bare_machine / "9/bin"]
 
 
-def test_pg_config_on_the_path_is_asked(bare_machine, tmp_path):
-    found = lay_programs(tmp_path / "elsewhere")
-    (tmp_path / "path").mkdir()
-    pg_config = tmp_path / "path/pg_config"
-    pg_config.write_text(f"#!/bin/sh\necho {found}\n")
-    pg_config.chmod(0o755)
-    assert find_binaries() == found
-
-
 def test_postgres_on_the_path_is_found_through_a_link(bare_machine, tmp_path):
     found = lay_programs(tmp_path / "elsewhere")
     (tmp_path / "path").mkdir()
@@ -96,42 +85,9 @@ def test_no_binaries_at_all_says_what_to_do(bare_machine):
         EmbeddedPostgres()
 
 
-@pytest.mark.parametrize("content", ["#!/bin/sh\necho unknown\n", "not a program"])
-def test_programs_that_do_not_run_are_named(monkeypatch, tmp_path, content):
-    directory = lay_programs(tmp_path / "bin")
-    (directory / "postgres").write_text(content)
-    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(directory))
-    with pytest.raises(BinariesNotFoundError, match=str(directory / "postgres")):
-        EmbeddedPostgres(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("version", "major"), [("18.6", "18"), ("19beta1", "19"), ("15.18 (Debian 15.18-1)", "15")]
-)
-def test_each_major_version_has_its_own_directory(monkeypatch, tmp_path, version, major):
-    directory = lay_programs(tmp_path / "bin", version)
-    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(directory))
-    assert EmbeddedPostgres(tmp_path).data_directory == tmp_path / major / "data"
-
-
 def test_the_directory_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("DELAYED_QUEUE_PG_DATA", str(tmp_path / "somewhere"))
     assert default_directory() == tmp_path / "somewhere"
-
-
-def test_the_directory_of_root_is_of_the_system(monkeypatch):
-    monkeypatch.delenv("DELAYED_QUEUE_PG_DATA", raising=False)
-    monkeypatch.setattr(server, "is_root", lambda: True)
-    assert default_directory() == Path("/var/lib/delayed_queue/pg")
-
-
-def test_the_directory_of_a_user_is_the_users(monkeypatch, tmp_path):
-    monkeypatch.delenv("DELAYED_QUEUE_PG_DATA", raising=False)
-    monkeypatch.setattr(server, "is_root", lambda: False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    assert default_directory().is_relative_to(tmp_path)
-    assert default_directory().name == "pg"
 
 
 @pytest.mark.parametrize("length", [10, 60, 61, 62, 63, 64, 65, 66, 67, 68, 90, 300])
@@ -161,14 +117,6 @@ def test_libpq_and_django_environ_read_the_same_url(host):
     found = environ.Env.db_url_config(url)
     assert found.get("OPTIONS", {}).get("host") or found["HOST"] == host
     assert (found["USER"], found["PASSWORD"], found["PORT"]) == ("me@home", "p:@/?#%&", 6000)
-
-
-def test_a_password_is_shown_on_demand_only():
-    url = database_url(user="me", password="p@me:", host="localhost", port=1, name="me")
-    assert _redacted(url, show_password=False) == "postgresql://me:***@localhost:1/me"
-    assert _redacted(url, show_password=True) == url
-    bare = "postgresql://me@localhost:1/me"
-    assert _redacted(bare, show_password=False) == bare
 
 
 def test_importing_the_settings_starts_nothing(tmp_path):

@@ -132,13 +132,6 @@ class TestQuickstart:
                     output = followed(block, tmp_path, name)
         assert len([block for block in steps if block.language == "text"]) >= 5
 
-    def test_wrong_expectations_would_be_noticed(self) -> None:
-        block = Block(QUICKSTART, 1, "text", "a … b\nc\n")
-        assert_said("noise\na 17 b\nc\n", block)
-        for wrong in ("a 17 b\n", "c\na 17 b\n", "a 17 bb\nc\n"):
-            with pytest.raises(AssertionError):
-                assert_said(wrong, block)
-
 
 def assert_said(output: str, block: Block) -> None:
     """Find the block's lines in the output, in order; an ellipsis matches anything."""

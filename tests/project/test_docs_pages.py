@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 import delayed_queue
-from delayed_queue import Envelope
 from tests.support import documents
 from tests.support.documents import DOCS, ROOT
 
@@ -43,19 +41,6 @@ OF_TASKS = {
 # First words of the comparison tables.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries|a queue that is late) \|")
 WORDS_OF_OTHERS = r"(?<!django-)(?<!`)\b(?:jobs?|tasks?)\b"
-# Search terms, each with the page that answers it.
-FOUND = {
-    "debounce": "how-do-i.md",
-    "unique": "guides/tasks.md",
-    "retry": "guides/retries.md",
-    "rate limit": "guides/groups.md",
-    "webhook": "guides/callbacks.md",
-    "cancel": "how-do-i.md",
-    "crontab": "guides/cron.md",
-    "dead letter queue": "guides/retries.md",
-    "visibility timeout": "guides/polling.md",
-    "chord": "how-do-i.md",
-}
 PAGES = [pytest.param(page, id=documents.name_of(page)) for page in documents.pages()]
 
 
@@ -121,35 +106,8 @@ class TestPages:
         if page.parent.name == "guides":
             assert len(documents.read(page).splitlines()) <= 300
 
-    @pytest.mark.parametrize(("term", "name"), FOUND.items())
-    def test_the_search_finds_what_people_type(self, term: str, name: str) -> None:
-        """Sphinx finds pages that contain all the words."""
-        words = re.findall(r"\w+", documents.read(DOCS / name).lower())
-        assert set(term.split()) <= set(words)
-
-    def test_recipes_are_short(self) -> None:
-        page = DOCS / "how-do-i.md"
-        assert len(documents.headings(page, 2)) >= 25
-        assert max(b.text.count("\n") for b in documents.blocks(page, "python")) <= 15
-
     def test_changelog_has_the_version(self) -> None:
         assert f"## [{delayed_queue.__version__}]" in documents.read(ROOT / "CHANGELOG.md")
-
-
-class TestGlossary:
-    def test_terms_are_sorted_and_unique(self) -> None:
-        assert terms() == sorted(set(terms()))
-
-    def test_the_verbs_of_the_api_are_explained(self) -> None:
-        methods = [name for name, _ in inspect.getmembers(Envelope, inspect.isfunction)]
-        verbs = {name for name in methods if not name.startswith(("_", "a"))} | {"acknowledge"}
-        verbs |= {"offer", "poll", "consume", "drop", "redrive", "prune"}
-        verbs |= {"install", "uninstall", "tick", "schedule", "configuration hash", "gap", "fold"}
-        assert verbs <= set(terms())
-
-
-def terms() -> list[str]:
-    return re.findall(r"^- \*\*(.+?)\*\*: ", documents.read(GLOSSARY), re.MULTILINE)
 
 
 def test_the_page_of_the_designs_names_what_exists() -> None:

@@ -124,22 +124,6 @@ class TestTheIndexPage:
         assert ours == [x for x in documents.links(ROOT / "README.md") if "://" not in x]
         assert all((ROOT / each.partition("#")[0]).is_file() for each in ours)
 
-    def test_the_rest_of_the_readme_is_as_it_is(self, metadata: dict[str, Any]) -> None:
-        links = re.compile(rf"\]\({of_this_version(metadata).pattern}\)")
-        text = links.sub(r"](\2)", metadata["long_description"])
-        assert text == documents.read(ROOT / "README.md")
-
-    def test_pictures_are_sent_as_they_are(self, metadata: dict[str, Any]) -> None:
-        shown = re.findall(r"!\[[^]]+\]\((\S+)\)", metadata["long_description"])
-        found = [of_this_version(metadata).fullmatch(each) for each in shown]
-        assert [each and each[1] for each in found] == ["raw", "raw"]
-
-    def test_it_leads_to_source_documentation_issues_and_changes(self, metadata):
-        urls = metadata["project_urls"]
-        assert urls.keys() == {"Documentation", "Changelog", "Source", "Issues"}
-        assert urls["Changelog"].rpartition("/")[2] == "CHANGELOG.md"
-        assert urls["Documentation"] in documents.read(ROOT / ".readthedocs.yaml")
-
     def test_the_repository_has_one_address(self, metadata: dict[str, Any]) -> None:
         named = set()
         # The comparison links to other repositories.
@@ -158,11 +142,6 @@ class TestVersions:
         possible = {(p, d) for p in pythons for d in djangos if d < "6" or p >= "3.12"}
         assert pairs == {f"py{p}-django{d}".replace(".", "") for p, d in possible}
 
-    def test_the_oldest_psycopg_has_an_environment(self, metadata: dict[str, Any]) -> None:
-        (least,) = re.findall(r"psycopg>=([\d.]+)", " ".join(metadata["install_requires"]))
-        wanted = f"psycopg{least}".replace(".", "")
-        assert wanted in {each.split("-")[-1] for each in environments()}
-
     def test_the_readme_names_the_ends_of_both(self, metadata: dict[str, Any]) -> None:
         pythons = sorted(described(metadata, "Programming Language :: Python"))
         djangos = sorted(described(metadata, "Framework :: Django"))
@@ -180,12 +159,6 @@ class TestVersions:
             assert {each.django for each in found} == djangos
             assert {each.psycopg for each in found} == {"3.2", "3.3"}
             assert len(set(found)) == len(found)
-
-    def test_where_there_is_no_further_one_nothing_is_run_again(self) -> None:
-        script = runpy.run_path(str(ROOT / ".ci/pairs.py"))
-        oldest = script["Pair"]("3.11", "5.2", "3.2")
-        assert script["chosen"]({"3.11"}, oldest._replace(psycopg="3.3")) == [oldest]
-        assert script["chosen"]({"3.11"}, oldest) == []
 
 
 def test_the_wheel_has_the_translations(metadata: dict[str, Any]):

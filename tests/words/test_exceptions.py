@@ -16,10 +16,6 @@ ERRORS = [
 ]
 
 
-def test_every_error_is_in_the_tree():
-    assert all(issubclass(each, DelayedQueueError) for each in ERRORS)
-
-
 @pytest.mark.parametrize("error", ERRORS)
 def test_the_message_defaults_to_the_docstring(error: type[DelayedQueueError]):
     assert str(error()) == str(error.__doc__).splitlines()[0]

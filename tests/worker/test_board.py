@@ -48,17 +48,6 @@ def test_leases_beyond_its_room_are_left_out():
     assert board.in_flight() == [InFlight(7, False, False)]
 
 
-def test_fewer_leases_replace_more():
-    board = Board.new(SLOTS)
-    board.hold([lease(1), lease(2), lease(3)])
-    board.hold([lease(4)])
-    assert board.held() == [lease(4)]
-    board.hold([lease(4)], suspects=[lease(5)])
-    assert (board.held(), board.held_suspects()) == ([lease(5), lease(4)], [lease(5)])
-    board.hold([])
-    assert (board.held(), board.held_suspects()) == ([], [])
-
-
 def test_wiped_it_keeps_the_counters_and_what_the_supervisor_wrote():
     board = Board.new(SLOTS)
     board.turn()

@@ -44,12 +44,6 @@ def test_one_line_is_overwritten_with_the_rate_since_the_last(monkeypatch):
     )
 
 
-def test_a_narrow_terminal_gets_what_fits() -> None:
-    with terminal(columns=20) as (master, stream):
-        ProgressLine(lambda: Counts(done=10**9), stream).write(0)
-        assert os.read(master, 4096).decode() == "\r1,000,000,000 done \x1b[K\r"
-
-
 def test_a_worker_writes_it_until_its_terminal_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     reports: list[int] = []
 

