@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
-import pyarrow as pa
 from psycopg import ProgrammingError
 from psycopg import sql as composed
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -41,7 +40,6 @@ T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 _BACKOFF: Final = Backoff(retries=8)
 _PLACEHOLDER: Final = re.compile(r"%\((\w+)\)[sb]|%%")
-_BATCH_ROWS: Final = 10_000
 _NO_OPTIONS: Final = Options()
 
 # The SQLSTATE for connections that break or fail, which have none.
@@ -62,24 +60,15 @@ def bound(statement: str, params: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(literal, statement)
 
 
+def shares(parts: int) -> list[float]:
+    """Return the shares at which a whole is cut into equal parts."""
+    return [number / parts for number in range(1, parts)]
+
+
 def fetch(connection: Connection, statement: Any, params: Mapping[str, Any]) -> list[Row]:
     """Run the statement and return its rows."""
     cursor = connection.execute(statement, params)
     return cursor.fetchall() if cursor.description else []
-
-
-def stream(
-    connection: Connection, statement: str, params: Mapping[str, Any], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a large result in batches, through a server-side cursor."""
-    with connection.cursor("delayed_queue", binary=True) as cursor:
-        cursor.execute(bound(statement, params))
-        while rows := cursor.fetchmany(_BATCH_ROWS):
-            columns = zip(*rows, strict=True)
-            arrays = [
-                pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def copy_rows(

@@ -51,7 +51,7 @@ WALKS: Final = {
 # and the second skips them.
 WALKS_BEHIND: Final = {
     "CLAIM", "NEXT_DUE", "NEXT_DUE_OF_KINDS", "STATS", "OVERVIEW", "KINDS",
-    "PEEK_JOBS", "ID_RANGE",
+    "PEEK_JOBS", "SAMPLED_CUTS",
 }  # fmt: skip
 
 

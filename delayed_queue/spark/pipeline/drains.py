@@ -127,8 +127,9 @@ def run(
             query.stop()
     # Spark reports a batch after its commit: the last one while the query stops.
     _count_committed(query, found, console)
-    # Spark reports a batch's end to the source with the next batch; here there is none.
-    acknowledge_checkpoint(spark, str(options.checkpoint))
+    if stopping.is_set():
+        # Otherwise Spark has asked for a batch after the last one, which acknowledged it.
+        acknowledge_checkpoint(spark, str(options.checkpoint))
     with closing(connect()) as connection:
         if not found.messages or rules_of(connection, options.kind).has_rules:
             found.refused = left_behind(connection, options.kind, began)

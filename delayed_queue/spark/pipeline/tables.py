@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple
 import pyarrow as pa
 from psycopg import sql as composed
 
+from delayed_queue.db.sql import value_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_MILLISECONDS
-from delayed_queue.spark.database import Connection, connect, fetch, filled, outlasting, steady
+from delayed_queue.spark.database import (
+    Connection,
+    bound,
+    connect,
+    fetch,
+    filled,
+    outlasting,
+    shares,
+    steady,
+)
 from delayed_queue.spark.settings import TASKS_EACH, tasks_of
 from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import Options
@@ -182,8 +192,11 @@ class Layout:
         if not rows:
             return []
         count = max(-(-rows // rows_per_range), min(tasks, rows // _LEAST_ROWS))
-        params = {"cutoff": cutoff, "table": self.table.source, "pages": _PAGES, "ranges": count}
-        keys = [key for (key,) in fetch(connection, self.statement(SAMPLED_KEYS), params)]
+        params = {
+            "cutoff": cutoff, "table": self.table.source, "pages": _PAGES, "shares": shares(count)
+        }  # fmt: skip
+        found = value_of(fetch(connection, self.statement(SAMPLED_KEYS), params))
+        keys = list(dict.fromkeys(found or ()))
         each = -(-rows // (len(keys) + 1))
         return [Range(*ends, each) for ends in pairwise([None, *keys, None])]
 
@@ -214,12 +227,10 @@ class RangeReader:
 
     def _rows(self, within: Range) -> Iterator[pa.RecordBatch]:
         statement = self.layout.statement(READ_OLD, within).as_string(None)
-        schema = self.layout.arrow_schema
-        outlasting(lambda: connect().close())
         params = {"lower": within.lower, "upper": within.upper, "cutoff": self.cutoff}
-        for batch in read_large(
-            Options(), [STEADY_TEXT.text], statement, params, schema, rows=within.rows
-        ):
+        schema, query = self.layout.arrow_schema, bound(statement, params)
+        outlasting(lambda: connect().close())
+        for batch in read_large(Options(), [STEADY_TEXT.text], query, schema):
             columns = map(pa.Array.cast, batch.columns, schema.types)
             yield pa.RecordBatch.from_arrays(list(columns), schema=schema)
 

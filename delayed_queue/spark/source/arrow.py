@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 Columns = Mapping[str, "pa.Array | pa.ChunkedArray | pa.Scalar"]
 
 
-def converted(batch: pa.RecordBatch, schema: StructType, kind: str | None = None) -> pa.RecordBatch:
-    """Return the batch in exactly the types of the schema.
+def converted(
+    batches: Iterable[pa.RecordBatch], schema: StructType, kind: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches in exactly the types of the schema.
 
     ``kind``: the kind of all rows, if it was not read.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
     target = to_arrow_schema(schema, timezone="UTC")
-    columns = [_column(batch, field, kind) for field in target]
-    return pa.RecordBatch.from_arrays(columns, schema=target)
+    for batch in batches:
+        columns = [_column(batch, field, kind) for field in target]
+        yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field, kind: str | None) -> pa.Array:

@@ -37,14 +37,10 @@ class Condition:
     operator: str
     value: Any
 
-    def named(self, name: str) -> tuple[composed.Composable, dict[str, Any]]:
-        """Return the condition with a placeholder of that name, and the placeholder's value."""
-        query = composed.SQL("{} {} {}").format(
-            composed.Identifier(self.column),
-            composed.SQL(self.operator),
-            composed.Placeholder(name),
-        )
-        return query, {name: self.value}
+    def sql(self) -> composed.Composable:
+        """Return the condition as SQL, its value as a literal."""
+        name, value = composed.Identifier(self.column), composed.Literal(self.value)
+        return composed.SQL("{} {} {}").format(name, composed.SQL(self.operator), value)
 
 
 def conditions_of(filters: Iterable[Filter]) -> list[Condition]:

@@ -1,65 +1,80 @@
 """Large reads: by ADBC where it is installed, else by psycopg.
 
-ADBC converts binary COPY to Arrow in C, but reads the whole catalog of types when it connects.
+ADBC converts binary COPY to Arrow in C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import cache
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pyarrow as pa
 
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.spark.database import (
-    bound,
     connect,
     first_line,
     labelled,
     resolve_dsn,
-    stream,
     unreachable,
 )
 from delayed_queue.spark.source.options import Options
 
-# Rows above which ADBC is faster, including its connection.
-_LARGE: Final = 20_000
-_BATCH_BYTES: Final = str(8 * 1024 * 1024)
+if TYPE_CHECKING:
+    from adbc_driver_manager import AdbcDatabase
+
+# Rows of a batch by psycopg, and bytes of one by ADBC: some megabytes in memory, and Spark works on
+# one while the next is read.
+_BATCH_ROWS: Final = 10_000
+_BATCH_BYTES: Final = str(2 * 1024 * 1024)
 
 
 def read_large(
-    options: Options, before: Sequence[str], statement: str, params: Mapping[str, Any],
-    schema: pa.Schema, *, rows: int,
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Yield the rows of the statement, in one transaction after the statements ``before``."""
-    is_adbc = options.driver == "adbc" or (
-        options.driver == "auto" and rows >= _LARGE and find_spec("adbc_driver_postgresql")
-    )
-    if is_adbc:
-        yield from _by_adbc(options, before, bound(statement, params))
+    options: Options, before: Sequence[str], query: str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the query, in one transaction after the statements ``before``."""
+    is_there = options.driver != "psycopg" and find_spec("adbc_driver_postgresql")
+    if is_there or options.driver == "adbc":
+        yield from _by_adbc(options, before, query)
         return
     with closing(connect(options)) as connection:
         try:
             for each in before:
                 connection.execute(each)
-            yield from stream(connection, statement, params, schema)
+            with connection.cursor("delayed_queue", binary=True) as cursor:
+                cursor.execute(query)
+                while rows := cursor.fetchmany(_BATCH_ROWS):
+                    yield _batch_of(rows, schema)
         except psycopg.Error as error:
             raise ResourceUnavailable(f"The read failed: {first_line(error)}") from None
 
 
-def _by_adbc(options: Options, before: Sequence[str], query: str) -> Iterator[pa.RecordBatch]:
+def _batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(zip(*rows, strict=True), schema.types, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array(*each) for each in columns], schema=schema)
+
+
+@cache
+def _database(address: str) -> AdbcDatabase:
+    """Return ADBC's database, which reads the catalog of types once, and keeps no connection."""
     # Not the module dbapi, which imports pandas: a second for each process.
-    from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
     from adbc_driver_postgresql import connect as adbc_connect
+
+    database: AdbcDatabase = adbc_connect(labelled(address))
+    return database
+
+
+def _by_adbc(options: Options, before: Sequence[str], query: str) -> Iterator[pa.RecordBatch]:
+    from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
     address = resolve_dsn(options)
     with ExitStack() as stack:
         try:
-            database = stack.enter_context(adbc_connect(labelled(address)))
-            connection = stack.enter_context(AdbcConnection(database))
+            connection = stack.enter_context(AdbcConnection(_database(address)))
         except Error as error:
             raise unreachable(address, error) from None
         try:

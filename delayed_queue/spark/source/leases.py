@@ -10,20 +10,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from delayed_queue.db.sql import rows_of, value_of
+from delayed_queue.db.sql import row_of, value_of
 from delayed_queue.exceptions import InvalidConfiguration, ResourceUnavailable
 from delayed_queue.queue.store.settle import ACKNOWLEDGE_LEASE, RELEASE_LEASES
-from delayed_queue.spark.database import Connection, Link, fetch
+from delayed_queue.spark.database import Connection, Link, fetch, shares
 from delayed_queue.spark.source.members import remove_members
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.queues import start_of
 from delayed_queue.spark.store.streaming import (
     LEASE_DUE,
-    LEASED_PIECES,
+    LEASED_CUTS,
     RENEW_LEASE,
     TAKE_OVER_LEASE,
     WHICH_DATABASE,
-    PieceRow,
+    CutsRow,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +77,13 @@ class Taken(NamedTuple):
     number: int = 0
 
 
+class Held(NamedTuple):
+    """When a lease was taken or renewed last, on this process's clock; its number of messages."""
+
+    renewed_at: float
+    number: int
+
+
 class Leases:
     """The leases of one stream; used by one thread, beside two of its own.
 
@@ -97,8 +104,7 @@ class Leases:
         self._is_backlog = False
         # Acknowledging and renewing the same rows at the same time would be a deadlock.
         self._turn = threading.Lock()
-        # When each lease was taken or renewed last, on this process's clock.
-        self._held: dict[str, float] = {}
+        self._held: dict[str, Held] = {}
         self._stopped = threading.Event()
         self._renewer = threading.Thread(
             target=self._keep, name="delayed-queue-renewer", daemon=True
@@ -156,13 +162,12 @@ class Leases:
 
     def _take(self, limit: int, lease_id: str) -> Taken:
         """Lease under a new id; no task has read messages under the id of a failed try."""
-        shares = self._shares(limit)
         with self._turn:
-            self._held[lease_id] = time.monotonic()
+            self._hold(lease_id, limit)
         try:
             claims = [
-                self._pool.submit(self._claim, link, share, lease_id)
-                for link, share in zip(self._claimers, shares, strict=False)
+                self._pool.submit(self._claim, link, part, lease_id)
+                for link, part in zip(self._claimers, self._parts(limit), strict=False)
             ]
             found = sum(each.result() for each in claims)
         except ResourceUnavailable:
@@ -171,12 +176,17 @@ class Leases:
         return self._taken(lease_id, found)
 
     def _taken(self, lease_id: str, number: int) -> Taken:
-        if number:
-            return Taken(lease_id, number)
-        self._forget(lease_id)
-        return Taken(None)
+        with self._turn:
+            held = self._held.pop(lease_id)
+            if not number:
+                return Taken(None)
+            self._held[lease_id] = held._replace(number=number)
+        return Taken(lease_id, number)
 
-    def _shares(self, limit: int) -> list[int]:
+    def _hold(self, lease_id: str, number: int) -> None:
+        self._held[lease_id] = Held(time.monotonic(), number)
+
+    def _parts(self, limit: int) -> list[int]:
         count = 1 if limit < _WORTH_SHARING else len(self._claimers)
         return [limit // count + (each < limit % count) for each in range(count)]
 
@@ -191,8 +201,8 @@ class Leases:
         }
         return int(value_of(link.fetch("The lease", LEASE_DUE, params)))
 
-    def pieces_of(self, lease_id: str) -> list[PieceRow]:
-        """Return the batch in pieces for its tasks, on the database's clock; none of an empty one.
+    def cuts_of(self, lease_id: str) -> CutsRow:
+        """Return where the batch is cut into parts for its tasks, on the database's clock.
 
         A lease of an earlier process is taken over: what is left of it is renewed at once, and
         is one delivery more, for it may be what has ended that process.
@@ -200,21 +210,15 @@ class Leases:
         with self._turn:
             if lease_id not in self._held:
                 self.take_over(lease_id, [lease_id], deliveries=1)
-        params = {
-            "lease_id": lease_id,
-            "most": self._options.partitions,
-            "least": self._options.rowsPerTask,
-            "now": None,
-        }
-        pieces = rows_of(
-            PieceRow, self._link.fetch("The query of the lease", LEASED_PIECES, params)
+            number = self._held[lease_id].number
+        parts = min(self._options.partitions, max(number // self._options.rowsPerTask, 1))
+        params = {"lease_id": lease_id, "shares": shares(parts), "now": None}
+        found = row_of(CutsRow, self._link.fetch("The query of the lease", LEASED_CUTS, params))
+        # Tasks do not read what has expired by now.
+        self._link.repeat(
+            "The expiry", lambda connection: remove_members(connection, lease_id, found.now)
         )
-        if pieces:
-            now = pieces[0].now  # tasks do not read what has expired by now
-            self._link.repeat(
-                "The expiry", lambda connection: remove_members(connection, lease_id, now)
-            )
-        return pieces
+        return found
 
     def take_over(self, lease_id: str, lease_ids: list[str], *, deliveries: int) -> int:
         """Take over what is under earlier leases; return how many messages that is."""
@@ -223,8 +227,9 @@ class Leases:
             "kind": self._options.required_kind, "lease": self._options.lease, "now": None,
         }  # fmt: skip
         rows = self._link.fetch("The query of an earlier lease", TAKE_OVER_LEASE, params)
-        self._held[lease_id] = time.monotonic()
-        return int(value_of(rows))
+        number = int(value_of(rows))
+        self._hold(lease_id, number)
+        return number
 
     def acknowledge(self, lease_id: str) -> None:
         """Delete what is still under the lease; doing it again changes nothing."""
@@ -258,12 +263,12 @@ class Leases:
 
     def _aged(self) -> list[str]:
         oldest = time.monotonic() - self._options.lease / 1000 * _RENEWED_AFTER
-        return [lease_id for lease_id, renewed in self._held.items() if renewed <= oldest]
+        return [lease_id for lease_id, held in self._held.items() if held.renewed_at <= oldest]
 
     def _renew(self, link: Link, lease_id: str) -> None:
         params = {"lease_id": lease_id, "lease": self._options.lease, "now": None}
         link.fetch("The renewal", RENEW_LEASE, params)
-        self._held[lease_id] = time.monotonic()
+        self._hold(lease_id, self._held[lease_id].number)
 
     def close(self) -> None:
         """End the threads and the connections; the leases run out by themselves."""
@@ -292,12 +297,16 @@ def drain(
     from pyspark.sql import SparkSession
 
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    is_done = False
     try:
-        if not query.awaitTermination(timeout) and timeout is not None:
-            raise TimeoutError(f"The queue was not drained within {timeout} seconds.")
+        is_done = query.awaitTermination(timeout) is not False  # None if it may take any time
     finally:
-        query.stop()
-        acknowledge_checkpoint(SparkSession.active(), checkpoint)
+        # A query that is done has asked for a batch after the last one, which acknowledged it.
+        if not is_done:
+            query.stop()
+            acknowledge_checkpoint(SparkSession.active(), checkpoint)
+    if not is_done:
+        raise TimeoutError(f"The queue was not drained within {timeout} seconds.")
     return query
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import sql as composed
@@ -17,9 +17,17 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from delayed_queue.db.sql import column_of, row_of, value_of
+from delayed_queue.db.sql import row_of, value_of
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.spark.database import Connection, connect, fetch, first_line, look_around
+from delayed_queue.spark.database import (
+    Connection,
+    bound,
+    connect,
+    fetch,
+    first_line,
+    look_around,
+    shares,
+)
 from delayed_queue.spark.source.arrow import converted
 from delayed_queue.spark.source.filters import Condition, conditions_of
 from delayed_queue.spark.source.large import read_large
@@ -27,16 +35,14 @@ from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.schema import check_read, source_columns, source_schema
 from delayed_queue.spark.store.archiving import EXPORT_SNAPSHOT
 from delayed_queue.spark.store.streaming import (
-    ID_RANGE,
     READ_RANGE,
     SAMPLED_CUTS,
-    RangeRow,
+    CutsRow,
 )
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-NO_ROWS: Final = (0, 0)
 # Pages of the table that are sampled for each range that it is cut into: 2 MB, 32 MB in all.
 _PAGES: Final = 256
 _MOST_PAGES: Final = 4_096
@@ -70,17 +76,14 @@ class QueueReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with closing(self._connected()) as connection:
-            now = look_around(connection, self._options)
-            found = row_of(RangeRow, fetch(connection, ID_RANGE, {"now": None}))
-            cuts = self._cuts(connection)
-        return [IdRange(low, high, now) for low, high in ranges(found.first, found.last, cuts)]
-
-    def _cuts(self, connection: Connection) -> list[int]:
-        """Return ids that cut the messages into parts of about equal size."""
-        parts = self._options.partitions
-        pages = min(parts * _PAGES, _MOST_PAGES)
-        params = {"parts": parts, "pages": pages, "kind": self._options.kind}
-        return column_of(fetch(connection, SAMPLED_CUTS, params))
+            look_around(connection, self._options)
+            parts = self._options.partitions
+            params = {
+                "shares": shares(parts), "pages": min(parts * _PAGES, _MOST_PAGES),
+                "kind": self._options.kind, "now": None,
+            }  # fmt: skip
+            found = row_of(CutsRow, fetch(connection, SAMPLED_CUTS, params))
+        return [IdRange(*each, found.now) for each in ranges(found)]
 
     def _connected(self) -> Connection:
         connection, snapshot = connect(self._options), self._options.snapshot
@@ -117,12 +120,12 @@ class FilteringReader(QueueReader):
         return filters
 
 
-def ranges(first: int | None, last: int | None, cuts: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the ids from first to last as half-open ranges, cut at ``cuts``."""
-    if first is None or last is None:
-        return [NO_ROWS]
-    inner = sorted({each for each in cuts if first < each <= last})
-    return list(pairwise([first, *inner, last + 1]))
+def ranges(found: CutsRow) -> list[tuple[int, int]]:
+    """Return the ids from the first to the last as half-open ranges; an empty one without ids."""
+    if found.first is None or found.last is None:
+        return [(0, 0)]
+    inner = {each for each in found.cuts or () if found.first <= each < found.last}
+    return list(pairwise([found.first, *(each + 1 for each in sorted(inner)), found.last + 1]))
 
 
 def _joining(snapshot: str | None) -> list[str]:
@@ -144,25 +147,17 @@ def read_range(
     """Yield the schema's columns of the rows in the range that meet the conditions."""
     kind = options.kind  # if known, it is not read per row
     columns = source_columns(schema.fieldNames(), is_kind_known=kind is not None)
-    wrapped, more = wrap(statement, columns, conditions)
-    rows = partition.last - partition.first  # an upper bound
-    params = {**vars(partition), "kind": kind, **more}
-    for batch in read_large(options, before, wrapped, params, source_schema(columns), rows=rows):
-        yield converted(batch, schema, kind)
+    query = selected(bound(statement, {**vars(partition), "kind": kind}), columns, conditions)
+    yield from converted(read_large(options, before, query, source_schema(columns)), schema, kind)
 
 
-def wrap(
-    statement: str, columns: Sequence[str], conditions: Sequence[Condition]
-) -> tuple[str, dict[str, Any]]:
-    """Return a selection of the columns, with the conditions and their parameters."""
-    named = [each.named(f"filter{number}") for number, each in enumerate(conditions)]
-    query = composed.SQL("SELECT {} FROM ({}) AS messages WHERE {}").format(
-        composed.SQL(", ").join(map(composed.Identifier, columns)),
-        composed.SQL(statement),
-        composed.SQL(" AND ").join([each for each, _ in named] or [composed.SQL("true")]),
-    )
-    params = {name: value for _, values in named for name, value in values.items()}
-    return query.as_string(None), params
+def selected(query: str, columns: Sequence[str], conditions: Sequence[Condition]) -> str:
+    """Return a selection of the columns of the query's rows that meet the conditions."""
+    names = composed.SQL(", ").join(map(composed.Identifier, columns))
+    tests = [each.sql() for each in conditions] or [composed.SQL("true")]
+    shape = composed.SQL("SELECT {} FROM ({}) AS messages WHERE {}")
+    met = composed.SQL(" AND ").join(tests)
+    return shape.format(names, composed.SQL(query), met).as_string(None)
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.database import connect, look_around
 from delayed_queue.spark.source.leases import Leases, Owner, check_offset, owner_of
 from delayed_queue.spark.source.options import Options
-from delayed_queue.spark.source.reader import NO_ROWS, IdRange, read_range
+from delayed_queue.spark.source.reader import IdRange, ranges, read_range
 from delayed_queue.spark.source.schema import check_read
-from delayed_queue.spark.store.streaming import READ_LEASED, PieceRow
+from delayed_queue.spark.store.streaming import READ_LEASED
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -118,8 +118,8 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         lease_id = end["lock"]
-        pieces = self._held_for(start, end).pieces_of(lease_id) or [PieceRow(*NO_ROWS, 0)]
-        return [LeasedRange(*each, lease_id) for each in pieces]
+        found = self._held_for(start, end).cuts_of(lease_id)
+        return [LeasedRange(*each, found.now, lease_id) for each in ranges(found)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, LeasedRange):

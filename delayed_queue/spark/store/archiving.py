@@ -85,25 +85,16 @@ WHERE {age} < {cutoff}
     AND {only}
 """)
 
-# Keys that cut the rows that are old enough into ranges with about as many rows each, found in a
-# sample of pages. A partitioned table has no pages itself, so all its rows are sampled.
+# Keys that end shares of the rows that are old enough, found in a sample of pages. A partitioned
+# table has no pages itself, so all its rows are sampled.
 SAMPLED_KEYS: Final = Template("""
-SELECT id::text
-FROM (
-    SELECT
-        id,
-        row_number() OVER (ORDER BY id) AS place,
-        count(*) OVER () AS total
-    FROM {table}
-    TABLESAMPLE SYSTEM (LEAST(100, 100.0 * 8192 * %(pages)s::bigint / GREATEST(
-        pg_relation_size(to_regclass(quote_ident(%(table)s))), 1
-    )))
-    WHERE {age} < {cutoff}
-        AND {only}
-) AS sampled
-WHERE place < total
-    AND place * %(ranges)s::bigint / total > (place - 1) * %(ranges)s::bigint / total
-ORDER BY place
+SELECT (percentile_disc(%(shares)s::float8[]) WITHIN GROUP (ORDER BY id))::text[]
+FROM {table}
+TABLESAMPLE SYSTEM (LEAST(100, 100.0 * 8192 * %(pages)s::bigint / GREATEST(
+    pg_relation_size(to_regclass(quote_ident(%(table)s))), 1
+)))
+WHERE {age} < {cutoff}
+    AND {only}
 """)
 
 # A range of them, each row with a digest of all its columns.

@@ -29,35 +29,27 @@ SELECT
 # The name of the database. Reads: no table of ours.
 WHICH_DATABASE: Final[LiteralString] = "SELECT current_database()::text"
 
-# The first and the last id, for ranges, and the clock, for states.
-# Reads: the primary key, its two ends.
-ID_RANGE: Final[LiteralString] = (
+# The first and the last id, and the ids that end shares of the messages of a kind, or of all, in a
+# sample of pages. Equal spans of ids would give one old message a part of its own.
+# Reads: the primary key, its two ends; a few thousand pages of the table.
+SAMPLED_CUTS: Final[LiteralString] = (
     CLOCK
     + """
 SELECT
     (SELECT id FROM delayed_queue ORDER BY id LIMIT 1),
     (SELECT id FROM delayed_queue ORDER BY id DESC LIMIT 1),
+    (
+        SELECT percentile_disc(%(shares)s::float8[]) WITHIN GROUP (ORDER BY id)
+        FROM delayed_queue
+        TABLESAMPLE SYSTEM (LEAST(
+            100, 100.0 * 8192 * %(pages)s::bigint / GREATEST(pg_relation_size('delayed_queue'), 1)
+        ))
+        WHERE %(kind)s::text IS NULL OR "pKind" = %(kind)s
+    ),
     now
 FROM clock
 """
 )
-
-# Ids that cut the messages of a kind, or of all, into parts of about equal size, from a sample of
-# pages. Equal spans of ids would give one old message a part of its own.
-# Reads: a few thousand pages of the table.
-SAMPLED_CUTS: Final[LiteralString] = """
-SELECT min(id)
-FROM (
-    SELECT id, row_number() OVER (ORDER BY id) - 1 AS place, count(*) OVER () AS total
-    FROM delayed_queue
-    TABLESAMPLE SYSTEM (LEAST(
-        100, 100.0 * 8192 * %(pages)s::bigint / GREATEST(pg_relation_size('delayed_queue'), 1)
-    ))
-    WHERE %(kind)s::text IS NULL OR "pKind" = %(kind)s
-) AS sampled
-GROUP BY place * LEAST(%(parts)s::bigint, total) / total
-ORDER BY min(id)
-"""
 
 _COLUMNS: Final[LiteralString] = (
     """
@@ -210,21 +202,16 @@ SELECT
 """
 )
 
-# Cut the messages under a lease into pieces of equal size: the first id, the end of the range, and
-# the clock. Only a single piece may be smaller than "least".
+# The first and the last id under a lease, and the ids that end equal shares of its messages.
 # Reads: delayed_queue__LockUuidPlusIdIndex.
-LEASED_PIECES: Final[LiteralString] = (
+LEASED_CUTS: Final[LiteralString] = (
     CLOCK
-    + """,
-leased AS (
-    SELECT id, row_number() OVER (ORDER BY id) - 1 AS place, count(*) OVER () AS total
-    FROM delayed_queue
-    WHERE "lockUuid" = %(lease_id)s
-)
-SELECT min(id), max(id) + 1, (SELECT now FROM clock)
-FROM leased
-GROUP BY place * LEAST(%(most)s::bigint, GREATEST(total / %(least)s::bigint, 1)) / total
-ORDER BY min(id)
+    + """
+SELECT
+    min(id), max(id), percentile_disc(%(shares)s::float8[]) WITHIN GROUP (ORDER BY id),
+    (SELECT now FROM clock)
+FROM delayed_queue
+WHERE "lockUuid" = %(lease_id)s
 """
 )
 
@@ -318,17 +305,13 @@ class RulesRow(NamedTuple):
     is_paused: bool
 
 
-class PieceRow(NamedTuple):
-    """The first id of a piece, the end of its range, and the clock."""
+class CutsRow(NamedTuple):
+    """The first and the last id, the ids that end shares between them, and the clock.
 
-    first: int
-    last: int
-    now: int
-
-
-class RangeRow(NamedTuple):
-    """The first and the last id, None without a message, and the clock."""
+    Without a message the ids are None.
+    """
 
     first: int | None
     last: int | None
+    cuts: list[int] | None
     now: int

@@ -42,7 +42,7 @@ def test_a_sample_looks_at_so_many_pages_and_no_more(
     notes: Layout, other: psycopg.Connection[Any]
 ) -> None:
     """For any size of the table: here at some twenty of its nine hundred pages."""
-    params = {"table": "spark_notes", "pages": 20, "ranges": 4, "cutoff": 2**42}
+    params = {"table": "spark_notes", "pages": 20, "shares": [0.25, 0.5, 0.75], "cutoff": 2**42}
     statement = notes.statement(SAMPLED_KEYS).as_string(None)
     plan = explain(other, statement, params, generic=False)
     assert plan.buffers < 100, plan

@@ -22,7 +22,7 @@ def schema(*names: str, kind: str | None = None) -> StructType:
 
 
 def answer(given: StructType, columns: dict[str, Any], kind: str | None = None) -> dict[str, Any]:
-    found = converted(pa.RecordBatch.from_pydict(columns), given, kind)
+    [found] = converted([pa.RecordBatch.from_pydict(columns)], given, kind)
     assert found.schema.equals(to_arrow_schema(given, timezone="UTC"))
     return dict(found.to_pydict())
 

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from delayed_queue.messages import EPOCH, MAX_MILLISECONDS, MIN_MILLISECONDS, from_milliseconds
 from delayed_queue.spark.database import bound
 from delayed_queue.spark.source.filters import conditions_of
-from delayed_queue.spark.source.reader import wrap
+from delayed_queue.spark.source.reader import selected
 
 COMPARISONS: Final[dict[Any, Any]] = {
     EqualTo: operator.eq,
@@ -121,14 +121,13 @@ class TestTimes:
 )
 def test_conditions_in_sql(other: psycopg.Connection[Any], given: Filter, keys: list[str]):
     rows = "SELECT * FROM (VALUES ('a', 1), ('b', 2)) AS rows (key, id)"
-    statement, params = wrap(rows, ["key"], conditions_of([given]))
-    assert [row[0] for row in other.execute(bound(statement, params))] == keys
+    query = selected(rows, ["key"], conditions_of([given]))
+    assert [row[0] for row in other.execute(query)] == keys
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00")))
 def test_a_condition_with_any_text(other: psycopg.Connection[Any], text: str):
-    statement, params = wrap(
-        "SELECT %(row)s AS key", ["key"], conditions_of([EqualTo(("key",), text)])
-    )
-    assert other.execute(bound(statement, {**params, "row": text})).fetchall() == [(text,)]
+    row = bound("SELECT %(row)s AS key", {"row": text})
+    query = selected(row, ["key"], conditions_of([EqualTo(("key",), text)]))
+    assert other.execute(query).fetchall() == [(text,)]

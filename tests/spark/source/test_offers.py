@@ -26,7 +26,6 @@ from pyspark.sql.types import (
 from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import from_milliseconds, to_milliseconds
-from delayed_queue.spark.database import bound
 from delayed_queue.spark.source.filters import Condition
 from delayed_queue.spark.source.offering import (
     chunks,
@@ -35,10 +34,10 @@ from delayed_queue.spark.source.offering import (
     in_key_order,
     staged_rows,
 )
-from delayed_queue.spark.source.reader import ranges, wrap
+from delayed_queue.spark.source.reader import ranges, selected
 from delayed_queue.spark.source.rules import offers_of
 from delayed_queue.spark.source.schema import check_read, check_written
-from delayed_queue.spark.store.streaming import READ_RANGE
+from delayed_queue.spark.store.streaming import CutsRow
 from tests.spark.support import NOW, rows
 
 UTC_TIME = pa.timestamp("us", tz="UTC")
@@ -183,27 +182,25 @@ class TestRanges:
     @given(st.integers(1, 10**6), st.integers(0, 10**5), st.lists(st.integers(-9, 10**6 + 9)))
     def test_they_cover_every_id_once(self, first: int, span: int, cuts: list[int]):
         """For each cut: messages come and go between sample and read."""
-        cut = ranges(first, first + span, cuts)
+        cut = ranges(CutsRow(first, first + span, cuts, NOW))
         assert (cut[0][0], cut[-1][1]) == (first, first + span + 1)
         assert all(one[1] == two[0] for one, two in pairwise(cut))
         assert all(low < high for low, high in cut)
-        inside = {each for each in cuts if first < each <= first + span}
-        assert {low for low, _ in cut} == {first, *inside}
+        inside = {each for each in cuts if first <= each < first + span}
+        assert {high for _, high in cut[:-1]} == {each + 1 for each in inside}
 
     def test_an_empty_table_is_one_empty_range(self):
-        assert ranges(None, None, [5]) == [(0, 0)]
+        assert ranges(CutsRow(None, None, [5], NOW)) == [(0, 0)]
 
 
 class TestConditions:
     def test_values_cannot_become_sql(self):
         evil = "x' OR true; DROP TABLE delayed_queue; --\\"
-        wrapped, params = wrap("SELECT 1 AS key", ["key"], [Condition("key", "=", evil)])
-        assert evil not in wrapped
-        assert bound(wrapped, params).endswith(" E'x'' OR true; DROP TABLE delayed_queue; --\\\\'")
+        query = selected("SELECT 1 AS key", ["key"], [Condition("key", "=", evil)])
+        assert query.endswith(" E'x'' OR true; DROP TABLE delayed_queue; --\\\\'")
 
     def test_a_column_is_an_identifier(self):
-        wrapped, _ = wrap(READ_RANGE, ['a"b'], [])
-        assert wrapped.startswith('SELECT "a""b" FROM')
+        assert selected("SELECT 1", ['a"b'], []).startswith('SELECT "a""b" FROM')
 
 
 TEXT = StringType()

@@ -101,7 +101,7 @@ class TestPasswords:
         monkeypatch.setenv(VARIABLE, f"postgresql://me:{SECRET}@127.0.0.1:1/sales")
         options = parse_options({"driver": driver})
         with pytest.raises(ResourceUnavailable, match=r"'sales' at 127\.0\.0\.1:1") as caught:
-            list(read_large(options, [], "SELECT 1", {}, pa.schema([]), rows=1))
+            list(read_large(options, [], "SELECT 1", pa.schema([])))
         assert SECRET not in str(caught.value)
 
     def test_options_take_none_into_a_pickle(self, monkeypatch: pytest.MonkeyPatch):

@@ -13,14 +13,16 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from delayed_queue import DelayedQueue, ScheduledMessage
+from delayed_queue.db.sql import value_of
 from delayed_queue.spark.database import APPLICATION, connect, fetch
 from delayed_queue.spark.settings import TASKS
+from delayed_queue.spark.source import reader as sampling
 from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import parse_options
-from delayed_queue.spark.source.reader import BY_PAGES, QueueReader, wrap
+from delayed_queue.spark.source.reader import BY_PAGES, QueueReader, selected
 from delayed_queue.spark.source.schema import read_schema
 from delayed_queue.spark.store.archiving import STEADY_TEXT
-from delayed_queue.spark.store.streaming import ID_RANGE, READ_RANGE
+from delayed_queue.spark.store.streaming import READ_RANGE
 from tests.spark.leasing import fill, reader
 from tests.spark.support import job, offer, rows
 from tests.support.processes import wait_until
@@ -35,11 +37,11 @@ def test_each_page_is_visited_once(other: psycopg.Connection[Any]):
     """Tasks that write at the same time interleave over many pages."""
     offer(job(), [rows(KEYS, "1" * 100)])
     other.execute("ANALYZE delayed_queue")
-    statement, params = wrap(READ_RANGE, ["id", "payload"], [])
+    statement = selected(READ_RANGE, ["id", "payload"], [])
     with closing(connect()) as connection:
         connection.execute(BY_PAGES)
-        (first,) = fetch(connection, ID_RANGE, {"now": None})[0][:1]
-        params |= {"first": first, "last": first + 1000, "now": 0}
+        first = value_of(fetch(connection, "SELECT min(id) FROM delayed_queue", {}))
+        params = {"first": first, "last": first + 1000, "now": 0}
         plan = "\n".join(row[0] for row in fetch(connection, f"EXPLAIN {statement}", params))
         assert "Bitmap Heap Scan" in plan
         connection.rollback()
@@ -56,11 +58,11 @@ def test_each_driver_reads_in_the_transaction_of_the_statements_before(driver: s
             current_setting('TimeZone') AS zone,
             current_setting('enable_indexscan') AS scan
         FROM delayed_queue
-        WHERE "pKey" < %(below)s
+        WHERE "pKey" < '05'
     """
     options = parse_options({"driver": driver})
     before = [BY_PAGES, STEADY_TEXT.text]
-    batches = read_large(options, before, statement, {"below": "05"}, schema, rows=1)
+    batches = read_large(options, before, statement, schema)
     found = [row for batch in batches for row in batch.to_pylist()]
     assert sorted(row["key"] for row in found) == sorted(key for key in KEYS if key < "05")
     assert {(row["zone"], row["scan"]) for row in found} == {("UTC", "off")}
@@ -71,7 +73,7 @@ def test_a_read_that_stops_early_leaves_no_connection(driver: str, other: psycop
     schema = pa.schema([("word", pa.string())])
     options = parse_options({"driver": driver})
     many = "SELECT repeat('x', 100) AS word FROM generate_series(1, 500000)"
-    batches = read_large(options, [], many, {}, schema, rows=1)
+    batches = read_large(options, [], many, schema)
     assert 0 < next(iter(batches)).num_rows < 500_000
     del batches
     left = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
@@ -124,6 +126,12 @@ class TestSkew:
         sizes = counted(source, source.partitions())
         assert (len(sizes), sum(sizes)) == (8, 2000)
         assert max(sizes) <= 1.1 * 2000 / 8
+
+    def test_a_sampled_table_has_no_range_more(self, monkeypatch: pytest.MonkeyPatch):
+        offer(job(), [rows(KEYS, "1" * 500)])
+        monkeypatch.setattr(sampling, "_PAGES", 10)
+        options = parse_options({"queue": "orders", "numPartitions": "2"})
+        assert len(QueueReader(options, read_schema(options.kind)).partitions()) == 2
 
     def test_an_empty_lease_is_one_empty_task(self, queue: DelayedQueue):
         fill(queue, 5)
