@@ -1,10 +1,11 @@
 -- The queue from any language: functions of the core, version 1.
 --
 -- The migration runs this file with the schema of the tables in place of "public". Functions find
--- their names in pg_catalog only, so objects of callers replace nothing. Instants are milliseconds
--- since the epoch, floored, by the database's clock. Statements follow delayed_queue/queue/store.
--- Errors: QD001 invalid message, QD002 payload not encodable, QD003 invalid configuration, QD004
--- batch closed.
+-- their names in pg_catalog only, so objects of callers replace nothing. Each sets that path itself:
+-- PL/pgSQL resolves its types at a session's first call, which may be a caller's own. Instants are
+-- milliseconds since the epoch, floored, by the database's clock. Statements follow
+-- delayed_queue/queue/store. Errors: QD001 invalid message, QD002 payload not encodable, QD003
+-- invalid configuration, QD004 batch closed.
 -- PL/pgSQL prepares each expression anew in each transaction, so a plain offer evaluates few.
 
 -- Return the kind of a queue: a name with a bar is the kind itself. Refuse bad names and keys.
@@ -77,9 +78,6 @@ RETURNS text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     plain CONSTANT text := value;
-    name text;
-    part text;
-    parts text[];
 BEGIN
     IF value IS NULL OR depth > 200 OR depth = 0 AND length(plain) > 308 AND jsonb_path_exists(
         value, '$.** ? (@.type() == "number").abs() ? (@ >= 1e4300
@@ -91,21 +89,21 @@ BEGIN
             ELSE 'a number that Python cannot read.'
         END;
     ELSIF plain LIKE '{_%}' THEN
-        FOREACH name IN ARRAY ARRAY(SELECT jsonb_object_keys(value) COLLATE "C" ORDER BY 1) LOOP
-            part := value->name;
-            IF left(part, 1) IN ('{', '[') THEN
-                part := public.delayed_queue_json(value->name, depth + 1);
-            END IF;
-            parts := parts || (to_json(name)::text || ':' || part);
-        END LOOP;
-        RETURN '{' || array_to_string(parts, ',') || '}';
-    ELSIF plain LIKE '[%' AND plain ~ '.["[{]' THEN
-        parts := ARRAY(
-            SELECT public.delayed_queue_json(item, depth + 1)
-            FROM jsonb_array_elements(value) WITH ORDINALITY AS each (item, place)
-            ORDER BY place
+        RETURN (
+            SELECT '{' || string_agg(
+                to_json(name)::text || ':' || CASE
+                    WHEN jsonb_typeof(item) IN ('object', 'array')
+                    THEN public.delayed_queue_json(item, depth + 1) ELSE item::text
+                END, ',' ORDER BY name COLLATE "C"
+            ) || '}'
+            FROM jsonb_each(value) AS each (name, item)
         );
-        RETURN '[' || array_to_string(parts, ',') || ']';
+    ELSIF plain LIKE '[%' AND plain ~ '.["[{]' THEN
+        RETURN (
+            SELECT '[' || string_agg(public.delayed_queue_json(item, depth + 1), ',' ORDER BY place)
+                || ']'
+            FROM jsonb_array_elements(value) WITH ORDINALITY AS each (item, place)
+        );
     END IF;
     RETURN CASE WHEN plain LIKE '[%' THEN replace(plain, ', ', ',') ELSE plain END;
 END $$;
