@@ -153,26 +153,43 @@ def check_expiry(
     *,
     schedule: int | None,
     delay: int,
-    now: datetime,
+    clock: Callable[[], datetime],
 ) -> tuple[int | None, int | None]:
     """Return the expiry in milliseconds: since the epoch, or from now.
 
-    Refuses one at or before the due time, which is ``schedule``, or ``delay`` after ``now``.
+    Refuses one at or before the due time, which is ``schedule``, or ``delay`` from now.
     """
     if expires_at is None and expires_in is None:
         return None, None
     if expires_at is not None and expires_in is not None:
         raise InvalidMessage("Give expires_at or expires_in, not both.")
-    at, life = check_schedule(expires_at, "expires_at"), check_delay(expires_in, now, "expires_in")
-    began_at = to_milliseconds(now)
-    due_at = began_at + delay if schedule is None else schedule
-    ends_at = at if life is None else began_at + life
-    if ends_at is not None and ends_at <= due_at:
+    at = check_schedule(expires_at, "expires_at")
+    life = None if expires_in is None else check_delay(expires_in, clock(), "expires_in")
+    if expires_too_early(at, life, schedule, delay, clock):
+        due_at = to_milliseconds(clock()) + delay if schedule is None else schedule
         raise InvalidMessage(
             f"The message would expire at or before its due time, {from_milliseconds(due_at)}: "
             f"{expires_at or expires_in!r}."
         )
     return at, life
+
+
+def expires_too_early(
+    at: int | None,
+    life: int | None,
+    schedule: int | None,
+    delay: int,
+    clock: Callable[[], datetime],
+) -> bool:
+    """True if a message expires at or before its due time, each an instant or a time from now.
+
+    The clock is read only to compare an instant with a time from now.
+    """
+    ends_at, due_at = (life or 0) if at is None else at, delay if schedule is None else schedule
+    if (at is None) is not (schedule is None):
+        now = to_milliseconds(clock())
+        ends_at, due_at = (ends_at + now, due_at) if at is None else (ends_at, due_at + now)
+    return ends_at <= due_at
 
 
 def check_latest(

@@ -13,6 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 
 from delayed_queue.codecs import Codec, check_kind, codec_named, kind_of
 from delayed_queue.conf import check_interval, check_lease, get_settings
+from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import (
     Lost,
     announce,
@@ -93,6 +94,10 @@ class QueueBase:
         return f"<{type(self).__name__} {self.kind}>"
 
     # Replaced by the in-memory queue
+
+    def _true_now(self) -> datetime:
+        """Return the instant that decides on due times, which this host's clock may not show."""
+        return database_now(self.using) if self.clock is None else self._local_now()
 
     def _now(self) -> int | None:
         """Return the instant of the queue's clock; None for the database's."""

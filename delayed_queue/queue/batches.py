@@ -220,7 +220,7 @@ def _prepared(queue: QueueBase, then: ScheduledMessage) -> Offered:
     if not then.can_update:
         raise InvalidMessage("then replaces a message of its key: can_update must be True.")
     try:
-        ((prepared,),) = prepared_chunks(queue.name, queue.codec, [then], queue._local_now)
+        ((prepared,),) = prepared_chunks(queue.name, queue.codec, [then], queue._true_now)
     except InvalidMessage as error:
         raise type(error)(f"then: {error}") from error
     return prepared.offered(queue.kind)

@@ -204,7 +204,7 @@ class Offering(QueueBase):
         at = life = None
         if expires_at is not None or expires_in is not None:  # most messages have none
             at, life = check_expiry(
-                expires_at, expires_in, schedule=schedule, delay=wait, now=self._local_now()
+                expires_at, expires_in, schedule=schedule, delay=wait, clock=self._true_now
             )
         own = begin_replacing(self.name, (key,)) if can_update else None
         data, sealed = encode(self.codec, payload), headers_of(self.name, headers)
@@ -264,7 +264,7 @@ class Offering(QueueBase):
         anything is sent; any other iterable chunk by chunk.
         """
         outcomes: list[OfferOutcome] = []
-        for chunk in prepared_chunks(self.name, self.codec, messages, self._local_now):
+        for chunk in prepared_chunks(self.name, self.codec, messages, self._true_now):
             try:
                 outcomes.extend(self._offer_chunk(chunk))
             except OutcomeUnknown as error:
@@ -356,13 +356,15 @@ def _prepared(
         position, check_key(message.key), encode(codec, message.payload), schedule,
         None if headers is None and not is_watched else headers_of(queue, headers),
         bool(message.can_update), None if group is None else check_group(group),
-        None if message.expires_at is None else _expiry(message.expires_at, schedule, clock()),
+        None if message.expires_at is None else _expiry(message.expires_at, schedule, clock),
     )  # fmt: skip
     return tuple.__new__(PreparedOffer, fields)
 
 
-def _expiry(expires_at: datetime, schedule: int | None, now: datetime) -> int | None:
-    return check_expiry(expires_at, None, schedule=schedule, delay=0, now=now)[0]
+def _expiry(
+    expires_at: datetime, schedule: int | None, clock: Callable[[], datetime]
+) -> int | None:
+    return check_expiry(expires_at, None, schedule=schedule, delay=0, clock=clock)[0]
 
 
 def rounds(offers: list[PreparedOffer]) -> Iterator[list[PreparedOffer]]:

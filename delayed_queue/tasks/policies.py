@@ -233,7 +233,7 @@ def expiry_of(
     schedule = None if run_after is None else to_milliseconds(run_after)
     try:
         _, life = check_expiry(
-            said.expires_at, said.expires_in, schedule=schedule, delay=0, now=now
+            said.expires_at, said.expires_in, schedule=schedule, delay=0, clock=lambda: now
         )
     except InvalidMessage as error:
         raise InvalidTask(f"{task.module_path}: {error}") from error

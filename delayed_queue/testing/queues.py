@@ -235,6 +235,9 @@ class InMemoryQueue(DelayedQueue):
     def _schedules(self) -> InMemorySchedules:
         return InMemorySchedules(self.store)
 
+    def _true_now(self) -> datetime:
+        return self._local_now()
+
     def _now(self) -> int:
         return to_milliseconds(self._local_now())
 

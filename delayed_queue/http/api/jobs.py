@@ -70,6 +70,7 @@ KEY_HEADER: Final = {
 }
 # Options of the endpoints that add one job or task.
 ADDS: Final[dict[str, Any]] = {"status": 202, "errors": [409, 422], "headers": [KEY_HEADER]}
+_EXPIRY: Final = {"expiresAt", "expiresIn"}
 NewJobBody = Annotated[JobRequest, NOT_BOTH]
 MANY_JOBS: Final = Meta(extra_json_schema={"maxItems": "API.BULK_ITEMS"})
 
@@ -104,18 +105,16 @@ one_job: Final = Endpoints("jobs")
 @calls.post("jobs", "add", accepts={JSON: NewJobBody}, answer=AddedJob, **ADDS)
 async def add(request: ApiRequest, query: AddQuery) -> HttpResponse:
     """Store a job; once the answer is 202 it survives a crash of the server."""
-    fields, job = _read(request)
+    fields = read_object(request.body)
+    read_job = partial(job_of, fields, partial(demand, request, "add"))
+    # The expiry may be compared with the database's clock.
+    job = await in_thread(read_job) if _EXPIRY & fields.keys() else read_job()
     if KEY_IN_META in request.META or job.batch is not None:
         work = partial(_add_now, request, job, query.if_exists)
         # As read, not as sent: blanks and the order of names make no other request.
         sent = [fields, query.if_exists]
         return await in_thread(answered_once, request, "POST jobs", sent, work)
     return as_response(answer_of(await store(job, query.if_exists)))
-
-
-def _read(request: ApiRequest) -> tuple[dict[str, Any], NewJob]:
-    fields = read_object(request.body)
-    return fields, job_of(fields, partial(demand, request, "add"))
 
 
 def job_of(

@@ -12,8 +12,10 @@ from msgspec import Meta, Struct
 
 from delayed_queue.codecs import encode
 from delayed_queue.conf import get_settings
+from delayed_queue.db.clock import database_now
 from delayed_queue.durations import LONGEST, ZERO, check_duration
 from delayed_queue.exceptions import InvalidJob, InvalidMessage
+from delayed_queue.http.conf import api_settings
 from delayed_queue.http.jobs.jobs import (
     CODEC,
     DEFAULT_LADDER,
@@ -38,7 +40,13 @@ from delayed_queue.http.reading import (
     read,
 )
 from delayed_queue.instruments import headers_for
-from delayed_queue.messages import MAX_GROUP_LENGTH, MAX_KEY_LENGTH, encode_headers, to_milliseconds
+from delayed_queue.messages import (
+    MAX_GROUP_LENGTH,
+    MAX_KEY_LENGTH,
+    encode_headers,
+    expires_too_early,
+    to_milliseconds,
+)
 
 _encoded: Final = partial(encode, CODEC)
 _NO_BODY: Final = _encoded(None)
@@ -247,12 +255,16 @@ def _expiry_errors(job: JobRequest) -> Iterator[tuple[str, str]]:
     if job.expires_at is not None and job.expires_in is not None:
         yield "expiresIn", "Give expiresAt or expiresIn, not both."
         return
-    now = to_milliseconds(datetime.now(UTC))
-    due_at = now + _milliseconds(job.delay) if job.run_at is None else int(job.run_at)
-    if job.expires_in is not None and now + _milliseconds(job.expires_in) <= due_at:
-        yield "expiresIn", "The job would expire at or before its due time."
-    if job.expires_at is not None and job.expires_at <= due_at:
-        yield "expiresAt", "The job would expire at or before its due time."
+    at, life = (None if job.expires_at is None else int(job.expires_at)), job.expires_in
+    if expires_too_early(
+        at,
+        None if life is None else _milliseconds(life),
+        None if job.run_at is None else int(job.run_at),
+        _milliseconds(job.delay),
+        partial(database_now, api_settings().DATABASE),
+    ):
+        name = "expiresIn" if at is None else "expiresAt"
+        yield name, "The job would expire at or before its due time."
 
 
 def _payload(body: Any) -> bytes:

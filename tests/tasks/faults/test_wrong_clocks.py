@@ -13,7 +13,11 @@ import pytest
 import time_machine
 from django.db import connection
 
+from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.cron.keeper import CronEntry, CronKeeper
+from delayed_queue.exceptions import InvalidMessage
+from delayed_queue.http.jobs.adding import add_job
+from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import Message, Sample
 from delayed_queue.observe import store
 from delayed_queue.observe.store import SAMPLES_BY_DAY, CountsRow
@@ -141,3 +145,22 @@ def test_a_result_is_kept_whatever_clock_its_producer_has(work: Any, days: int) 
     assert result.status == TaskResultStatus.SUCCESSFUL
     assert abs(result.enqueued_at - datetime.now(UTC)) < timedelta(hours=1)
     assert TaskResult.objects.count() == 1
+
+
+@DAYS
+def test_q37_an_expiry_is_judged_by_the_clock_of_the_database(
+    work: Any, backend: Any, days: int
+) -> None:
+    queue, hour = DelayedQueue("orders"), timedelta(hours=1)
+    later, earlier = datetime.now(UTC) + hour, datetime.now(UTC) - hour
+    job = {"topic": "orders", "jobId": "job", "expiresAt": later.isoformat()}
+    with time_machine.travel(datetime.now(UTC) + timedelta(days=days)):
+        queue.offer_or_update("at", 1, expires_at=later)
+        queue.offer_or_update("in", 1, schedule_at=later, expires_in=2 * hour)
+        queue.offer_batch([ScheduledMessage("batch", 1, expires_at=later)])
+        backend.enqueue_many(work.add.using(expires_in=hour), [(1, 2)])
+        add_job(job_from(job))
+        for times in ({"expires_at": earlier}, {"schedule_at": later, "expires_in": hour / 2}):
+            with pytest.raises(InvalidMessage, match="would expire"):
+                queue.offer_or_update("refused", 1, **times)
+    assert Message.objects.filter(expires_at__gte=later - hour).count() == 5
