@@ -93,7 +93,10 @@ lacking AS (
     WHERE NOT has_table_privilege(stored.oid, needed.privilege)
     UNION ALL
     SELECT oid, 'USAGE'
-    FROM (SELECT to_regclass('delayed_queue_id_seq')::oid AS oid) AS named_by_offers
+    FROM (
+        VALUES (to_regclass('delayed_queue_id_seq')::oid),
+            (to_regclass('delayed_queue_batch_id_seq')::oid)
+    ) AS drawn_from (oid)
     WHERE NOT has_sequence_privilege(oid, 'USAGE')
     UNION ALL
     SELECT oid, 'OWNER'

@@ -14,9 +14,10 @@ from asgiref.sync import sync_to_async
 from delayed_queue.db.resilience import never
 from delayed_queue.exceptions import BatchClosed, InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import Envelope, ScheduledMessage
-from delayed_queue.queue.base import P, QueueBase, T, awaited
+from delayed_queue.queue.base import P, QueueBase, T, awaited, nothing
 from delayed_queue.queue.offering import Offering, prepared_chunks
-from delayed_queue.queue.store.batches import BatchStore, Joining
+from delayed_queue.queue.store.batches import BatchStore
+from delayed_queue.queue.store.finishing import Joining
 from delayed_queue.queue.store.offer import Columns, Offered
 
 if TYPE_CHECKING:
@@ -94,15 +95,15 @@ class OpenBatch:
         Waits for producers whose transactions have added members. Without members left, ``then`` is
         offered at once.
         """
-        return self._call(self._queue._batches.close, now=self._queue._now())
+        return self._call(self._queue._batches.close, never, now=self._queue._now())
 
     def cancel(self) -> bool:
         """Never offer ``then``; members stay as ordinary messages. False if there is no batch."""
-        return self._call(self._queue._batches.cancel)
+        return self._call(self._queue._batches.cancel, nothing)
 
-    def _call(self, method: Callable[..., T], **options: Any) -> T:
+    def _call(self, method: Callable[..., T], doubt: Callable[[T], bool], **options: Any) -> T:
         call = partial(method, self.id, using=self._queue.using, **options)
-        return self._queue._repeat(call, doubt=never)
+        return self._queue._repeat(call, doubt=doubt)
 
     @contextmanager
     def _opened(self) -> Iterator[Self]:
@@ -184,10 +185,15 @@ class Batching(Offering):
                 f"then_queue must be a queue in the database of {self!r}, not {then_queue!r}."
             )
         opens = partial(
-            self._batches.open, self.kind, _prepared(target, then), waits=on_dead == "wait",
-            now=self._now(), using=self.using,
-        )  # fmt: skip
-        return MessageBatch(self, lambda: Joining(self._repeat(opens)))
+            self._open, _prepared(target, then), waits=on_dead == "wait", now=self._now()
+        )
+        return MessageBatch(self, opens)
+
+    def _open(self, then: Offered, **options: Any) -> Joining:
+        # A repetition opens the same batch.
+        batch_id = self._repeat(partial(self._batches.next_id, using=self.using))
+        opens = partial(self._batches.open, batch_id, self.kind, then, using=self.using, **options)
+        return Joining(self._repeat(opens, doubt=never))
 
     def join_batch(self, batch_id: int) -> MessageBatch:
         """Return an open batch by its id, to add members from another place."""

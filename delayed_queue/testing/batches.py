@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayed_queue.models import StoredBatch
 from delayed_queue.queue.models import BatchManager
-from delayed_queue.queue.store.batches import Joining
-from delayed_queue.queue.store.finishing import DIED, DONE, DROPPED, EXPIRED
+from delayed_queue.queue.store.finishing import DIED, DONE, DROPPED, EXPIRED, Joining
 from delayed_queue.queue.store.offer import Columns, Offered
 from delayed_queue.testing.stores import BatchRow, InMemoryStore, Row
 
@@ -28,8 +27,10 @@ class InMemoryBatches(_Batches):
         self._store = store
         self._offer = offer
 
-    def open(self, kind: str, then: Offered, *, waits: bool, **_: Any) -> int:
-        batch_id = self._store.new_id()
+    def next_id(self, **_: Any) -> int:
+        return self._store.new_id()
+
+    def open(self, batch_id: int, kind: str, then: Offered, *, waits: bool, **_: Any) -> int:
         self._store.batches[batch_id] = BatchRow(then, waits)
         return batch_id
 

@@ -15,7 +15,7 @@ _FEW: Final = {"delayed_queue_batch"}
 
 _NEW: Final = [f"joined-{each * 7919 % 100_000}" for each in range(500)]
 _JOINED: Final[dict[str, Any]] = {
-    "batch": 7, "member": None, "lease_id": None, "is_inside": True, "delay": 0,
+    "batch_id": 7, "message_id": None, "lease_id": None, "is_inside": True, "delay": 0,
     "kind": "members|json",
 }  # fmt: skip
 
@@ -35,7 +35,8 @@ def _removed(n: int) -> dict[str, Any]:
 
 
 BATCH_CASES: Final = [
-    *cases("OPEN_BATCH", waits=False, then_kind="then|json", max_rows=10),
+    *cases("NEXT_BATCH", max_rows=1),
+    *cases("OPEN_BATCH", id=8_000, waits=False, then_kind="then|json", max_rows=10),
     *(
         case
         for name in ("JOIN_OR_UPDATE", "JOIN_IF_NOT_EXISTS")
@@ -47,7 +48,7 @@ BATCH_CASES: Final = [
     ),
     *cases("MOVE_MEMBERS", KEYS, batch=8, kind="members|json", n=100,
            keys=[f"member-{each}" for each in range(100)]),
-    *cases("HOLD_BATCH", _BATCHES, batch=7),
+    *cases("HOLD_BATCH", _BATCHES, batch_id=7, message_id=None, lease_id=None, is_inside=False),
     *cases("CLOSE_BATCH", _BATCHES, id=9),
     *cases("CANCEL_BATCH", _BATCHES, id=9),
     *leased("COUNT_MEMBERS", dead=[], dropped=[], expired=[], scans=_FEW),

@@ -30,7 +30,7 @@ from delayed_queue.http.jobs.jobs import NewJob
 
 calls: Final = Endpoints("batches")
 # Times that count from now, and a batch of its own.
-_NOT_IN_THEN: Final = ("delay", "expiresIn", "batch")
+_NOT_IN_THEN: Final = ("delay", "expiresIn", "batch", "leaseToken")
 _NO_FIELD: Final = "A then takes runAt and expiresAt, and is in no batch."
 _Then = Annotated[
     dict[str, Any],

@@ -183,7 +183,8 @@ def _added(added: AddedJob) -> dict[str, Any]:
 
 def _refusal(added: AddedJob) -> Problem:
     if added.is_batch_closed:
-        return Problem(409, "batch_closed", detail="The batch is closed, or has finished.")
+        detail = "The batch is closed or has finished, or the lease is lost."
+        return Problem(409, "batch_closed", detail=detail)
     return taken()
 
 

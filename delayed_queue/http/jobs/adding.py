@@ -47,6 +47,7 @@ from delayed_queue.messages import (
 from delayed_queue.models import DeadLetter, Message, StoredBatch
 from delayed_queue.queue.base import nothing
 from delayed_queue.queue.offering import find_out
+from delayed_queue.queue.store.finishing import Joining
 from delayed_queue.queue.store.offer import Offered
 
 BATCH: Final = MOST_JOBS
@@ -78,16 +79,17 @@ def add_jobs(
 
 
 def _batches(jobs: Sequence[NewJob]) -> Iterator[list[int]]:
-    """Yield positions of jobs for one statement: of one topic and batch, with distinct ids.
+    """Yield positions of jobs for one statement: of one topic, batch and lease, with distinct ids.
 
     A repeated id is in a later batch, so that it finds the job of the earlier one.
     """
     turns: dict[tuple[str, str], int] = {}
-    groups: dict[tuple[int, str, int], list[int]] = {}
+    groups: dict[tuple[int, str, int, str], list[int]] = {}
     for position, job in enumerate(jobs):
         name = (job.topic, job.job_id)
         turn = turns[name] = turns.get(name, -1) + 1
-        groups.setdefault((turn, job.topic, job.batch or 0), []).append(position)
+        place = (turn, job.topic, job.batch or 0, job.lease or "")
+        groups.setdefault(place, []).append(position)
     for _, group in sorted(groups.items()):
         for start in range(0, len(group), BATCH):
             yield group[start : start + BATCH]
@@ -169,16 +171,26 @@ def write_jobs(
         can_update=if_exists is IfExists.UPDATE, channels=_channels(offered), timeout=timeout,
         using=using,
     )  # fmt: skip
-    batch = jobs[0].batch
-    return add() if batch is None else _add_members(batch, offered, add, using)
+    batch, lease = jobs[0].batch, jobs[0].lease
+    if batch is None:
+        return add()
+    joining = Joining(batch) if lease is None else _joining_of_lease(batch, lease, using)
+    return _add_members(joining, offered, add, using)
+
+
+def _joining_of_lease(batch: int, lease: str, using: str) -> Joining:
+    """Return the right of a leased job to add others to its batch."""
+    members = Message.objects.using(using).filter(lease_id=lease, batch_id=batch)
+    return Joining(batch, members.values_list("pk", flat=True).first() or 0, lease)
 
 
 def _add_members(
-    batch: int, offered: list[Offered], add: Callable[[], list[AddedRow] | None], using: str
+    joining: Joining, offered: list[Offered], add: Callable[[], list[AddedRow] | None], using: str
 ) -> list[AddedRow] | None:
     """Add jobs, and make those that were written members of the batch, in one transaction."""
+    batch = joining.batch_id
     with transaction.atomic(using=using):
-        if not StoredBatch.objects.hold(batch, using=using):
+        if not StoredBatch.objects.hold(joining, using=using):
             raise BatchClosed(f"The batch {batch} is closed or unknown; nothing was added.")
         rows = add()
         written = {row.key for row in rows or () if row.scheduled_at is not None}

@@ -51,15 +51,17 @@ def open_batch(then: NewJob, *, on_dead: OnDead = "then", using: str = DEFAULT_D
     """
     check_callbacks([then.way])
     ensure_hosts(ensure_topic(then.topic, using=using), [then.host], using=using)
-    return repeat(using, partial(_open, then, on_dead, using), doubt=never)
+    # A repetition opens the same batch.
+    batch_id = repeat(using, partial(StoredBatch.objects.next_id, using=using))
+    return repeat(using, partial(_open, batch_id, then, on_dead, using), doubt=never)
 
 
-def _open(then: NewJob, on_dead: OnDead, using: str) -> int:
+def _open(batch_id: int, then: NewJob, on_dead: OnDead, using: str) -> int:
     with transaction.atomic(using=using):
         # Locked, so that the shard of ``then`` is not removed meanwhile.
         offered = offered_of(then, hold_topic(then.topic, using=using))
         return StoredBatch.objects.open(
-            topic_kind(then.topic), offered, waits=on_dead == WAIT, using=using
+            batch_id, topic_kind(then.topic), offered, waits=on_dead == WAIT, using=using
         )
 
 

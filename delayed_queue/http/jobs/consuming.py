@@ -229,7 +229,7 @@ def _open(row: LeasedRow, token: str, topic: TopicRow, using: str) -> PoppedJob 
         return None
     until = from_milliseconds(row.leased_until)
     counts = batch_counts(headers)
-    return PoppedJob(row.key, body, attempt, token, until, row.id, row.group, counts)
+    return PoppedJob(row.key, body, attempt, token, until, row.id, row.group, counts, row.batch_id)
 
 
 def finish_job(

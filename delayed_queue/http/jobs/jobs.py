@@ -157,6 +157,8 @@ class NewJob:
     expires_at: int | None = None
     expires_in: int | None = None
     batch: int | None = None
+    # The lease of a member of that batch, which may add others after its end.
+    lease: str | None = None
 
 
 @dataclass(slots=True)
@@ -208,7 +210,7 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class PoppedJob:
-    """A job under a lease; ``batchCounts`` are of the batch that has added it."""
+    """A job under a lease, and its batch; ``batchCounts`` are of the batch that has added it."""
 
     job_id: str
     body: Any = field(repr=False)
@@ -218,6 +220,7 @@ class PoppedJob:
     message_id: int = field(repr=False, metadata=INTERNAL)
     group: str | None = None
     batch_counts: BatchCounts | None = None
+    batch: int | None = None
 
 
 def check_jitter(jitter: Any) -> float:

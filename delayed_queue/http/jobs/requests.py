@@ -179,6 +179,7 @@ _Task = Annotated[str, printable(_MAX_TASK_LENGTH, "The path of a task with http
 
 
 _Batch = Annotated[int, between(1, MAX_ID, "The open batch that it joins.")]
+_Lease = Annotated[str, printable(36, "The lease of a job of this batch, open or closed.")]
 
 
 class JobRequest(Struct, rename="camel", forbid_unknown_fields=True):
@@ -198,6 +199,7 @@ class JobRequest(Struct, rename="camel", forbid_unknown_fields=True):
     expires_at: _ExpiresAt | None = None
     expires_in: _ExpiresIn | None = None
     batch: _Batch | None = None
+    lease_token: _Lease | None = None
 
 
 def job_from(
@@ -216,7 +218,7 @@ def job_from(
     found = read(JobRequest, fields, errors, guesses=guesses)
     if check_url is not None and "url" not in dict(errors):
         errors += _url_errors(fields.get("url"), check_url)
-    errors += _time_errors(fields)
+    errors += _pair_errors(fields)
     if found is not None and (found.expires_at is not None or found.expires_in is not None):
         errors += _expiry_errors(found)
     if found is None or errors:
@@ -234,6 +236,7 @@ def job_from(
         None if found.expires_at is None else int(found.expires_at),
         None if found.expires_in is None else _milliseconds(found.expires_in),
         found.batch,
+        found.lease_token,
     )
 
 
@@ -245,9 +248,11 @@ def _url_errors(url: str | None, check: Callable[[str], object]) -> Iterator[tup
         yield "url", str(error)
 
 
-def _time_errors(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _pair_errors(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if fields.get("delay") is not None and fields.get("runAt") is not None:
         yield "runAt", "Give delay or runAt, not both."
+    if fields.get("leaseToken") is not None and fields.get("batch") is None:
+        yield "leaseToken", "It is for a job with a batch."
 
 
 def _expiry_errors(job: JobRequest) -> Iterator[tuple[str, str]]:
@@ -306,7 +311,7 @@ def call_from(fields: Mapping[str, Any]) -> TaskRequest:
     """Return the call that the fields of a request describe; raises InvalidJob."""
     errors: Errors = []
     found = read(TaskRequest, fields, errors)
-    errors += _time_errors(fields)
+    errors += _pair_errors(fields)
     if found is None or errors:
         raise InvalidJob(errors=errors)
     return found

@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, LiteralString, NamedTuple
+from typing import Final, LiteralString
 
 from django.db import DEFAULT_DB_ALIAS, transaction
 
 from delayed_queue.db.sql import CLOCK, array_of, column_of, value_of
 from delayed_queue.db.statements import execute, fetch, run
-from delayed_queue.queue.store.finishing import DROPPED, HOLD_BATCH, finish_step, removed_step
-from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
+from delayed_queue.queue.store.finishing import (
+    DROPPED,
+    HOLD_BATCH,
+    Joining,
+    finish_step,
+    removed_step,
+)
+from delayed_queue.queue.store.fragments import IF_CHANGED, JOINED, REPLACE
 from delayed_queue.queue.store.offer import Columns, Offered, batch_source
 
 # Reads: nothing.
+NEXT_BATCH: Final[LiteralString] = "SELECT nextval('delayed_queue_batch_id_seq')"
+
+# Open a batch under an id of the sequence; a repetition finds it open.
+# Reads: delayed_queue_batch_pkey.
 OPEN_BATCH: Final[LiteralString] = f"""{CLOCK}
 INSERT INTO delayed_queue_batch (
-    "pKind", "createdAt", "waitsForDead", "thenKind", "thenKey", "thenPayload", "thenHeaders",
+    id, "pKind", "createdAt", "waitsForDead", "thenKind", "thenKey", "thenPayload", "thenHeaders",
     "thenGroup", "thenScheduledAt", "thenExpiresAt"
 )
 SELECT
-    %(kind)s, now, %(waits)s::boolean, %(then_kind)s, %(key)s, %(payload)s::bytea,
+    %(id)s::bigint, %(kind)s, now, %(waits)s::boolean, %(then_kind)s, %(key)s, %(payload)s::bytea,
     %(headers)s::jsonb, %(group)s::varchar, %(schedule_at)s::bigint, %(expires_at)s::bigint
 FROM clock
-RETURNING id
+ON CONFLICT (id) DO NOTHING
 """
 
-# The batch, locked until the commit, so that neither close() nor a finish passes the producer. A
-# member (with its lease) may add others to a closed batch; its own row cannot leave meanwhile.
-_JOINED: Final[LiteralString] = f"""{CLOCK},
-member AS MATERIALIZED (
-    SELECT id
-    FROM delayed_queue
-    WHERE id = %(member)s::bigint
-        AND "lockUuid" = %(lease_id)s::text
-        AND "batchId" = %(batch)s::bigint
-    FOR KEY SHARE
-),
-joined AS MATERIALIZED (
-    SELECT id AS batch
-    FROM delayed_queue_batch
-    WHERE id = %(batch)s::bigint
-        AND (
-            %(is_inside)s::boolean
-            OR CASE
-                WHEN %(member)s::bigint IS NULL THEN "closedAt" IS NULL
-                ELSE EXISTS (SELECT 1 FROM member)
-            END
-        )
-    FOR KEY SHARE
-),
+_JOIN: Final[LiteralString] = f"""{CLOCK},
+{JOINED},
 offered AS ("""
-
 _SOURCE: Final[LiteralString] = batch_source(
     "COALESCE(offered.schedule_at, (SELECT now FROM clock) + %(delay)s::bigint)",
     """COALESCE(
@@ -71,12 +58,12 @@ LEFT JOIN offered ON true
 # As OFFER_BATCH_OR_UPDATE, into a batch. A message that is in another batch stays there, and its
 # row names that batch; the caller moves it.
 # Reads: delayed_queue_batch_pkey, the primary key, delayed_queue__PKeyPlusKindUniqueIndex.
-JOIN_OR_UPDATE: Final[LiteralString] = f"""{_JOINED}{_SOURCE}{REPLACE},
+JOIN_OR_UPDATE: Final[LiteralString] = f"""{_JOIN}{_SOURCE}{REPLACE},
     "batchId" = COALESCE(stored."batchId", EXCLUDED."batchId"){IF_CHANGED}
 RETURNING "pKey", xmax = 0 AS created, "batchId"{_WRITTEN}"""
 
 # As OFFER_BATCH_IF_NOT_EXISTS, into a batch. Reads: as JOIN_OR_UPDATE.
-JOIN_IF_NOT_EXISTS: Final[LiteralString] = f"""{_JOINED}{_SOURCE}
+JOIN_IF_NOT_EXISTS: Final[LiteralString] = f"""{_JOIN}{_SOURCE}
 ON CONFLICT ("pKey", "pKind") DO NOTHING
 RETURNING "pKey", true AS created, "batchId"{_WRITTEN}"""
 
@@ -124,23 +111,17 @@ WHERE id = %(id)s::bigint
 """
 
 
-class Joining(NamedTuple):
-    """The right to add members: to an open batch, or as one of its members.
-
-    ``is_inside`` is true in the transaction that has taken the member out of the queue.
-    """
-
-    batch_id: int
-    message_id: int | None = None
-    lease_id: str | None = None
-    is_inside: bool = False
-
-
 class BatchStore:
     """The statements of batches."""
 
+    def next_id(self, *, using: str = DEFAULT_DB_ALIAS) -> int:
+        """Return the id of a batch to open."""
+        found: int = value_of(fetch(using, NEXT_BATCH, {}))
+        return found
+
     def open(
         self,
+        batch_id: int,
         kind: str,
         then: Offered,
         *,
@@ -148,14 +129,14 @@ class BatchStore:
         now: int | None = None,
         using: str = DEFAULT_DB_ALIAS,
     ) -> int:
-        """Return the id of a new batch."""
+        """Open the batch, if an earlier try has not; return its id."""
         params = {
-            "kind": kind, "waits": waits, "then_kind": then.kind, "key": then.key,
+            "id": batch_id, "kind": kind, "waits": waits, "then_kind": then.kind, "key": then.key,
             "payload": then.payload, "headers": then.headers, "group": then.group,
             "schedule_at": then.schedule_at, "expires_at": then.expires_at, "now": now,
         }  # fmt: skip
-        found: int = value_of(fetch(using, OPEN_BATCH, params))
-        return found
+        execute(using, OPEN_BATCH, params)
+        return batch_id
 
     def join(
         self,
@@ -173,8 +154,7 @@ class BatchStore:
         """Offer members as ``offer_batch`` does; None if the batch cannot be joined."""
         statement = JOIN_OR_UPDATE if can_update else JOIN_IF_NOT_EXISTS
         params = {
-            "batch": joining.batch_id, "member": joining.message_id, "lease_id": joining.lease_id,
-            "is_inside": joining.is_inside, "kind": kind, "keys": offers.keys,
+            **joining._asdict(), "kind": kind, "keys": offers.keys,
             "payloads": offers.payloads, "schedules": array_of(offers.schedules),
             "headers": array_of(offers.headers), "groups": array_of(offers.groups),
             "expiries": array_of(offers.expiries), "delay": delay, "expires_in": expires_in,
@@ -191,9 +171,9 @@ class BatchStore:
                 self.move(joining.batch_id, kind, elsewhere, now=now, using=using)
         return {key: created for key, created, _ in written}
 
-    def hold(self, batch_id: int, *, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Keep the batch open until the transaction ends; False if it is closed or unknown."""
-        return bool(fetch(using, HOLD_BATCH, {"batch": batch_id}))
+    def hold(self, joining: Joining, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+        """Lock the batch until the transaction ends; False if it cannot be joined."""
+        return bool(fetch(using, HOLD_BATCH, joining._asdict()))
 
     def move(
         self,

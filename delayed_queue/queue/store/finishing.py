@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, LiteralString, NamedTuple, Protocol
 
 from delayed_queue import db
 from delayed_queue.db.sql import CLOCK
-from delayed_queue.queue.store.fragments import IF_CHANGED, REPLACE
+from delayed_queue.queue.store.fragments import IF_CHANGED, JOINED, REPLACE
 
 if TYPE_CHECKING:
     from delayed_queue.db.sql import Row, Step
@@ -183,20 +183,30 @@ FROM offered
 """
 
 
-# Lock an open batch until the commit, so that neither close() nor a finish passes the producer; no
-# row if it is closed or unknown. Reads: delayed_queue_batch_pkey.
-HOLD_BATCH: Final[LiteralString] = """
-SELECT id
-FROM delayed_queue_batch
-WHERE id = %(batch)s::bigint
-    AND "closedAt" IS NULL
-FOR KEY SHARE
+# Lock a batch that can be joined; no row if it cannot.
+# Reads: delayed_queue_batch_pkey, the primary key.
+HOLD_BATCH: Final[LiteralString] = f"""
+WITH {JOINED}
+SELECT batch
+FROM joined
 """
 
 FINISH_BATCHES: Final[LiteralString] = _finish("id = ANY (%(batches)b::bigint[])")
 
 # Finish any batch, after statements that do not name theirs. Reads: the few batches.
 SWEEP_BATCHES: Final[LiteralString] = _finish("id > 0")
+
+
+class Joining(NamedTuple):
+    """The right to add members: to an open batch, or as one of its members.
+
+    ``is_inside`` is true in the transaction that has taken the member out of the queue.
+    """
+
+    batch_id: int
+    message_id: int | None = None
+    lease_id: str | None = None
+    is_inside: bool = False
 
 
 class _Member(Protocol):

@@ -136,6 +136,31 @@ WINDOW_START: Final[LiteralString] = f"""CASE
     END"""
 
 
+# The batch, locked until the commit, so that neither close() nor a finish passes the producer. A
+# member (with its lease) may add others to a closed batch; its own row cannot leave meanwhile.
+JOINED: Final[LiteralString] = """member AS MATERIALIZED (
+    SELECT id
+    FROM delayed_queue
+    WHERE id = %(message_id)s::bigint
+        AND "lockUuid" = %(lease_id)s::text
+        AND "batchId" = %(batch_id)s::bigint
+    FOR KEY SHARE
+),
+joined AS MATERIALIZED (
+    SELECT id AS batch
+    FROM delayed_queue_batch
+    WHERE id = %(batch_id)s::bigint
+        AND (
+            %(is_inside)s::boolean
+            OR CASE
+                WHEN %(message_id)s::bigint IS NULL THEN "closedAt" IS NULL
+                ELSE EXISTS (SELECT 1 FROM member)
+            END
+        )
+    FOR KEY SHARE
+)"""
+
+
 def offer_again(first_schedule: LiteralString) -> LiteralString:
     """Return a CTE that offers the newest letters as first attempts, due now; add conditions.
 

@@ -9,6 +9,7 @@ from delayed_queue.exceptions import BatchClosed
 from delayed_queue.queue.store.finishing import (
     DROPPED,
     HOLD_BATCH,
+    Joining,
     Leaving,
     count_step,
     finish_step,
@@ -20,7 +21,7 @@ from delayed_queue.spark.store.streaming import HAS_BATCHES, REMOVE_MEMBERS
 
 def hold_batch(connection: Connection, batch: int | None) -> None:
     """Keep the batch open until the commit; raise BatchClosed if it is not open."""
-    if batch is not None and not fetch(connection, HOLD_BATCH, {"batch": batch}):
+    if batch is not None and not fetch(connection, HOLD_BATCH, Joining(batch)._asdict()):
         raise BatchClosed(f"The batch {batch} is closed or unknown; these rows were not offered.")
 
 

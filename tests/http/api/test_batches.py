@@ -132,6 +132,44 @@ class TestLife:
         assert popped_then(caller)["jobId"] == "job-2"
 
 
+class TestMembersThatAdd:
+    """A consumer that holds a job of a batch adds others, also after its end (B9)."""
+
+    def test_b9_a_held_job_adds_jobs_to_a_closed_batch(self, caller: Client):
+        batch = opened(caller)
+        join(caller, batch)
+        close(caller, batch)
+        (held,) = pop(caller)
+        assert held["batch"] == batch
+        assert join(caller, batch, "b").json()["code"] == "batch_closed"
+        lease = {"leaseToken": held["leaseToken"]}
+        assert join(caller, batch, "b", **lease).status_code == 202
+        path = "/topics/orders/jobs/a/finish"
+        assert post(caller, path, lease).status_code == 204
+        assert popped_then(caller) is None
+        assert join(caller, batch, "c", **lease).json()["code"] == "batch_closed"
+        finish(caller)
+        assert popped_then(caller)["batchCounts"]["total"] == 2
+
+    def test_b9_a_lease_holds_for_its_own_batch_only(self, caller: Client):
+        first, second = opened(caller), opened(caller)
+        join(caller, first)
+        join(caller, second, "other", delay=60)
+        close(caller, second)
+        lease = {"leaseToken": pop(caller)[0]["leaseToken"]}
+        assert join(caller, second, "b", **lease).json()["code"] == "batch_closed"
+        jobs = [
+            {**JOB, "jobId": f"j{n}", "batch": first, **each} for n, each in ((1, lease), (2, {}))
+        ]
+        answers = post(caller, "/jobs/bulk", jobs).json()["items"]
+        assert [each["status"] for each in answers] == [202, 202]
+        assert get(caller, f"/batches/{first}")["left"] == 3
+
+    def test_b13_a_lease_without_a_batch_is_refused(self, caller: Client):
+        answer = post(caller, "/jobs", JOB | {"leaseToken": "a"})
+        assert errors_of(answer) == {("body", "leaseToken")}
+
+
 class TestBulk:
     @pytest.mark.parametrize("if_exists", ["fail", "update"])
     def test_b8_jobs_of_a_bulk_join(self, caller: Client, if_exists: str):

@@ -22,7 +22,8 @@ class TestConsuming:
         post(caller, "/jobs", {**JOB, "body": {"n": 1}})
         (job,) = pop(caller, "?count=5&ttr=30")
         assert job.keys() == {
-            "jobId", "body", "attempt", "group", "leaseToken", "leasedUntil", "batchCounts"
+            "jobId", "body", "attempt", "group", "leaseToken", "leasedUntil", "batch",
+            "batchCounts",
         }  # fmt: skip
         assert (job["jobId"], job["body"], job["attempt"]) == ("a", {"n": 1}, 1)
         path, lease = "/topics/orders/jobs/a", {"leaseToken": job["leaseToken"]}

@@ -15,7 +15,7 @@ from delayed_queue.cron.keeper import CronEntry, CronKeeper
 from delayed_queue.cron.rules import CronMessage
 from delayed_queue.http import tokens
 from delayed_queue.http.callbacks import operating
-from delayed_queue.http.jobs import adding, catalogue, consuming, dead
+from delayed_queue.http.jobs import adding, batches, catalogue, consuming, dead
 from delayed_queue.http.jobs.jobs import JobState, NewJob
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.models import DeadLetter
@@ -23,6 +23,7 @@ from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.models import Status
 from delayed_queue.notifications.recipients import hash_of
 from delayed_queue.queue import bulk
+from delayed_queue.queue.batches import MessageBatch
 from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.spark import dsn_from_django
 from delayed_queue.spark.source import ledger
@@ -35,6 +36,7 @@ from tests.support.operations import PAST
 
 # Any statement of the package; and the one that settles, if others come before it.
 ANY: Final = "delayed_queue"
+OPENING: Final = "INSERT INTO delayed_queue_batch"
 LEASED: Final = r"(UPDATE|DELETE FROM) delayed_queue\s"
 HOUR: Final = timedelta(hours=1)
 
@@ -65,6 +67,17 @@ class Ready:
     def run(self) -> int:
         self.letter()
         return BulkPlan("redrive", self.queue.kind).start()
+
+    def batch(self) -> MessageBatch:
+        return self.queue.batch(ScheduledMessage("then", 1))
+
+    def opened(self) -> MessageBatch:
+        batch = self.batch()
+        assert batch.id
+        return batch
+
+    def job_batch(self) -> int:
+        return batches.open_batch(self.new_job())
 
     def job(self) -> str:
         adding.add_job(self.new_job())
@@ -165,6 +178,27 @@ ON_QUEUE: Final[dict[str, Case]] = {
     "redrive_all": (REDRIVE, lambda it: it.letter() and it.queue.redrive_all),
     "consume": (ANY, lambda it: partial(consumed, it.offered())),
 }
+ON_BATCHES: Final[dict[str, Case]] = {
+    "MessageBatch.joining": (OPENING, lambda it: it.batch().joining),
+    "MessageBatch.close": (ANY, lambda it: it.opened().close),
+    "MessageBatch.cancel": (ANY, lambda it: it.opened().cancel),
+    "MessageBatch.offer_or_update": (
+        COMMIT, lambda it: partial(it.opened().offer_or_update, "key", 1),
+    ),
+    "MessageBatch.offer_if_not_exists": (
+        COMMIT, lambda it: partial(it.opened().offer_if_not_exists, "key", 1),
+    ),
+    "MessageBatch.offer_batch": (
+        COMMIT, lambda it: partial(it.opened().offer_batch, [ScheduledMessage("key", 1)]),
+    ),
+    "batches.open_batch": (
+        OPENING, lambda it: it.topic() and partial(batches.open_batch, it.new_job()),
+    ),
+    "batches.topic_of_batch": (ANY, lambda it: partial(batches.topic_of_batch, it.job_batch())),
+    "batches.find_batch": (ANY, lambda it: partial(batches.find_batch, it.job_batch())),
+    "batches.close_batch": (ANY, lambda it: partial(batches.close_batch, it.job_batch())),
+    "batches.cancel_batch": (ANY, lambda it: partial(batches.cancel_batch, it.job_batch())),
+}  # fmt: skip
 ON_GROUPS: Final[dict[str, Case]] = {
     "held": (ANY, lambda it: it.queue.groups.held),
     "set": (COMMIT, lambda it: partial(it.queue.groups.set, Groups(rate="1/s"))),
@@ -290,5 +324,5 @@ CASES: Final[dict[str, Case]] = {
     **{f"DelayedQueue.{name}": case for name, case in ON_QUEUE.items()},
     **{f"GroupService.{name}": case for name, case in ON_GROUPS.items()},
     **{f"DelayedQueueBackend.{name}": case for name, case in ON_TASKS.items()},
-    **ON_CRON, **ON_RUNS, **ON_TOKENS, **ON_JOBS, **ON_NOTIFICATIONS, **ON_SPARK,
+    **ON_BATCHES, **ON_CRON, **ON_RUNS, **ON_TOKENS, **ON_JOBS, **ON_NOTIFICATIONS, **ON_SPARK,
 }  # fmt: skip

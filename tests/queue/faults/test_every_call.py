@@ -23,10 +23,11 @@ from delayed_queue.cron.service import CronService
 from delayed_queue.exceptions import OutcomeUnknown
 from delayed_queue.http import rates, tokens
 from delayed_queue.http.callbacks import operating
-from delayed_queue.http.jobs import adding, catalogue, consuming, dead
-from delayed_queue.models import BulkRun, Limit, Message
+from delayed_queue.http.jobs import adding, batches, catalogue, consuming, dead
+from delayed_queue.models import BulkRun, Limit, Message, StoredBatch
 from delayed_queue.notifications import intake, managing
 from delayed_queue.queue import bulk
+from delayed_queue.queue.batches import MessageBatch
 from delayed_queue.queue.bulk import BulkPlan
 from delayed_queue.queue.groups import GroupService
 from delayed_queue.retries import Backoff
@@ -57,6 +58,7 @@ INTERNAL: Final = {
     "DelayedQueueBackend": {
         "batch_closed", "cancel_message", "check", "open_batch", "task_class", "validate_task",
     },
+    "MessageBatch": {"members_of"},
     "bulk": {"step"},
     "adding": {"add_batch", "find_row", "write_jobs"},
     "catalogue": {
@@ -70,10 +72,10 @@ INTERNAL: Final = {
 }  # fmt: skip
 CLASSES: Final = (
     DelayedQueue, GroupService, CronService, CronKeeper, DelayedQueueBackend, BulkPlan,
-    consuming.Pop,
+    MessageBatch, consuming.Pop,
 )  # fmt: skip
 MODULES: Final = (
-    tokens, operating, adding, catalogue, consuming, dead, bulk, intake, managing, ledger,
+    tokens, operating, adding, batches, catalogue, consuming, dead, bulk, intake, managing, ledger,
 )  # fmt: skip
 WITHOUT_ALIAS: Final = (intake, managing)
 
@@ -252,6 +254,14 @@ def test_a_bulk_run_whose_answer_is_lost_is_started_once(ready, proxy, stage):
     pattern = "INSERT INTO delayed_queue_bulk_run"
     run_id = losing(proxy, plan.start, lambda: None, pattern=pattern, stage=stage)
     assert [each.pk for each in BulkRun.objects.all()] == [run_id]
+
+
+@pytest.mark.parametrize("stage", [Stage.EXECUTED, Stage.COMMITTED])
+@pytest.mark.parametrize("name", ["MessageBatch.joining", "batches.open_batch"])
+def test_b9_a_batch_whose_answer_is_lost_is_opened_once(ready, proxy, name, stage):
+    pattern, prepare = CASES[name]
+    opened = losing(proxy, prepare(Ready("open")), lambda: None, pattern=pattern, stage=stage)
+    assert [each.pk for each in StoredBatch.objects.all()] == [getattr(opened, "batch_id", opened)]
 
 
 def test_a_task_that_was_cancelled_before_the_answer_was_lost_is_said_to_be(ready, proxy):
