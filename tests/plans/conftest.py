@@ -14,8 +14,10 @@ from tests.plans.rows import FILLS, TABLES
 
 
 @pytest.fixture(scope="module")
-def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction that sees all tables filled and never analyzed.
+def filled(
+    request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any
+) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction that sees all tables filled and never analyzed, or those of the test's module.
 
     Its rows are invisible to autovacuum, which cannot analyze them in the middle of a test.
     """
@@ -32,7 +34,7 @@ def filled(django_db_setup: None, django_db_blocker: Any) -> Iterator[psycopg.Co
             )
             connection.execute("SET LOCAL jit = off")
             connection.execute(CREATE_STAGE)
-            for rows in FILLS:
+            for rows in getattr(request.module, "FILLS", FILLS):
                 connection.execute(rows)
             yield connection
     finally:

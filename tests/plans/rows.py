@@ -21,11 +21,13 @@ def scrambled(table: str, count: int, **columns: str) -> str:
     """  # noqa: S608
 
 
+# A payload of a hundred bytes.
+_JSON: Final = """('"' || repeat('x', 98) || '"')::bytea"""
 # bulk: 100,000 due at the same millisecond. due: 30,000. scheduled: 40,000 in the coming weeks.
 # leased: 10,000 in batches of 100. mixed: 5,000 each of due, expired, leased, scheduled. Every
 # other message of bulk, due and mixed is a callback to one host, the rest to another.
 _MESSAGES: Final = scrambled(
-    "delayed_queue", ROWS, pKey="'key-' || n", payload="repeat('x', 100)::bytea",
+    "delayed_queue", ROWS, pKey="'key-' || n", payload=_JSON,
     pKind="""CASE
         WHEN n < 100000 THEN 'bulk|json' WHEN n < 130000 THEN 'due|json'
         WHEN n < 170000 THEN 'scheduled|json' WHEN n < 180000 THEN 'leased|json' ELSE 'mixed|json'
@@ -54,7 +56,7 @@ _LETTERS: Final = scrambled(
 # the others later. Every tenth group has its own limits.
 _FULL: Final = scrambled(
     "delayed_queue", 20_000, pKey="'grouped-' || n", pKind="'grouped|json'",
-    payload="repeat('x', 100)::bytea",
+    payload=_JSON,
     scheduledAt=f"{NOW} + CASE WHEN n / 200 < 90 THEN n - 100000 ELSE n END",
     scheduledAtInitially=f"{NOW} + CASE WHEN n / 200 < 92 THEN n - 100000 ELSE n END",
     createdAt=f"{NOW} - 1000000", lockUuid="CASE WHEN n / 200 = 90 THEN 'held-' || n END",
@@ -62,13 +64,13 @@ _FULL: Final = scrambled(
 )  # fmt: skip
 _ONE_GROUP: Final = scrambled(
     "delayed_queue", 5_000, pKey="'one-' || n", pKind="'one|json'",
-    payload="repeat('x', 100)::bytea", scheduledAt=f"{NOW} - 1 - n",
+    payload=_JSON, scheduledAt=f"{NOW} - 1 - n",
     scheduledAtInitially=f"{NOW} - 1 - n", createdAt=f"{NOW} - 1000000", group="'one'",
 )  # fmt: skip
 # 200 groups in order, nothing leased; in every second one a message waits for a retry.
 _ORDERED: Final = scrambled(
     "delayed_queue", 20_000, pKey="'ordered-' || n", pKind="'ordered|json'",
-    payload="repeat('x', 100)::bytea",
+    payload=_JSON,
     scheduledAt=f"{NOW} + CASE WHEN n % 200 < 100 AND n / 200 = 50 THEN -1 ELSE n - 100000 END",
     scheduledAtInitially=f"{NOW} + n - 100000", createdAt=f"{NOW} - 1000000",
     group="'group-' || lpad((n % 200)::text, 3, '0')",
@@ -84,7 +86,7 @@ _BATCHES: Final = (
     ),
     scrambled(
         "delayed_queue", 10_000, pKey="'member-' || n", pKind="'members|json'",
-        payload="repeat('x', 100)::bytea", scheduledAt=f"{NOW} + n",
+        payload=_JSON, scheduledAt=f"{NOW} + n",
         scheduledAtInitially=f"{NOW} + n", createdAt="0",
         batchId="1 + n % 1000",
     ),
@@ -216,9 +218,10 @@ _REPORTS: Final = scrambled(
     "delayed_queue_report", 5_000, createdAt="0", figures="'{}'", plots="'{}'"
 )
 
+# What the SQL functions read.
+QUEUES: Final = (_MESSAGES, _FULL, _ONE_GROUP, _ORDERED, *_LIMITS, *_BATCHES)
 FILLS: Final = (
-    _MESSAGES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS, _FULL, _ONE_GROUP, _ORDERED, *_LIMITS,
-    *_BATCHES,
+    *QUEUES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS,
     _RUNS, _TOPICS, _ANSWERS, _RATES, _TOKENS, _ENDPOINTS, _SLOTS, _HOSTS, _ATTEMPTS,
     _LEDGER, _STAGE, _OFFERED, _RESULTS, _PRIORITIES, _SAMPLES, _ARCHIVES, _REPORTS,
 )  # fmt: skip

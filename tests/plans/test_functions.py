@@ -11,7 +11,7 @@ import pytest
 
 from delayed_queue.messages import from_milliseconds
 from tests.plans.explain import Plan
-from tests.plans.rows import NOW
+from tests.plans.rows import NOW, QUEUES
 from tests.support.functions import CLOCKED
 
 pytestmark = pytest.mark.django_db
@@ -25,9 +25,7 @@ SET LOCAL auto_explain.log_analyze = on;
 SET LOCAL auto_explain.log_format = json;
 SET LOCAL client_min_messages = log;
 """
-JSON: Final = """
-UPDATE delayed_queue SET payload = '1' WHERE "pKind" = ANY (%s)
-"""
+FILLS: Final = QUEUES
 LEASE: Final = "'lease-1700'"
 CALLS: Final = {
     "an offer": ("offer('bulk', 'new', '{\"a\": 1}')", 1, 10),
@@ -83,11 +81,8 @@ def test_s3_a_call_reads_its_rows_by_an_index(tables: psycopg.Connection[Any], n
 @pytest.mark.parametrize("kind", ["bulk", "due", "mixed"])
 @pytest.mark.parametrize("n", [1, 100])
 def test_s2_a_claim_reads_its_rows_by_an_index(tables: psycopg.Connection[Any], kind: str, n: int):
-    with tables.transaction(force_rollback=True):
-        # The rows of the fixture are not JSON.
-        tables.execute(JSON, [[f"{kind}|json"]])
-        claim = f"SELECT * FROM clocked.delayed_queue_claim('{kind}', {n})"  # noqa: S608
-        plans = list(of_tables(plans_of(tables, claim)))
+    claim = f"SELECT * FROM clocked.delayed_queue_claim('{kind}', {n})"  # noqa: S608
+    plans = list(of_tables(plans_of(tables, claim)))
     assert len(plans) >= 3
     assert [each.scanned_whole() for each in plans if each.scanned_whole()] == []
     assert all(rows <= n for each in plans for rows in each.rows_sorted()), plans
@@ -98,10 +93,8 @@ def test_s2_a_claim_reads_its_rows_by_an_index(tables: psycopg.Connection[Any], 
 @pytest.mark.parametrize("n", [1, 100])
 def test_s7_a_claim_by_group_reads_few_rows_of_each(tables, kind, n):
     """At most 1,000 due messages, and of each of 200 groups what it may lease."""
-    with tables.transaction(force_rollback=True):
-        tables.execute(JSON, [[f"{kind}|json"]])
-        claim = f"SELECT * FROM clocked.delayed_queue_claim('{kind}', {n})"  # noqa: S608
-        plans = list(of_tables(plans_of(tables, claim)))
+    claim = f"SELECT * FROM clocked.delayed_queue_claim('{kind}', {n})"  # noqa: S608
+    plans = list(of_tables(plans_of(tables, claim)))
     assert len(plans) >= 5
     assert {name for each in plans for name in each.scanned_whole()} == set()
     assert sum(each.rows_read() for each in plans) <= 4_000 + 400 * n, plans

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Final
 
 import psycopg
@@ -11,6 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from delayed_queue.queue.store.claim import NO_FLOOR
+from tests.support.sampling import sample
 from tests.support.statements import sql
 
 NOW: Final = 1_000_000
@@ -73,7 +74,15 @@ SELECT id, key FROM delayed_queue_claim(%(kind)s, %(limit)s)
 
 
 @pytest.mark.parametrize("statement", ["CLAIM", "CONSUME", "POP_JOBS", "FUNCTION"])
-@pytest.mark.parametrize("analyzed", [False, True], ids=["never analyzed", "analyzed"])
+@pytest.mark.parametrize(
+    ("due", "analyzed"),
+    sample(
+        product(["in order", "in reverse"], [False, True]),
+        ("in order", False),
+        ("in reverse", True),
+    ),
+    indirect=["due"],
+)
 def test_no_planner_setting_takes_more_than_the_limit(due, statement, analyzed):
     if analyzed:
         due.execute("ANALYZE delayed_queue")
