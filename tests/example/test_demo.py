@@ -39,7 +39,7 @@ from example_project.gateway import is_unreachable_for
 from example_project.handlers import close_if_unpaid
 from example_project.models import Closing, Delivery, Invoice, Order, SalesReport
 from example_project.orders import read_orders
-from tests.support.processes import environment, kill_family, wait_until
+from tests.support.processes import environment, kill_family
 from tests.support.sampling import sample
 
 pytestmark = pytest.mark.usefixtures("demo_database")
@@ -276,6 +276,7 @@ def test_interrupted_it_stops_its_workers_and_says_what_is_left(tmp_path, number
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_does_not_get_on_is_given_up_and_served_all_the_same():
     with RunningDemo("--seconds", "60", "--serve") as running:
@@ -292,13 +293,6 @@ def test_what_does_not_get_on_is_given_up_and_served_all_the_same():
     assert any(re.search(failed, line) for line in said), said
     assert "Failed: act finished (orders)" in err
     assert "Traceback" not in err
-
-
-@pytest.mark.slow
-def test_killed_itself_it_leaves_no_worker_behind(tmp_path):
-    with RunningDemo("--seconds", "60") as running:
-        running.process.kill()
-        wait_until(lambda: all(map(is_gone, running.workers)), SOON)
 
 
 def an_order(order_id, close_at, **change):

@@ -6,7 +6,7 @@ import ast
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pytest
 
@@ -21,47 +21,32 @@ HELPER: Final = "delayed_queue/logs.py"
 PRIVATE: Final = {"payload", "body", "headers", "arguments", "url", "text", "message", "values"}
 
 
-class Call(NamedTuple):
-    place: str
-    node: ast.Call
-
-    @property
-    def name(self) -> str:
-        return ast.unparse(self.node.func)
-
-
-def calls() -> Iterator[Call]:
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Yield each call of the package and of the example, with its place."""
     for folder in ("delayed_queue", "example_project"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call):
-                    yield Call(f"{path.relative_to(ROOT)}:{node.lineno}", node)
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
-CALLS: Final = list(calls())
-LOGGED: Final = [each for each in CALLS if each.name == "log"]
-
-
-def test_the_calls_are_found() -> None:
-    assert len(LOGGED) > 40
-
-
-def test_nothing_writes_to_the_log_but_the_helper() -> None:
+def test_the_helper_alone_writes_to_the_log_and_in_words_of_the_code() -> None:
     writing = re.compile(r"log(ger|ging)\.(debug|info|warning|error|critical|exception|log)")
-    others = [each.place for each in CALLS if writing.fullmatch(each.name)]
+    others, found = set(), 0
+    for place, node in calls():
+        name = ast.unparse(node.func)
+        if writing.fullmatch(name):
+            others.add(place.partition(":")[0])
+        elif name == "log":
+            level, event, *_ = node.args
+            assert re.fullmatch(r"logging\.[A-Z]+|level", ast.unparse(level)), place
+            assert isinstance(event, ast.Constant), place
+            assert re.fullmatch(r"[a-z_]+", str(event.value)), place
+            assert not {each.arg for each in node.keywords if each.arg} & PRIVATE, place
+            found += 1
     # The database layer is below the helper.
-    below = "delayed_queue/db/session.py"
-    assert {place.partition(":")[0] for place in others} == {HELPER, below}
-
-
-@pytest.mark.parametrize("call", LOGGED, ids=lambda call: call.place)
-def test_an_event_and_its_fields_are_words_of_the_code(call: Call) -> None:
-    level, event, *_ = call.node.args
-    assert re.fullmatch(r"logging\.[A-Z]+|level", ast.unparse(level))
-    assert isinstance(event, ast.Constant)
-    assert re.fullmatch(r"[a-z_]+", str(event.value))
-    names = {each.arg for each in call.node.keywords if each.arg is not None}
-    assert not names & PRIVATE
+    assert others == {HELPER, "delayed_queue/db/session.py"}
+    assert found > 40
 
 
 @pytest.mark.parametrize("value", [HOSTILE, "", "plain", 7, None, OSError("a\nb")])

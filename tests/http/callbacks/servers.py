@@ -325,7 +325,7 @@ ENDLESS_CONTINUES = endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
 HUGE_HEADERS = answering(headers={f"X-Header-{each}": "v" * 7000 for each in range(100)})
 
 
-def gzip_bomb(megabytes: int = 64) -> Behaviour:
+def gzip_bomb(megabytes: int = 16) -> Behaviour:
     body = gzip.compress(b"\0" * (megabytes * 2**20))
     return answering(body=body, headers={"Content-Encoding": "gzip"})
 
