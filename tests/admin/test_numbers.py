@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from django.utils.translation import override
 
-import delayed_queue
 from delayed_queue.admin.formats import counted, number, per_second, percent, seconds
 from delayed_queue.models import Worker
 from delayed_queue.observe.overview import Count
 from tests.admin.support import page
 from tests.support.factories import from_now
-
-ROOM = Path(delayed_queue.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -58,19 +50,3 @@ def test_a_page_has_its_numbers_in_the_language(admin_client, settings, language
     )  # fmt: skip
     html = page(admin_client, "/admin/delayed_queue/worker/")
     assert all(each in html for each in shown)
-
-
-def _written_by_hand(path: Path) -> Iterator[str]:
-    """Yield the calls that format a number without the active language."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
-            spec = ast.unparse(node.format_spec)
-            if re.search(r",|[.]\d*[g%]", spec) and "float(" not in spec:
-                yield f"{path.name}:{node.lineno} {ast.unparse(node)}"
-
-
-def test_no_page_writes_a_number_by_hand():
-    pages = [*(ROOM / "admin").glob("*.py"), *ROOM.glob("*/admin/*.py"), *ROOM.glob("*/admin.py")]
-    found = [each for path in pages for each in _written_by_hand(path)]
-    # formats.py rounds to two significant digits, which the language then formats.
-    assert [each for each in found if not each.startswith("formats.py")] == []
