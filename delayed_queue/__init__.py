@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from delayed_queue.cron.schedules import CronSchedule as CronSchedule
     from delayed_queue.cron.schedules import DailySchedule as DailySchedule
     from delayed_queue.cron.schedules import PeriodicSchedule as PeriodicSchedule
+    from delayed_queue.declaring import handler as handler
     from delayed_queue.exceptions import DelayedQueueError as DelayedQueueError
     from delayed_queue.facade import DelayedQueue as DelayedQueue
     from delayed_queue.handlers import Reject as Reject
     from delayed_queue.handlers import Retry as Retry
     from delayed_queue.handlers import Snooze as Snooze
-    from delayed_queue.handlers import handler as handler
     from delayed_queue.messages import DeliveryType as DeliveryType
     from delayed_queue.messages import Envelope as Envelope
     from delayed_queue.messages import OfferOutcome as OfferOutcome
@@ -49,7 +49,7 @@ _HOMES = {
     "RetryPolicy": "retries",
     "ScheduledMessage": "messages",
     "Snooze": "handlers",
-    "handler": "handlers",
+    "handler": "declaring",
 }
 
 __all__ = ["__version__", *_HOMES]

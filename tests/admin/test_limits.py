@@ -14,7 +14,8 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.test import Client
 
 from delayed_queue import DelayedQueue, Envelope, Groups, ScheduledMessage
-from delayed_queue.handlers import handler, registry
+from delayed_queue.declaring import handler
+from delayed_queue.handlers import registry
 from delayed_queue.models import DeadLetter, Limit
 from tests.admin.support import QUEUES, operator, page, told
 from tests.support.factories import DeadLetterFactory

@@ -12,7 +12,8 @@ from django.test import Client, override_settings
 
 from delayed_queue import DelayedQueue
 from delayed_queue.admin.message_operations import lease_of
-from delayed_queue.handlers import handler, registry
+from delayed_queue.declaring import handler
+from delayed_queue.handlers import registry
 from delayed_queue.models import DeadLetter, Message
 from tests.admin.operations import CONFIRMED, ON_LETTERS, ON_MESSAGES, run
 from tests.admin.support import LETTERS, MESSAGES, QUEUES, operator, page, post, tokens, told

@@ -10,7 +10,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
-from delayed_queue.handlers import handler, registry
+from delayed_queue.declaring import handler
+from delayed_queue.handlers import registry
 
 pytestmark = pytest.mark.django_db
 

@@ -19,8 +19,9 @@ from delayed_queue import (
     ScheduledMessage,
     Snooze,
 )
+from delayed_queue.declaring import handler
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
-from delayed_queue.handlers import handler, registry
+from delayed_queue.handlers import registry
 from delayed_queue.testing import (
     Drained,
     ManualClock,

@@ -11,9 +11,10 @@ import pytest
 
 from delayed_queue.conf import get_settings, section
 from delayed_queue.cron.schedules import DailySchedule, PeriodicSchedule
+from delayed_queue.declaring import handler
 from delayed_queue.durations import LONGEST, check_duration, parse_duration, write_duration
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.handlers import Retry, Snooze, handler, registry
+from delayed_queue.handlers import Retry, Snooze, registry
 from delayed_queue.management.arguments import duration
 from delayed_queue.messages import check_delay
 from delayed_queue.retries import Backoff, RetryPolicy

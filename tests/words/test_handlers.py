@@ -9,6 +9,7 @@ import pytest
 
 from delayed_queue import Batch, DelayedQueue, Envelope, Groups
 from delayed_queue.codecs import codec_named
+from delayed_queue.declaring import handler
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration, InvalidMessage
 from delayed_queue.handlers import (
     Handler,
@@ -18,7 +19,6 @@ from delayed_queue.handlers import (
     Snooze,
     Verdict,
     error_text,
-    handler,
     judge,
     registry,
 )

@@ -9,8 +9,8 @@ import pytest
 from django.db import connection
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy
+from delayed_queue.declaring import handler
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.handlers import handler
 from delayed_queue.models import DeadLetter, Message, Sample
 from delayed_queue.observe import signals
 from delayed_queue.worker.engine.settling import Counts

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from delayed_queue import DelayedQueue, Envelope, Groups, RetryPolicy, ScheduledMessage
+from delayed_queue.declaring import handler
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.handlers import handler
 from delayed_queue.models import Limit, Message
 from delayed_queue.queue.group_claims import by_turns
 from delayed_queue.queue.store.claim import LeasedRow

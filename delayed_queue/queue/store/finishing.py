@@ -115,48 +115,19 @@ COUNT_REMOVED: Final[LiteralString] = count_gone("""
         AS removed (batch, outcome, number)""")
 
 
-def _finish(batches: LiteralString) -> LiteralString:
-    """Return a statement that deletes closed batches without members and offers their ``then``.
+def _none_in(table: LiteralString) -> LiteralString:
+    # The search begins with the newest, behind fewer dead index entries.
+    return f"""(
+                SELECT id
+                FROM {table}
+                WHERE "batchId" = batch.id
+                ORDER BY "batchId" DESC, id DESC
+                LIMIT 1
+            ) IS NULL"""
 
-    It is a statement of its own, so that its snapshot has all that was committed before the lock on
-    the batch was taken. A member cannot be added unseen: a producer locks an open batch until its
-    commit, and close() waits for that; a member that adds others is itself visible until then. A
-    batch that a producer or another finish has locked is skipped. The search for members begins
-    with the newest, behind fewer dead index entries. If batches have the same ``then``, the last
-    one offers it.
-    Reads: delayed_queue_batch_pkey, message_of_batch, dead_letter_of_batch, then
-    delayed_queue__PKeyPlusKindUniqueIndex.
-    """
-    return f"""{CLOCK},
-finished AS (
-    DELETE FROM delayed_queue_batch
-    WHERE id = ANY (ARRAY(
-        SELECT id
-        FROM delayed_queue_batch AS batch
-        WHERE {batches}
-            AND "closedAt" IS NOT NULL
-            AND (
-                SELECT id
-                FROM delayed_queue
-                WHERE "batchId" = batch.id
-                ORDER BY "batchId" DESC, id DESC
-                LIMIT 1
-            ) IS NULL
-            AND (
-                SELECT id
-                FROM delayed_queue_dead_letter
-                WHERE "batchId" = batch.id
-                ORDER BY "batchId" DESC, id DESC
-                LIMIT 1
-            ) IS NULL
-        ORDER BY id
-        FOR UPDATE SKIP LOCKED
-    ))
-    RETURNING
-        id, "thenKind", "thenKey", "thenPayload", "thenHeaders", "thenGroup", "thenScheduledAt",
-        "thenExpiresAt", done, dead, dropped, expired
-),
-offered AS (
+
+# Offer "then" of batches that have finished. If several have the same, the last one offers it.
+_OFFER_THEN: Final[LiteralString] = f"""offered AS (
     INSERT INTO delayed_queue AS stored (
         "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers,
         "versionAt", "group", "expiresAt"
@@ -181,6 +152,36 @@ SELECT CASE
 END
 FROM offered
 """
+
+
+def _finish(batches: LiteralString) -> LiteralString:
+    """Return a statement that deletes closed batches without members and offers their ``then``.
+
+    It is a statement of its own, so that its snapshot has all that was committed before the lock on
+    the batch was taken. A member cannot be added unseen: a producer locks an open batch until its
+    commit, and close() waits for that; a member that adds others is itself visible until then. A
+    batch that a producer or another finish has locked is skipped.
+    Reads: delayed_queue_batch_pkey, message_of_batch, dead_letter_of_batch, then
+    delayed_queue__PKeyPlusKindUniqueIndex.
+    """
+    return f"""{CLOCK},
+finished AS (
+    DELETE FROM delayed_queue_batch
+    WHERE id = ANY (ARRAY(
+        SELECT id
+        FROM delayed_queue_batch AS batch
+        WHERE {batches}
+            AND "closedAt" IS NOT NULL
+            AND {_none_in("delayed_queue")}
+            AND {_none_in("delayed_queue_dead_letter")}
+        ORDER BY id
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING
+        id, "thenKind", "thenKey", "thenPayload", "thenHeaders", "thenGroup", "thenScheduledAt",
+        "thenExpiresAt", done, dead, dropped, expired
+),
+{_OFFER_THEN}"""
 
 
 # Lock a batch that can be joined; no row if it cannot.

@@ -13,9 +13,10 @@ from delayed_queue.batch import one_by_one
 from delayed_queue.conf import get_settings
 from delayed_queue.db.clock import database_now
 from delayed_queue.db.resilience import is_unavailable
+from delayed_queue.declaring import check_linger
 from delayed_queue.exceptions import HandlerNotFound, InvalidConfiguration
 from delayed_queue.facade import DelayedQueue
-from delayed_queue.handlers import Handler, Registry, Source, check_linger
+from delayed_queue.handlers import Handler, Registry, Source
 from delayed_queue.instruments import awrap, wrap
 from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, to_milliseconds
