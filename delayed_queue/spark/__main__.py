@@ -9,8 +9,6 @@ if __name__ == "__main__":
     # For a script this directory comes first on the path, where its names shadow other modules.
     here = str(Path(__file__).parent)
     sys.path[:] = [each for each in sys.path if each != here]
-    from delayed_queue.spark.pipeline.cli import (
-        main,
-    )
+    from delayed_queue.spark.pipeline.cli import main
 
     sys.exit(main(sys.argv[1:]))

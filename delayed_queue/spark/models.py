@@ -31,9 +31,8 @@ class OfferLedger(models.Model):
         db_table = "delayed_queue_offer_ledger"
         constraints = [
             models.UniqueConstraint(
-                fields=["job", "batch", "partition", "chunk", "digest"],
-                name="offer_ledger_chunk",
-            ),
+                fields=["job", "batch", "partition", "chunk", "digest"], name="offer_ledger_chunk"
+            )
         ]
         indexes = [models.Index(fields=["recorded_at", "id"], name="offer_ledger_recorded")]
         default_permissions = []
@@ -101,7 +100,7 @@ class ArchiveManifest(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["source"], condition=~Q(state="pruned"), name="archive_unfinished"
-            ),
+            )
         ]
         default_permissions = ["view"]
 

@@ -100,14 +100,14 @@ def is_elsewhere(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def partitions_on(spark: SparkSession, asked: int | None) -> int | None:
-    """Return the option numPartitions; None leaves it to the reader.
+def partitions_on(spark: SparkSession, asked: int | None) -> dict[str, str]:
+    """Return the option numPartitions; nothing leaves it to the reader.
 
     A reader on a server of Spark Connect does not see the number of tasks in the environment.
     """
-    if asked is not None or not is_elsewhere(spark):
-        return asked
-    return TASKS_EACH * tasks_of(spark)
+    if asked is None and is_elsewhere(spark):
+        asked = TASKS_EACH * tasks_of(spark)
+    return {} if asked is None else {"numPartitions": str(asked)}
 
 
 def tasks_of(spark: SparkSession) -> int:

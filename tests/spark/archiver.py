@@ -33,9 +33,7 @@ def die() -> NoReturn:
 
 
 def arm(
-    step: str,
-    happen: Callable[[], object],
-    replace: Callable[[Any, str, Any], None] = setattr,
+    step: str, happen: Callable[[], object], replace: Callable[[Any, str, Any], None] = setattr
 ) -> None:
     """Run the fault at that step, once."""
     owner, name, number = STEPS[step]

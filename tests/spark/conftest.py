@@ -70,3 +70,13 @@ def source() -> Iterator[LeasingReader]:
     made = reader()
     yield made
     made.stop()
+
+
+@pytest.fixture
+def after() -> Iterator[LeasingReader]:
+    """The same stream in a later process."""
+    from tests.spark.leasing import reader
+
+    made = reader()
+    yield made
+    made.stop()

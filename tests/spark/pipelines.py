@@ -37,9 +37,7 @@ def options(tmp_path: Path, *paths: str, **changes: Any) -> imports.ImportOption
     changes.setdefault("max_bad_ratio", 1.0)
     rules = Rules("orders", mapping=mapping, time_zone=changes.pop("time_zone", None))
     return imports.ImportOptions(
-        Input(paths, form, rules),
-        quarantine=str(tmp_path / "quarantine"),
-        **changes,
+        Input(paths, form, rules), quarantine=str(tmp_path / "quarantine"), **changes
     )
 
 

@@ -30,10 +30,7 @@ QUIET: Final = {
 NOW: Final = 1_700_000_000_000
 
 # Tests with a JVM; tests/conftest.py keeps them in one worker of xdist.
-with_jvm = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+with_jvm = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
 def rows(keys: Iterable[str], payload: str = "1") -> pa.RecordBatch:

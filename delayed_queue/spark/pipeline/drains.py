@@ -178,9 +178,8 @@ def _started(spark: SparkSession, options: DrainOptions) -> StreamingQuery:
         .option("kind", options.kind)
         .option("maxMessagesPerTrigger", str(options.max_messages))
         .option("lease", options.lease)
+        .options(**partitions_on(spark, options.partitions))
     )
-    if (partitions := partitions_on(spark, options.partitions)) is not None:
-        reader = reader.option("numPartitions", str(partitions))
     if options.handling is not None:
         # Tasks read the rest just before they handle it. Handlers are slow, so no batch is leased
         # ahead: other consumers can take its messages.

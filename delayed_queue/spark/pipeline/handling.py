@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from delayed_queue.batch import Batch
 from delayed_queue.codecs import Codec, codec_named, decode
-from delayed_queue.db.sql import column_of, first_row, rows_of
+from delayed_queue.db.sql import Row, Step, column_of, first_row, rows_of
 from delayed_queue.durations import Duration, parse_duration
 from delayed_queue.exceptions import InvalidConfiguration, PayloadNotDecodable
 from delayed_queue.handlers import Handler, HandlerFunction, Verdict, judge, registry, storable
 from delayed_queue.messages import MILLISECOND, Envelope
-from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.queue.store.claim import LeasedRow
 from delayed_queue.queue.store.finishing import (
     DIED,
@@ -37,11 +36,11 @@ from delayed_queue.queue.store.finishing import (
 )
 from delayed_queue.queue.store.settle import (
     ACKNOWLEDGE,
-    DEAD_LETTER,
     EXTEND,
     LEASED_MEMBERS,
-    RELEASE,
     ExtendedRow,
+    dead_letter_step,
+    release_step,
 )
 from delayed_queue.retries import RetryPolicy
 from delayed_queue.spark.database import Connection, fetch, steady
@@ -233,12 +232,7 @@ class Settler:
     """
 
     def __init__(
-        self,
-        connection: Connection,
-        handling: Handling,
-        kind: str,
-        place: Place,
-        calls: Calls,
+        self, connection: Connection, handling: Handling, kind: str, place: Place, calls: Calls
     ) -> None:
         found = handling.registered()
         self._kind = kind
@@ -257,7 +251,7 @@ class Settler:
     def handle(self, lease_id: str, ids: list[int]) -> None:
         for begin in range(0, len(ids), self._size):
             if self._is_repeated:
-                self._leases.run(COUNT_DELIVERY, id=ids[begin], lease_id=lease_id)
+                self._leases.run((COUNT_DELIVERY, {"id": ids[begin], "lease_id": lease_id}))
             self._handle_batch(lease_id, ids[begin : begin + self._size])
 
     def _handle_batch(self, lease_id: str, ids: list[int]) -> None:
@@ -281,7 +275,8 @@ class Settler:
             else:
                 self._settle(row, lease_id, judge(error, row.attempts, self._policy))
         if done:
-            self._leases.count(self._place, DONE, ACKNOWLEDGE, done, lease_id=lease_id)
+            step = ACKNOWLEDGE, {"ids": [row.id for row in done], "lease_id": lease_id}
+            self._leases.count(self._place, DONE, step, done)
 
     def _taken(self, row: LeasedRow, lease_id: str) -> Envelope | Verdict:
         """Return what the handler is called with, or why it is not called."""
@@ -303,18 +298,14 @@ class Settler:
 
     def _settle(self, row: LeasedRow, lease_id: str, verdict: Verdict) -> None:
         error = verdict.error or None
-        one = {"lease_id": lease_id, "error": error, "now": None}
         if verdict.delay is None:
             reason = storable(verdict.reason) or "rejected"
-            cause = fingerprint(reason, error)
-            more = {"reason": reason, "fingerprint": cause}
-            self._leases.count(self._place, DIED, DEAD_LETTER, [row], **one, **more)
+            outcome, step = DIED, dead_letter_step(lease_id, [row.id], reason, error)
         else:
-            refund = 0 if verdict.counts else 1
+            outcome, refund = ("retried", 0) if verdict.counts else ("snoozed", 1)
             delay = verdict.delay // MILLISECOND
-            outcome = "retried" if verdict.counts else "snoozed"
-            times = {"delay": delay, "refund": refund}
-            self._leases.count(self._place, outcome, RELEASE, [row], **one, **times)
+            step = release_step(lease_id, [row.id], delay, refund, error)
+        self._leases.count(self._place, outcome, step, [row])
 
 
 async def _awaited(answer: Any) -> Any:
@@ -330,32 +321,26 @@ class ExecutorLeases:
         # Threads of handlers are kept out of a transaction, which is another's.
         self._turn = threading.RLock()
 
-    def fetch(self, statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
+    def run(self, step: Step) -> list[Row]:
+        """Run the statement; return its rows, which are the messages that it changed."""
         with self._turn:
-            return fetch(self._connection, statement, params)
+            return fetch(self._connection, *step)
 
-    def run(self, statement: str, **params: Any) -> int:
-        """Run the statement; return how many messages it changed."""
-        return len(self.fetch(statement, params))
-
-    def count(
-        self, place: Place, outcome: str, statement: str, rows: Sequence[LeasedRow], **params: Any
-    ) -> None:
+    def count(self, place: Place, outcome: str, step: Step, rows: Sequence[LeasedRow]) -> None:
         """Settle, and count how many messages ended so, or had lost their lease."""
-        params["ids"] = [each.id for each in rows]
         with self._turn, self._connection.transaction():
-            changed = self.settle(outcome, statement, are_members=bool(batches_of(rows)), **params)
+            changed = self.settle(outcome, step, are_members=bool(batches_of(rows)))
             ends = {outcome: changed, "lost": len(rows) - changed}
             place.count(self._connection, **ends)
 
-    def settle(self, outcome: str, statement: str, *, are_members: bool, **params: Any) -> int:
-        """Run the settlement, by which members of batches may leave; return its rows."""
+    def settle(self, outcome: str, step: Step, *, are_members: bool) -> int:
+        """Run the settlement, by which members of batches may leave; return how many it changed."""
         if not are_members or outcome not in (DONE, DIED, EXPIRED):
-            return self.run(statement, **params)
-        members = [Leaving(each, params["lease_id"], outcome) for each in params["ids"]]
+            return len(self.run(step))
+        members = [Leaving(each, step[1]["lease_id"], outcome) for each in step[1]["ids"]]
         with self._turn, self._connection.transaction():
             left = fetch(self._connection, *count_step(members))
-            changed = self.run(statement, **params)
+            changed = len(self.run(step))
             fetch(self._connection, *finish_step(column_of(left)))
         return changed
 
@@ -363,37 +348,37 @@ class ExecutorLeases:
         """Delete messages that expired before they were handled, if they may be members."""
         with self._turn:
             if has_batches(self._connection):
-                self.settle(EXPIRED, ACKNOWLEDGE, are_members=True, ids=ids, lease_id=lease_id)
+                step = ACKNOWLEDGE, {"ids": ids, "lease_id": lease_id}
+                self.settle(EXPIRED, step, are_members=True)
 
-    def _one(self, envelope: Envelope, statement: str, outcome: str = "", **params: Any) -> bool:
-        one = {"ids": [envelope.message_id], "lease_id": envelope.lease_id}
-        is_member = envelope.batch_id is not None
-        changed = self.settle(outcome, statement, are_members=is_member, **one, **params)
+    def _one(self, envelope: Envelope, outcome: str, step: Step) -> bool:
+        changed = self.settle(outcome, step, are_members=envelope.batch_id is not None)
         envelope.lease_lost = envelope.lease_lost or not changed
         return bool(changed)
 
     def acknowledge(self, envelope: Envelope) -> bool:
-        return self._one(envelope, ACKNOWLEDGE, DONE)
+        one = {"ids": [envelope.message_id], "lease_id": envelope.lease_id}
+        return self._one(envelope, DONE, (ACKNOWLEDGE, one))
 
     def release(self, envelope: Envelope, delay: Duration | None = None, error: str = "") -> bool:
         wait = 0 if delay is None else parse_duration(delay) // MILLISECOND
-        text = storable(error) or None
-        return self._one(envelope, RELEASE, delay=wait, refund=0, error=text, now=None)
+        one = envelope.lease_id, [envelope.message_id]
+        return self._one(envelope, "", release_step(*one, wait, 0, storable(error) or None))
 
     def extend(self, envelope: Envelope, duration: Duration | None = None) -> bool:
         span = None if duration is None else parse_duration(duration)
         lease = self._lease_ms if span is None else span // MILLISECOND
         params = {"ids": [envelope.message_id], "lease_ids": [envelope.lease_id]}
-        answer = self.fetch(EXTEND, {**params, "lease": lease, "now": None})
-        extended = first_row(ExtendedRow, answer)
+        extended = first_row(
+            ExtendedRow, self.run((EXTEND, {**params, "lease": lease, "now": None}))
+        )
         if extended is not None:
             envelope.leased_until_ms = extended.leased_until
         return extended is not None
 
     def reject(self, envelope: Envelope, reason: str) -> bool:
-        said = storable(reason)
-        params = {"reason": said, "error": None, "fingerprint": fingerprint(said, None)}
-        return self._one(envelope, DEAD_LETTER, DIED, **params, now=None)
+        one = envelope.lease_id, [envelope.message_id]
+        return self._one(envelope, DIED, dead_letter_step(*one, storable(reason), None))
 
     def batch_of(self, envelope: Envelope) -> None:
         """Return nothing: executors add no members to batches."""

@@ -128,9 +128,7 @@ def _waiting(spark: SparkSession, options: ReportOptions) -> DataFrame | None:
     else:
         reader = spark.read.format("delayed_queue").option("allQueues", "true")
         reader = reader.schema("kind string, scheduled_at timestamp")
-        if (partitions := partitions_on(spark, options.partitions)) is not None:
-            reader = reader.option("numPartitions", str(partitions))
-        found = reader.load()
+        found = reader.options(**partitions_on(spark, options.partitions)).load()
     return found.selectExpr(KIND, "CAST(scheduled_at AS TIMESTAMP) AS scheduled_at")
 
 

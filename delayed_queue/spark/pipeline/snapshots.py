@@ -8,14 +8,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from delayed_queue.db.sql import value_of
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.database import connect, database_now, fetch
-from delayed_queue.spark.pipeline.cli import (
-    CODECS,
-    DONE,
-    add_partitions,
-    asked_kind,
-)
+from delayed_queue.spark.pipeline.cli import CODECS, DONE, add_partitions, asked_kind
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.session import Stopping, session
@@ -37,13 +33,9 @@ class Snapshot:
 
 
 def run(
-    spark: SparkSession,
-    kind: str | None,
-    to: str,
-    console: Console,
-    *,
+    spark: SparkSession, kind: str | None, to: str, console: Console, *,
     partitions: int | None = None,
-) -> Snapshot:
+) -> Snapshot:  # fmt: skip
     """Write the messages, count them against the same moment of the database, then name them.
 
     Raises InvalidConfiguration for a queue that the database does not know.
@@ -53,11 +45,11 @@ def run(
             check_known(connection, kind)
     name = f"snapshot={database_now():%Y%m%dT%H%M%S.%fZ}"
     staging, path = f"{to.rstrip('/')}/_staging-{name}", f"{to.rstrip('/')}/{name}"
+    which = {"allQueues": "true"} if kind is None else {"kind": kind}
     files = files_on(spark)
     try:
-        partitions = partitions_on(spark, partitions)
-        given = {} if partitions is None else {"numPartitions": str(partitions)}
-        written = _write(spark, kind, staging, console, given)
+        console.progress("reading the messages …")
+        written = _write(spark, kind, staging, {**which, **partitions_on(spark, partitions)})
         files.rename(staging, path)
     # Also after a stop by a signal no incomplete files stay.
     except BaseException:
@@ -66,20 +58,12 @@ def run(
     return Snapshot(path, written)
 
 
-def _write(
-    spark: SparkSession,
-    kind: str | None,
-    staging: str,
-    console: Console,
-    given: Mapping[str, str],
-) -> int:
+def _write(spark: SparkSession, kind: str | None, staging: str, which: Mapping[str, str]) -> int:
     with exported() as (connection, snapshot):
-        console.progress("reading the messages …")
-        reader = spark.read.format("delayed_queue").option("snapshot", snapshot)
-        which = {**given, **({"allQueues": "true"} if kind is None else {"kind": kind})}
-        frame = reader.options(**which).load()
+        reader = spark.read.format("delayed_queue").options(**which)
+        frame = reader.option("snapshot", snapshot).load()
         frame.write.partitionBy("kind").parquet(staging)
-        expected = int(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})[0][0])
+        expected = int(value_of(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})))
     written = spark.read.schema(frame.schema).parquet(staging).count() if expected else 0
     if written != expected:
         raise InvalidConfiguration(

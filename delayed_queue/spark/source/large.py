@@ -15,13 +15,7 @@ import psycopg
 import pyarrow as pa
 
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.spark.database import (
-    connect,
-    first_line,
-    labelled,
-    resolve_dsn,
-    unreachable,
-)
+from delayed_queue.spark.database import connect, first_line, labelled, resolve_dsn, unreachable
 from delayed_queue.spark.source.options import Options
 
 if TYPE_CHECKING:

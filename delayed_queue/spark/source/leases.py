@@ -70,13 +70,6 @@ _LOOKED_AFTER: Final = 0.1
 _TIMEOUT: Final = 30.0
 
 
-class Taken(NamedTuple):
-    """The id of a lease, and the number of its messages; no id if there are none."""
-
-    lease_id: str | None
-    number: int = 0
-
-
 class Held(NamedTuple):
     """When a lease was taken or renewed last, on this process's clock; its number of messages."""
 
@@ -99,7 +92,7 @@ class Leases:
             options.leaseConnections + 1, thread_name_prefix="delayed-queue-lease"
         )
         self._cutoff: int | None = None
-        self.ahead: Future[Taken] | None = None
+        self.ahead: Future[str | None] | None = None
         self._is_first = True
         self._is_backlog = False
         # Acknowledging and renewing the same rows at the same time would be a deadlock.
@@ -126,11 +119,9 @@ class Leases:
         First comes what was leased ahead: by this process, or by the one before it, under the id
         that was foreseen.
         """
-        taken = self._taken_ahead(foreseen)
-        if taken.lease_id is None:
-            taken = self._take(limit, str(uuid.uuid4()))
-        self._is_backlog = taken.number >= limit
-        return taken.lease_id
+        lease_id = self._taken_ahead(foreseen) or self._take(limit, str(uuid.uuid4()))
+        self._is_backlog = lease_id is not None and self._held[lease_id].number >= limit
+        return lease_id
 
     def look_ahead(self, limit: int) -> str:
         """Begin to lease the batch after the one that was taken; return its id, or "" for none.
@@ -143,14 +134,14 @@ class Leases:
         self.ahead = self._pool.submit(self._take, limit, lease_id)
         return lease_id
 
-    def _taken_ahead(self, foreseen: str) -> Taken:
+    def _taken_ahead(self, foreseen: str) -> str | None:
         ahead, self.ahead = self.ahead, None
         is_first, self._is_first = self._is_first, False
         if ahead is not None:
             return ahead.result()
-        return self._adopt(foreseen) if is_first and foreseen else Taken(None)
+        return self._adopt(foreseen) if is_first and foreseen else None
 
-    def _adopt(self, lease_id: str) -> Taken:
+    def _adopt(self, lease_id: str) -> str | None:
         """Take what an earlier process had leased ahead, under a new id.
 
         Under the old one its last statement, if it is still at work, may yet lease more.
@@ -160,7 +151,7 @@ class Leases:
             found = self.take_over(ours, [lease_id, ours], deliveries=0)
         return self._taken(ours, found)
 
-    def _take(self, limit: int, lease_id: str) -> Taken:
+    def _take(self, limit: int, lease_id: str) -> str | None:
         """Lease under a new id; no task has read messages under the id of a failed try."""
         with self._turn:
             self._hold(lease_id, limit)
@@ -175,13 +166,13 @@ class Leases:
             raise
         return self._taken(lease_id, found)
 
-    def _taken(self, lease_id: str, number: int) -> Taken:
+    def _taken(self, lease_id: str, number: int) -> str | None:
+        """Return the id of a lease that holds messages; forget one that holds none."""
         with self._turn:
             held = self._held.pop(lease_id)
-            if not number:
-                return Taken(None)
-            self._held[lease_id] = held._replace(number=number)
-        return Taken(lease_id, number)
+            if number:
+                self._held[lease_id] = held._replace(number=number)
+        return lease_id if number else None
 
     def _hold(self, lease_id: str, number: int) -> None:
         self._held[lease_id] = Held(time.monotonic(), number)

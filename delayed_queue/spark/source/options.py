@@ -22,29 +22,15 @@ MAX_JOB_LENGTH: Final = 200
 # Partitions if the number of parallel tasks is unknown.
 _UNTOLD: Final = 8
 # Spark's own options, which it passes to every sink.
-_OF_SPARK: Final = frozenset(
-    {
-        "asyncprogresstrackingenabled",
-        "asyncprogresstrackingcheckpointintervalms",
-        "checkpointlocation",
-        "path",
-        "queryname",
-    }
-)
+_OF_SPARK: Final = frozenset({
+    "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms",
+    "checkpointlocation", "path", "queryname",
+})  # fmt: skip
 # Properties of a table in Spark's catalog, which come with its options.
-_OF_CATALOG: Final = frozenset(
-    {
-        "collation",
-        "comment",
-        "external",
-        "is_managed_location",
-        "location",
-        "owner",
-        "provider",
-        "serialization.format",
-        "table_type",
-    }
-)
+_OF_CATALOG: Final = frozenset({
+    "collation", "comment", "external", "is_managed_location", "location", "owner", "provider",
+    "serialization.format", "table_type",
+})  # fmt: skip
 _MAX_LEASE: Final = timedelta(days=3650)
 
 

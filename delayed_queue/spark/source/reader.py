@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import sql as composed
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    Filter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from delayed_queue.db.sql import row_of, value_of
@@ -34,11 +30,7 @@ from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.schema import check_read, source_columns, source_schema
 from delayed_queue.spark.store.archiving import EXPORT_SNAPSHOT
-from delayed_queue.spark.store.streaming import (
-    READ_RANGE,
-    SAMPLED_CUTS,
-    CutsRow,
-)
+from delayed_queue.spark.store.streaming import READ_RANGE, SAMPLED_CUTS, CutsRow
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -99,6 +99,23 @@ def restart(server: EmbeddedPostgres, holder: psycopg.Connection[Any]) -> None:
         wait_until(lambda: watcher.execute(WAITING).fetchone() == (2,))
         crash(server)
     server.start()
+
+
+@contextmanager
+def waiting(spark: Any, lake: str, url: str) -> Iterator[tuple[Any, Future[Any], Any]]:
+    """Archive fifty letters, until a task waits for a held one; yield pool, archive and holder."""
+    letters(50)
+    with ThreadPoolExecutor(2) as pool, holding(url, "k25") as holder:
+        running = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
+        wait_until(lambda: is_waiting_for(holder))
+        yield pool, running, holder
+
+
+@pytest.fixture
+def notes(queue: DelayedQueue, other: psycopg.Connection[Any]) -> Iterator[Callable[..., Any]]:
+    """Create a table of a hundred notes; drop it at the end."""
+    yield lambda kind, key: other.execute(NOTES.format(kind=kind, key=key))
+    other.execute("DROP TABLE spark_notes")
 
 
 KEYS = {"uuid": "md5(n::text)::uuid", "bigint": "-n * 7919"}
@@ -302,21 +319,17 @@ class TestArchiveAndReplay:
 
     @pytest.mark.parametrize("kind", sample(KEYS, "uuid"))
     def test_another_engine_counts_the_same(
-        self, kind: str, queue: DelayedQueue, spark: Any, lake: str,
+        self, kind: str, notes: Callable[..., Any], spark: Any, lake: str,
         other: psycopg.Connection[Any],
     ) -> None:  # fmt: skip
-        other.execute(NOTES.format(kind=kind, key=KEYS[kind]))
-        try:
-            sums = other.execute("SELECT count(*), sum(number) FROM spark_notes").fetchone()
-            table = Table("spark_notes", "at", {"text": ["100%", "other"]})
-            asked = archives.ArchiveOptions(
-                (table,), 2**42, lake, rows_per_archive=60, rows_per_file=7, batch_size=3,
-                partitions=2,
-            )  # fmt: skip
-            (found,) = archives.run(spark, asked, CONSOLE)
-            left = other.execute("SELECT count(*) FROM spark_notes").fetchone()
-        finally:
-            other.execute("DROP TABLE spark_notes")
+        notes(kind, KEYS[kind])
+        sums = other.execute("SELECT count(*), sum(number) FROM spark_notes").fetchone()
+        table = Table("spark_notes", "at", {"text": ["100%", "other"]})
+        asked = archives.ArchiveOptions(
+            (table,), 2**42, lake, rows_per_archive=60, rows_per_file=7, batch_size=3, partitions=2
+        )
+        (found,) = archives.run(spark, asked, CONSOLE)
+        left = other.execute("SELECT count(*) FROM spark_notes").fetchone()
         assert (found.rows, found.deleted, found.changed, found.archives) == (100, 100, 0, 2)
         assert left == (0,)
         assert elsewhere("count(*), sum(number), count(DISTINCT id)", lake) == (*(sums or ()), 100)
@@ -324,37 +337,30 @@ class TestArchiveAndReplay:
         assert len(parquet_files(lake)) == 4
 
     def test_a_row_with_an_instant_that_parquet_lacks_stays_in_the_table(
-        self, queue: DelayedQueue, spark: Any, lake: str, other: psycopg.Connection[Any]
+        self, notes: Callable[..., Any], spark: Any, lake: str, other: psycopg.Connection[Any]
     ) -> None:
-        other.execute(NOTES.format(kind="bigint", key="n"))
-        try:
-            other.execute(UNREADABLE)
-            asked = archives.ArchiveOptions((Table("spark_notes", "at"),), 2**42, lake)
-            waiting = archives.run(spark, replace(asked, is_dry_run=True), CONSOLE)[0].waiting
-            (found,) = archives.run(spark, asked, CONSOLE)
-            left = other.execute("SELECT id FROM spark_notes ORDER BY id").fetchall()
-        finally:
-            other.execute("DROP TABLE spark_notes")
-        assert (waiting, found.rows, found.deleted, found.changed) == (96, 96, 96, 0)
+        notes("bigint", "n")
+        other.execute(UNREADABLE)
+        asked = archives.ArchiveOptions((Table("spark_notes", "at"),), 2**42, lake)
+        counted = archives.run(spark, replace(asked, is_dry_run=True), CONSOLE)[0].waiting
+        (found,) = archives.run(spark, asked, CONSOLE)
+        left = other.execute("SELECT id FROM spark_notes ORDER BY id").fetchall()
+        assert (counted, found.rows, found.deleted, found.changed) == (96, 96, 96, 0)
         assert left == [(1,), (2,), (3,), (4,)]
         assert elsewhere("count(*), min(id)", lake) == (96, 5)
 
     @pytest.mark.parametrize("kind", KEYS)
     def test_each_row_is_in_one_range(
-        self, kind: str, queue: DelayedQueue, other: psycopg.Connection[Any]
+        self, kind: str, notes: Callable[..., Any], other: psycopg.Connection[Any]
     ) -> None:
-        other.execute(NOTES.format(kind=kind, key=KEYS[kind]))
-        try:
-            layout = Layout.of(other, Table("spark_notes", "at"))
-            ranges = layout.ranges(other, 2**42, 7, 2)
-            read = [
-                other.execute(
-                    layout.statement(READ_OLD, each), {**each._asdict(), "cutoff": 2**42}
-                ).fetchall()
-                for each in ranges
-            ]
-        finally:
-            other.execute("DROP TABLE spark_notes")
+        notes(kind, KEYS[kind])
+        layout = Layout.of(other, Table("spark_notes", "at"))
+        read = [
+            other.execute(
+                layout.statement(READ_OLD, each), {**each._asdict(), "cutoff": 2**42}
+            ).fetchall()
+            for each in layout.ranges(other, 2**42, 7, 2)
+        ]
         assert (len(read), {len(rows) for rows in read}) == (15, {6, 7})
         assert len({row[0] for rows in read for row in rows}) == 100
 
@@ -388,10 +394,7 @@ class TestArchiveAndReplay:
         self, queue: DelayedQueue, spark: Any, lake: str, known: str,
         other: psycopg.Connection[Any],
     ) -> None:  # fmt: skip
-        letters(50)
-        with ThreadPoolExecutor(1) as pool, holding(known, "k25") as holder:
-            running = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
-            wait_until(lambda: is_waiting_for(holder))
+        with waiting(spark, lake, known) as (_, running, holder):
             ours = [holder.info.backend_pid, other.info.backend_pid]
             assert other.execute(CUT_DELETING, [ours]).fetchall()
             holder.rollback()
@@ -402,10 +405,7 @@ class TestArchiveAndReplay:
     def test_of_two_drivers_one_waits_for_the_other(
         self, queue: DelayedQueue, spark: Any, lake: str, known: str
     ) -> None:
-        letters(50)
-        with ThreadPoolExecutor(2) as pool, holding(known, "k25") as holder:
-            first = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
-            wait_until(lambda: is_waiting_for(holder))
+        with waiting(spark, lake, known) as (pool, first, holder):
             second = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
             holder.rollback()
             assert (first.result().deleted, second.result().deleted) == (50, 0)
@@ -418,10 +418,7 @@ class TestArchiveAndReplay:
         self, queue: DelayedQueue, spark: Any, lake: str, known: str
     ) -> None:
         """Another one had the lock, after the first had lost it while its tasks delete."""
-        letters(50)
-        with ThreadPoolExecutor(1) as pool, holding(known, "k25") as holder:
-            first = pool.submit(archive, spark, lake, rows_per_file=20, batch_size=4)
-            wait_until(lambda: is_waiting_for(holder))
+        with waiting(spark, lake, known) as (_, first, holder):
             ArchiveManifest.objects.update(state="pruned")
             holder.rollback()
             with pytest.raises(ArchiveLost, match="taken over"):

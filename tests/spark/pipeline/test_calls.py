@@ -13,13 +13,7 @@ from delayed_queue import DelayedQueue, RetryPolicy, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
-from delayed_queue.spark.pipeline.handling import (
-    Calls,
-    Handling,
-    Place,
-    Settler,
-    ended_of,
-)
+from delayed_queue.spark.pipeline.handling import Calls, Handling, Place, Settler, ended_of
 from delayed_queue.spark.source.ledger import JobKey
 from tests.spark.leasing import reader
 from tests.spark.pipeline_targets import AT_WORK, LEFT

@@ -16,10 +16,7 @@ import pytest
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
 from delayed_queue.spark.pipeline import cli, doctor, drains, session
-from delayed_queue.spark.pipeline.cli import (
-    DONE,
-    FAILED,
-)
+from delayed_queue.spark.pipeline.cli import DONE, FAILED
 from delayed_queue.spark.settings import SparkSettings
 from tests.spark.pipelines import CONSOLE
 from tests.spark.support import with_jvm

@@ -19,9 +19,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.spark import claim_lake
 from delayed_queue.spark.pipeline import drains, replays
-from delayed_queue.spark.pipeline.cli import (
-    main,
-)
+from delayed_queue.spark.pipeline.cli import main
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.files import Files
 from delayed_queue.spark.pipeline.handling import Handling

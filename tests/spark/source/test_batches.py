@@ -153,11 +153,7 @@ class TestWriting:
                 ("key, payload", {"queue": ""}, "A queue needs a name"),
                 ("key, payload", {"chunks": "1"}, "did you mean 'chunk'"),
                 ("key, payload", {"connections": "9999"}, "TooManyConnections.*9999 tasks"),
-                (
-                    "key, payload",
-                    {"dsn": "host=127.0.0.1 port=1"},
-                    "Unreachable.*cannot be r",
-                ),
+                ("key, payload", {"dsn": "host=127.0.0.1 port=1"}, "Unreachable.*cannot be r"),
                 ("key, payload", {"dsn": "dbname=x password=s"}, "must not hold password"),
             ],
             ("key AS kei, payload", {}, "no column 'kei': did you mean 'key'"),

@@ -11,12 +11,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from delayed_queue import DelayedQueue, ScheduledMessage
@@ -25,6 +20,7 @@ from delayed_queue.models import Message
 from delayed_queue.spark.database import steady
 from delayed_queue.spark.pipeline.handling import Calls, Handling, Place, Settler, ended_of
 from delayed_queue.spark.source.ledger import JobKey
+from delayed_queue.spark.source.stream import LeasingReader
 from tests.spark.leasing import FIVE, fill, read, reader, settled, under
 from tests.spark.pipelines import TARGETS
 from tests.spark.support import keys_of
@@ -66,19 +62,19 @@ class TestAnotherQueuesCheckpoint:
         after = set(Message.objects.values_list("kind", "key", "lease_id", "scheduled_at"))
         assert after == before
 
-    def test_is_refused_when_it_is_of_another_database(self, queue: DelayedQueue):
+    def test_is_refused_when_it_is_of_another_database(
+        self, queue: DelayedQueue, after: LeasingReader
+    ):
         start, end = self.offsets(queue)
-        after = reader()
         with pytest.raises(InvalidConfiguration, match=r"database 'shop'.*database 'test_"):
             after.partitions(start, {**end, "database": "shop"})
-        after.stop()
 
-    def test_an_offset_that_names_no_queue_is_refused(self, queue: DelayedQueue):
+    def test_an_offset_that_names_no_queue_is_refused(
+        self, queue: DelayedQueue, source: LeasingReader
+    ):
         fill(queue, 1)
-        source = reader()
         with pytest.raises(InvalidConfiguration, match="of the queue None"):
             source.latestOffset({"n": 7, "lock": "gone", "next": ""}, FIVE)
-        source.stop()
 
 
 class TestAnotherQueuesMessageUnderTheLease:
@@ -91,20 +87,16 @@ class TestAnotherQueuesMessageUnderTheLease:
         Message.objects.update(lease_id="lease")
         return "lease"
 
-    def test_is_not_read(self, queue: DelayedQueue):
-        source = reader()
+    def test_is_not_read(self, queue: DelayedQueue, source: LeasingReader):
         start = source.initialOffset()
         end = {**start, "n": 1, "lock": self.mixed(queue)}
         assert read(source, start, end) == ["ours"]
-        source.stop()
 
-    def test_is_not_taken_over(self, queue: DelayedQueue):
-        source = reader()
+    def test_is_not_taken_over(self, queue: DelayedQueue, source: LeasingReader):
         start = {**source.initialOffset(), "n": 1, "next": self.mixed(queue)}
         end = source.latestOffset(start, FIVE)
         assert under(end["lock"]) == {"ours"}
         assert under("lease") == {"theirs"}
-        source.stop()
 
     def test_is_not_handled(self, queue: DelayedQueue, other: psycopg.Connection[Any]):
         lease_id, key = self.mixed(queue), JobKey("query")

@@ -10,9 +10,7 @@ from delayed_queue import DelayedQueue, Groups
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import DeadLetter
 from delayed_queue.spark.database import connect
-from delayed_queue.spark.pipeline.cli import (
-    main,
-)
+from delayed_queue.spark.pipeline.cli import main
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.queues import check_known, left_behind, start_of
 

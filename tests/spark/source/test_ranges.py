@@ -21,6 +21,7 @@ from delayed_queue.spark.source.large import read_large
 from delayed_queue.spark.source.options import parse_options
 from delayed_queue.spark.source.reader import BY_PAGES, QueueReader, selected
 from delayed_queue.spark.source.schema import read_schema
+from delayed_queue.spark.source.stream import LeasingReader
 from delayed_queue.spark.store.archiving import STEADY_TEXT
 from delayed_queue.spark.store.streaming import READ_RANGE
 from tests.spark.leasing import fill, reader
@@ -97,24 +98,19 @@ def counted(source: Any, partitions: Sequence[InputPartition]) -> list[int]:
 class TestSkew:
     """One old id must not put all others into one task."""
 
-    def test_a_lease_is_cut_by_its_messages(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
-        outliers(queue, other, 2000)
-        source = reader(numPartitions="8", rowsPerTask="10")
+    @pytest.mark.parametrize(
+        ("count", "least", "sizes"), [(2000, "10", [250] * 8), (50, "20", [25, 25])]
+    )
+    def test_a_lease_is_cut_by_its_messages_into_tasks_that_are_worth_it(
+        self, queue: DelayedQueue, other: psycopg.Connection[Any], count: int, least: str,
+        sizes: list[int],
+    ):  # fmt: skip
+        outliers(queue, other, count)
+        source = reader(numPartitions="8", rowsPerTask=least)
         start = source.initialOffset()
-        sizes = counted(source, source.partitions(start, source.latestOffset(start, ALL)))
+        found = counted(source, source.partitions(start, source.latestOffset(start, ALL)))
         source.stop()
-        assert (len(sizes), sum(sizes)) == (8, 2000)
-        assert max(sizes) <= 1.1 * 2000 / 8
-
-    def test_no_task_is_smaller_than_it_is_worth(self, queue: DelayedQueue):
-        fill(queue, 50)
-        source = reader(numPartitions="8", rowsPerTask="20")
-        start = source.initialOffset()
-        sizes = counted(source, source.partitions(start, source.latestOffset(start, ALL)))
-        source.stop()
-        assert sizes == [25, 25]
+        assert found == sizes
 
     def test_a_table_is_cut_by_the_messages_of_the_kind(
         self, queue: DelayedQueue, other: psycopg.Connection[Any]
@@ -133,14 +129,12 @@ class TestSkew:
         options = parse_options({"queue": "orders", "numPartitions": "2"})
         assert len(QueueReader(options, read_schema(options.kind)).partitions()) == 2
 
-    def test_an_empty_lease_is_one_empty_task(self, queue: DelayedQueue):
+    def test_an_empty_lease_is_one_empty_task(self, queue: DelayedQueue, source: LeasingReader):
         fill(queue, 5)
-        source = reader()
         start = source.initialOffset()
         end = source.latestOffset(start, ALL)
         source.commit(end)
         assert counted(source, source.partitions(start, end)) == [0]
-        source.stop()
 
 
 def test_a_read_has_three_tasks_for_each_that_runs(monkeypatch: pytest.MonkeyPatch):

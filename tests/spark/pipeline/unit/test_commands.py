@@ -15,11 +15,7 @@ from delayed_queue.management.arguments import FORMAT, add_all
 from delayed_queue.messages import Counts
 from delayed_queue.spark.pipeline import cli, console
 from delayed_queue.spark.pipeline.bundles import bundle
-from delayed_queue.spark.pipeline.cli import (
-    DONE,
-    FAILED,
-    asked_name,
-)
+from delayed_queue.spark.pipeline.cli import DONE, FAILED, asked_name
 from delayed_queue.spark.pipeline.console import Console, aligned, sentence_of
 
 
@@ -123,10 +119,7 @@ class TestErrors:
                 "delayed_queue.exceptions.ResourceUnavailable: The read failed: gone\n\nJVM",
                 "The read failed: gone",
             ),
-            (
-                "x\nTraceback (most recent call last):\n  File\nKeyError: 'a'\n",
-                "KeyError: 'a'",
-            ),
+            ("x\nTraceback (most recent call last):\n  File\nKeyError: 'a'\n", "KeyError: 'a'"),
             (
                 "An error occurred while calling o1.x.\n: java.io.IOException: no space\n\tat",
                 "IOException: no space",

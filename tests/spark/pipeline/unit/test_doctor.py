@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from delayed_queue.spark.pipeline import cli, doctor
-from delayed_queue.spark.pipeline.cli import (
-    FAILED,
-)
+from delayed_queue.spark.pipeline.cli import FAILED
 
 
 class TestDoctor:
