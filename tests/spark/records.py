@@ -16,8 +16,8 @@ class One:
     kind: str | None
     key: str | None
     payload: bytes | None
-    schedule_ms: int | None
-    delay_ms: int | None
+    schedule_at: int | None
+    delay: int | None
     headers: str | None
     group: str | None
     reasons: Sequence[str]
@@ -30,10 +30,11 @@ def check_one(checker: Checker, record: dict[str, Any]) -> One:
 
 def checked_rows(checker: Checker, records: Any, rows: int) -> list[One]:
     """Return each record as a message, or without values if it has errors."""
-    found = checker.check(records)
-    values = list(zip(*(each.to_pylist() for each in found.columns.values()), strict=True))
-    nothing = (None,) * len(found.columns)
+    offers, reasons = checker.check(records)
+    names = ("kind", "key", "payload", "schedule_at", "delay", "headers", "group")
+    values = offers.select(names).to_pylist()
+    nothing = dict.fromkeys(names)
     return [
-        One(*(*(nothing if row in found.reasons else values[row]), found.reasons.get(row, ())))
+        One(**(nothing if row in reasons else values[row]), reasons=reasons.get(row, ()))
         for row in range(rows)
     ]

@@ -162,9 +162,10 @@ _ARCHIVE: Final = (
     "--rows-per-file", "10", "--batch-size", "5", *FOUR,
 )  # fmt: skip
 _DRAIN: Final = ("drain", "--queue", "orders", *FOUR)
-# Four tasks check an import's lines. Each handling task calls Python three times.
+# Of an import, four tasks each check lines, cut digests and compare them; then four offer. Each
+# handling task calls Python three times.
 CASES: Final = {
-    "import": Case(files, all_are_there, 5, 8, ("import", "{}/in", "--queue", "orders", *FOUR)),
+    "import": Case(files, all_are_there, 13, 16, ("import", "{}/in", "--queue", "orders", *FOUR)),
     "drain": Case(offered, in_files, 1, 4, (*_DRAIN, "--to", "{}/lake")),
     "handle": Case(offered, handled, 6, 12, (
         *_DRAIN, "--handler", "fleet:answer", "--checkpoint", "{}/checkpoint",

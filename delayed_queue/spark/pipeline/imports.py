@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.database import check_database
+from delayed_queue.spark.pipeline.blocks import Unpacking, blocks_of, is_cut, with_places
 from delayed_queue.spark.pipeline.cli import (
     CODECS,
     DONE,
@@ -23,27 +24,20 @@ from delayed_queue.spark.pipeline.cli import (
 )
 from delayed_queue.spark.pipeline.console import Console, count
 from delayed_queue.spark.pipeline.files import files_on
-from delayed_queue.spark.pipeline.inputs import (
-    Input,
-    checked,
-    files_of,
-)
-from delayed_queue.spark.pipeline.lines import Block, blocks_of, is_cut, places_of
+from delayed_queue.spark.pipeline.inputs import Input, checked, files_of
 from delayed_queue.spark.pipeline.offers import (
     BYTES_PER_PARTITION,
     ROWS_PER_PARTITION,
     JobOptions,
     Offered,
     Spread,
-    began_at,
-    evened,
-    firsts,
     id_of,
     offer,
     pieces_of_bytes,
     telling,
 )
 from delayed_queue.spark.pipeline.records import Rules, parse_mapping
+from delayed_queue.spark.pipeline.repeats import without_repeated
 from delayed_queue.spark.pipeline.session import Stopping, cut_alike, session, uncut
 from delayed_queue.spark.settings import SparkSettings, is_elsewhere
 
@@ -126,12 +120,11 @@ class _RecordWasCut(Exception):
 def _run(
     spark: SparkSession, options: ImportOptions, console: Console, *, is_uncut: bool
 ) -> Offered:
-    with cut_alike(spark, BYTES_PER_PARTITION), uncut(spark, is_wanted=is_uncut):
+    alike = cut_alike(spark, BYTES_PER_PARTITION, options.pieces)
+    with alike, uncut(spark, is_wanted=is_uncut):
         kept = checked(spark, options.source).persist()
         try:
-            found = _Import(spark, options, console, kept)
-            found.read()
-            return found.report()
+            return _Import(spark, options, console, kept).report()
         finally:
             kept.unpersist()
 
@@ -146,60 +139,36 @@ class _Import:
         self._options = options
         self._console = console
         self._frame = frame
-        self._blocks: list[Block] = []
-        # The largest number of good rows of a partition.
-        self._most = 0
-
-    def read(self) -> None:
-        """Read the input."""
-        with telling(self._console, lambda: parts_of(self._spark)):
-            self._blocks, self._most = blocks_of(self._frame)
+        with telling(console, lambda: parts_of(spark)):
+            self._blocks, self._most = blocks_of(frame)
         if is_cut(self._blocks):
             raise _RecordWasCut
 
-    def _firsts(self) -> tuple[DataFrame, int]:
-        """Return the message of each key that offers in order would leave; count the others."""
-        turn = "" if self._options.mode == "offer" else " DESC"
-        order = f"file{turn}, block{turn}, place{turn}"
-        return firsts(self._frame.where("kind IS NOT NULL"), self._options.pieces, order)
-
     def report(self) -> Offered:
         """Quarantine the bad records, and offer the others, one message for each key."""
-        unique, repeated = self._firsts()
         good, bad = (sum(getattr(each, of) for each in self._blocks) for of in ("good", "bad"))
+        packs, repeated = without_repeated(
+            self._frame.where("digests IS NOT NULL"), self._options.pieces, self._options.mode
+        )
         self._console.progress(f"{good:,} records are good, {bad:,} are bad")
-        report = Offered(self._options.name, good + bad, quarantined=bad)
+        report = Offered(self._options.name, good + bad, duplicates=repeated, quarantined=bad)
+        refused = refusal_of(report, self._options.max_bad_ratio)
         if bad:
             report = self._with_reasons(report)
-        report = replace(report, duplicates=repeated)
         if self._options.is_dry_run:
-            return replace(
-                report, is_dry_run=True, refused=refusal_of(report, self._options.max_bad_ratio)
-            )
+            return replace(report, is_dry_run=True, refused=refused)
         if bad:
             report = self._quarantine(report)
-        if refused := refusal_of(report, self._options.max_bad_ratio):
+        if refused:
             raise InvalidConfiguration(f"{refused} They are in {report.quarantine}.")
-        return self._offer(report, self._evened(unique), good)
-
-    def _evened(self, unique: DataFrame) -> DataFrame:
-        """Return the rows in partitions that are not too large.
-
-        The same input gives the same ones on any cluster, by which the ledger knows chunks
-        that an earlier run has offered; in others they are offered again, which changes nothing.
-        """
-        # One row group of Parquet, or a packed file, is one partition however large it is.
-        if self._options.partitions is None and self._most <= MOST_OF_PARTITION:
-            return unique
-        return evened(unique, self._options.pieces)
+        return self._offer(report, packs)
 
     # Bad records
 
     def _bad(self) -> DataFrame:
-        rows = self._frame.where("reasons IS NOT NULL")
-        placed = rows.join(places_of(self._spark, self._blocks), ["file", "block"])
+        rows = with_places(self._spark, self._frame.where("reasons IS NOT NULL"), self._blocks)
         line = "first_line + place + 1 AS line"
-        return placed.selectExpr("file", line, "key", "reasons", "record")
+        return rows.selectExpr("file", line, "key", "reasons", "record")
 
     def _with_reasons(self, report: Offered) -> Offered:
         counted = (
@@ -226,26 +195,31 @@ class _Import:
 
     # Good ones
 
-    def _messages(self, unique: DataFrame, job: str) -> DataFrame:
-        """Return the rows with their times; a record with its own time keeps it."""
-        spread = self._options.spread
-        if spread is None:
-            return unique
-        from pyspark.sql.functions import broadcast
+    def _offer(self, report: Offered, packs: DataFrame) -> Offered:
+        lines = sum(each.lines for each in self._blocks)
+        unpack = Unpacking({(each.file, each.block): each.first_ordinal for each in self._blocks})
+        # A record with its own time keeps it.
+        if (spread := self._options.spread) is not None:
+            start_ms, step = spread.start_of(report.job), spread.step(lines)
+            unpack = replace(unpack, start_ms=start_ms, step=step)
+        total = report.input - report.quarantined - report.duplicates
+        packs = self._evened(packs, lines).select("file", "block", "offers", "repeated")
+        return offer(packs, total, report, self._options.mode, self._console, unpack)
 
-        step = spread.step(sum(each.lines for each in self._blocks))
-        placed = unique.join(broadcast(places_of(self._spark, self._blocks)), ["file", "block"])
-        after = f"CAST((first_ordinal + place) * {step!r}D AS BIGINT)"
-        is_free = "schedule_ms IS NULL AND delay_ms IS NULL"
-        start = spread.start_ms if spread.start_ms is not None else began_at(job)
-        schedule = f"IF({is_free}, {start}L + {after}, schedule_ms) AS schedule_ms"
-        return placed.selectExpr(
-            "kind", "key", "payload", "headers", "grouped", schedule, "delay_ms"
-        )
+    def _evened(self, packs: DataFrame, lines: int) -> DataFrame:
+        """Return the packs in partitions that are not too large.
 
-    def _offer(self, report: Offered, unique: DataFrame, good: int) -> Offered:
-        total, messages = good - report.duplicates, self._messages(unique, report.job)
-        return offer(messages, total, report, self._options.mode, self._console)
+        The same input gives the same ones on any cluster, by which the ledger knows chunks that an
+        earlier run has offered; in others they are offered again, which changes nothing.
+        """
+        # One row group of Parquet, or a packed file, is one partition however large it is.
+        if self._options.partitions is None and self._most <= MOST_OF_PARTITION:
+            return packs
+        pieces = self._options.pieces
+        piece = f"CAST((first_ordinal + place) * {pieces} DIV {max(lines, 1)} AS INT)"
+        placed = with_places(self._spark, packs, self._blocks)
+        numbered = placed.selectExpr("*", f"{piece} AS piece").repartitionById(pieces, "piece")
+        return numbered.sortWithinPartitions("first_ordinal", "place")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -1,39 +1,22 @@
-"""Files of records as one frame of checked messages, each with its file and line.
-
-Spark has no line numbers: it cuts files into blocks and reads them in parallel. So every row has
-its block and its place in the block, and a last row of every block has the number of its lines.
-Sums of these are the line in the file, and the ordinal in the whole input.
-"""
+"""Files of records as one frame of checked offers, see ``blocks``."""
 
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.handlers import storable
+from delayed_queue.spark.pipeline.blocks import CHECKED, Blocks
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.lake import read_lake
-from delayed_queue.spark.pipeline.lines import (
-    BOM,
-    CsvReader,
-    Found,
-    JsonReader,
-    Place,
-    Reader,
-    Unreadable,
-    cells_of,
-)
-from delayed_queue.spark.pipeline.records import Checker, Records, Rules, dicts_of
-from delayed_queue.spark.source.rules import plain
+from delayed_queue.spark.pipeline.lines import BOM, CsvReader, JsonReader, Reader, cells_of
+from delayed_queue.spark.pipeline.records import Checker, Rules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,22 +27,6 @@ _ENDINGS: Final = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
 }  # fmt: skip
 _PACKED: Final = re.compile(r"\.(gz|bz2|zst|zstd|lz4|snappy|deflate)$")
-# Columns of the checked rows, in order.
-_ARROW: Final = pa.schema(
-    {
-        "file": pa.string(), "block": pa.int64(), "place": pa.int64(),
-        "kind": pa.string(), "key": pa.string(), "payload": pa.binary(),
-        "schedule_ms": pa.int64(), "delay_ms": pa.int64(),
-        "headers": pa.string(), "grouped": pa.string(),
-        "reasons": pa.list_(pa.string()), "record": pa.string(), "lines": pa.int64(),
-    }
-)  # fmt: skip
-_PLACE: Final = ["file", "block", "place"]
-# Lines that are read together; one that is no record has all of them read one by one.
-_LINES: Final = 1_000
-# The text of the last row of a block that ends within a record.
-OPEN: Final = "open"
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +58,7 @@ def format_of(names: Sequence[str]) -> str:
 
 
 def checked(spark: SparkSession, source: Input) -> DataFrame:
-    """Return the input's rows, good ones, bad ones and a last one for each block."""
+    """Return the input as rows of CHECKED."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     columns = None
@@ -99,7 +66,7 @@ def checked(spark: SparkSession, source: Input) -> DataFrame:
     if source.format == "csv":
         columns = _header(spark, source)
         check_columns(columns, source.rules)
-    return frame.mapInArrow(_Checking(source, columns), from_arrow_schema(_ARROW))
+    return frame.mapInArrow(_Checking(source, columns), from_arrow_schema(CHECKED))
 
 
 def files_of(spark: SparkSession, paths: Sequence[str]) -> list[str]:
@@ -190,145 +157,12 @@ class _Checking:
         self._columns = columns
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        checker = Checker(self._source.rules)
-        if self._source.format == "parquet":
-            yield from _of_rows(batches, checker)
-        else:
-            yield from _of_lines(batches, self._reader(), checker)
+        blocks = Blocks(Checker(self._source.rules), self._reader())
+        for batch in batches:
+            yield from blocks.take(batch)
+        yield from blocks.end()
 
-    def _reader(self) -> Reader:
-        if self._source.format == "jsonl":
-            return JsonReader()
-        return CsvReader(self._columns or [], self._source.delimiter)
-
-
-def _of_rows(batches: Iterator[pa.RecordBatch], checker: Checker) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of Parquet, and the number of rows of each file."""
-    lines: dict[str, int] = {}
-    for batch in batches:
-        places = [batch.column(f"__{name}") for name in _PLACE]
-        records = batch.drop_columns([f"__{name}" for name in _PLACE])
-        last = pa.table(places, _PLACE).group_by("file").aggregate([("place", "max")])
-        for file, place in zip(*(each.to_pylist() for each in last.columns), strict=True):
-            lines[file] = max(lines.get(file, 0), place + 1)
-        yield from messages(places, records, checker)
-    yield _batch([_end(file, 0, number) for file, number in lines.items()])
-
-
-def _of_lines(
-    batches: Iterator[pa.RecordBatch], reader: Reader, checker: Checker
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records of lines, and the number of lines of each block."""
-    blocks = _Blocks(reader, checker)
-    for batch in batches:
-        yield from blocks.take(batch)
-    yield from blocks.end()
-
-
-def rows_of(found: list[Found], checker: Checker) -> Iterator[pa.RecordBatch]:
-    wrong = [
-        _refused(place, [each.reason], each.text)
-        for place, each in found
-        if isinstance(each, Unreadable)
-    ]
-    read = [(place, each) for place, each in found if isinstance(each, dict)]
-    yield _batch(wrong)
-    if read:
-        places = zip(*(place for place, _ in read), strict=True)
-        arrays = [pa.array(each) for each in places]
-        yield from messages(arrays, [record for _, record in read], checker)
-
-
-class _Blocks:
-    """The blocks of lines of one partition."""
-
-    def __init__(self, reader: Reader, checker: Checker) -> None:
-        self._reader = reader
-        self._checker = checker
-        self._at = ("", 0)
-        # The number of lines of the block so far.
-        self._index = 0
-
-    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        values, files, blocks = (each.to_pylist() for each in batch.columns)
-        lines = iter(values)
-        for at, places in groupby(zip(files, blocks, strict=True)):
-            if at != self._at:
-                yield from self.end()
-                self._at, self._index = at, 0
-            left = len(list(places))
-            while left:
-                # The first line of a file has its header.
-                some = list(islice(lines, min(left, _LINES if self._index else 1)))
-                left -= len(some)
-                yield from self._rows(some)
-
-    def _rows(self, lines: list[bytes]) -> Iterator[pa.RecordBatch]:
-        first, self._index = self._index, self._index + len(lines)
-        records = self._plain(lines) if first else None
-        if records is None:
-            places = ((*self._at, place) for place in range(first, self._index))
-            found = map(self._reader.take, places, lines)
-            yield from rows_of([each for some in found for each in some], self._checker)
-            return
-        file, block = (pa.repeat(each, len(lines)) for each in self._at)
-        place = pa.array(range(first, self._index))
-        yield from messages([file, block, place], records, self._checker)
-
-    def _plain(self, lines: list[bytes]) -> Records | None:
-        try:
-            return self._reader.plain([each.decode() for each in lines])
-        except UnicodeDecodeError:
-            return None
-
-    def end(self) -> Iterator[pa.RecordBatch]:
-        """End the block: yield its open records, and its number of lines."""
-        if self._index:
-            last = _end(*self._at, self._index, is_open=self._reader.is_open)
-            yield from rows_of(list(self._reader.end()), self._checker)
-            yield _batch([last])
-
-
-def _end(file: str, block: int, lines: int, *, is_open: bool = False) -> Row:
-    return {"file": file, "block": block, "record": OPEN if is_open else None, "lines": lines}
-
-
-def _refused(place: Place, reasons: list[str], record: str, key: str | None = None) -> Row:
-    at = dict(zip(_PLACE, place, strict=True))
-    return {**at, "key": key, "reasons": reasons, "record": record}
-
-
-def messages(
-    places: list[pa.Array], records: Records, checker: Checker
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records that are messages, then those that are none, with their reasons."""
-    found, rows = checker.check(records), len(places[0])
-    given = {**dict(zip(_PLACE, places, strict=True)), **found.columns}
-    columns = {each.name: given.get(each.name, pa.nulls(rows, each.type)) for each in _ARROW}
-    batch = pa.RecordBatch.from_pydict(columns, schema=_ARROW)
-    if not found.reasons:
-        yield batch
-        return
-    yield batch.filter(pa.array([row not in found.reasons for row in range(rows)]))
-    bad = sorted(found.reasons)
-    is_list = isinstance(records, list)
-    refused = [records[row] for row in bad] if is_list else dicts_of(records.take(bad))
-    at = zip(*(each.take(bad).to_pylist() for each in places), strict=True)
-    # Bad texts may not be storable either: they hold a lone surrogate, or NUL.
-    reasons = (list(map(storable, found.reasons[row])) for row in bad)
-    yield _batch(
-        [
-            _refused(place, wrong, _as_text(record), checker.key_of(record))
-            for place, wrong, record in zip(at, reasons, refused, strict=True)
-        ]
-    )
-
-
-def _as_text(record: Mapping[str, Any]) -> str:
-    text = json.dumps(plain(dict(record)), ensure_ascii=False, default=repr)
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _batch(rows: list[Row]) -> pa.RecordBatch:
-    """Return the rows; a column that a row lacks is null."""
-    return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+    def _reader(self) -> Reader | None:
+        if self._source.format == "csv":
+            return CsvReader(self._columns or [], self._source.delimiter)
+        return JsonReader() if self._source.format == "jsonl" else None

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.messages import (
     MAX_MILLISECONDS,
@@ -21,10 +24,13 @@ from delayed_queue.messages import (
     to_milliseconds,
 )
 from delayed_queue.spark.database import Link
+from delayed_queue.spark.pipeline.blocks import Unpacking
 from delayed_queue.spark.pipeline.console import Console, aligned
+from delayed_queue.spark.settings import tasks_of
 from delayed_queue.spark.source.ledger import OFFER, JobKey, open_job
 from delayed_queue.spark.source.ledger import counts as counts_of
 from delayed_queue.spark.source.options import Options
+from delayed_queue.spark.source.writer import OfferWriter, Written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,23 +75,21 @@ class Spread:
             raise InvalidConfiguration("Spread like this, the last message leaves the year 9999.")
         return step
 
+    def start_of(self, job: str) -> int:
+        """Return the start; without one it is the first start of the job."""
+        if self.start_ms is not None:
+            return self.start_ms
+        with closing(Link(Options())) as link:
+            return link.repeat(OFFER, lambda connection: open_job(connection, JobKey(job)))
+
 
 ROWS_PER_PARTITION: Final = 100_000
 # Bytes of files, about as many records.
 BYTES_PER_PARTITION: Final = 8 * 1024 * 1024
 # An id is the name of a directory, and of a job in the ledger.
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
-# Columns of the frame; those of the data source are made of them.
-COLUMNS: Final = ("kind", "key", "payload", "schedule_ms", "delay_ms", "headers", "grouped")
-_WRITTEN: Final = (
-    "kind",
-    "key",
-    "payload",
-    "timestamp_millis(schedule_ms) AS schedule_at",
-    "delay_ms AS delay",
-    "headers",
-    "grouped AS group",
-)
+# The columns of every offer of the pipeline.
+_OFFER: Final = StructType().add("kind", "string").add("key", "string").add("payload", "binary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +174,6 @@ def check_id(job: str | None) -> None:
         )
 
 
-def began_at(job: str) -> int:
-    """Return the first start of the job, from which its messages are spread."""
-    with closing(Link(Options())) as link:
-        return link.repeat(OFFER, lambda connection: open_job(connection, JobKey(job)))
-
-
 @contextmanager
 def telling(console: Console, sentence: Callable[[], str], every: float = 5.0) -> Iterator[None]:
     """Report the progress of the block every few seconds, if the database responds."""
@@ -201,49 +199,16 @@ def id_of(stamps: Any, asked: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def ranked(frame: DataFrame, pieces: int, order: str, key: str = "key") -> DataFrame:
+def ranked(frame: DataFrame, pieces: int, order: str, key: str = "kind, key") -> DataFrame:
     """Return the rows with their ``rank``, from 1, among those of the same key, in that order.
 
     By hash and in order: the same input gives the same partitions on any cluster, by which the
     ledger knows chunks that an earlier run has offered. With another number than that run had
     they are offered again, which changes nothing.
     """
-    return frame.repartition(pieces, "kind", key).selectExpr(
-        "*", f"row_number() OVER (PARTITION BY kind, {key} ORDER BY {order}) AS rank"
+    return frame.repartition(pieces, *key.split(", ")).selectExpr(
+        "*", f"row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS rank"
     )
-
-
-# At most N hashes of repeated keys are broadcast to the tasks.
-MOST_REPEATED: Final = 100_000
-
-
-def firsts(frame: DataFrame, pieces: int, order: str) -> tuple[DataFrame, int]:
-    """Return of each key the first row in that order, and how many rows that leaves out.
-
-    All rows stay where they are but those whose key may come again: hashes of keys, which are
-    small, are what is moved to find them.
-    """
-    from pyspark.sql.functions import broadcast
-
-    hashed = frame.selectExpr("*", "xxhash64(kind, key) AS hash")
-    numbers = hashed.select("hash").repartition(pieces, "hash").groupBy("hash").count()
-    repeated = numbers.where("count > 1").select("hash")
-    found = repeated.count()
-    if not found:
-        return frame, 0
-    is_small = found <= MOST_REPEATED
-    doubtful = hashed.join(broadcast(repeated), "hash", "left_semi") if is_small else hashed
-    again = ranked(doubtful, pieces_of_rows(found) if is_small else pieces, order)
-    left_out = again.where("rank > 1").count()
-    first = again.where("rank = 1").drop("rank")
-    if is_small:
-        first = hashed.join(broadcast(repeated), "hash", "left_anti").unionByName(first)
-    return first.drop("hash"), left_out
-
-
-def evened(frame: DataFrame, pieces: int) -> DataFrame:
-    """Return rows of distinct keys in pieces that are the same in a repetition."""
-    return frame.repartition(pieces, "kind", "key").sortWithinPartitions("kind", "key")
 
 
 def pieces_of_rows(rows: int) -> int:
@@ -266,20 +231,43 @@ def held(frame: DataFrame) -> Iterator[tuple[DataFrame, int]]:
         kept.unpersist()
 
 
-def offer(frame: DataFrame, total: int, report: Offered, mode: str, console: Console) -> Offered:
-    """Offer ``total`` rows of all kinds; a repetition offers only what is missing."""
+class _Offering:
+    """Runs in the executors: offers the rows of a partition."""
+
+    def __init__(self, writer: OfferWriter, unpack: Unpacking | None) -> None:
+        self._writer = writer
+        self._unpack = unpack
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self._unpack is None:
+            written = self._writer.write(batches)
+        else:
+            written = self._writer.write(self._unpack(batches), are_checked=True)
+        yield pa.RecordBatch.from_pydict({"rows": [written.rows]})
+
+
+def offer(
+    frame: DataFrame, total: int, report: Offered, mode: str, console: Console,
+    unpack: Unpacking | None = None,
+) -> Offered:  # fmt: skip
+    """Offer ``total`` rows of all kinds; a repetition offers only what is missing.
+
+    With ``unpack`` the rows are packs of checked offers. Spark's own writing of a data source
+    would start a process for each of its steps.
+    """
     job = report.job
-    was_done = counts_of(job).is_complete
-    writer = (
-        frame.selectExpr(*_WRITTEN)
-        .write.format("delayed_queue")
-        .option("job", job)
-        .option("mode", mode)
-        .option("onFinishedJob", "skip")
-    )
+    if was_done := counts_of(job).is_complete:
+        return report.counted(total, _counted(job), was_done=was_done)
+    schema = frame.schema if unpack is None else _OFFER
+    options = Options(job=job, mode=mode, connections=tasks_of(frame.sparkSession))
+    writer = OfferWriter(options, schema, overwrite=False)
     console.progress(f"offering {total:,} messages …")
     with telling(console, lambda: f"{counts_of(job).offered:,} of {total:,} messages are offered"):
-        writer.mode("append").save()
+        rows = frame.mapInArrow(_Offering(writer, unpack), "rows bigint").collect()
+    writer.commit([Written(row["rows"]) for row in rows])
+    return report.counted(total, _counted(job))
+
+
+def _counted(job: str) -> Counts:
     found = counts_of(job)
-    counts = Counts(found.created, found.updated, found.ignored)
-    return report.counted(total, counts, was_done=was_done)
+    return Counts(found.created, found.updated, found.ignored)

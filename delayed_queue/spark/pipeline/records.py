@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delayed_queue.codecs import check_kind, codec_named, encode, kind_of
+from delayed_queue.codecs import encode
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.handlers import storable
 from delayed_queue.messages import (
@@ -19,24 +19,17 @@ from delayed_queue.messages import (
     MAX_KEY_LENGTH,
     check_delay,
     check_group,
-    check_key,
     check_schedule,
-    encode_headers,
 )
-from delayed_queue.spark.pipeline.values import (
-    duration_of,
-    instant_of,
-    is_deeper,
-    parse_json,
-    placed,
-)
+from delayed_queue.spark.pipeline.values import duration_of, instant_of, is_deeper, placed
 from delayed_queue.spark.source.rules import (
-    BOTH_TIMES,
     NO_PAYLOAD,
+    OfferRules,
     Refusals,
-    instants,
+    Values,
+    headers_of,
+    parse_json,
     plain,
-    text_column,
     values_of,
 )
 
@@ -66,20 +59,6 @@ class Rules:
         return free | {name: column for column, name in self.mapping.items()}
 
 
-# Records as dicts, or as the columns of Parquet.
-# Any: Arrow has no types.
-Records = Any
-_Values = Any
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Messages in columns, and the reasons against the rows that are none."""
-
-    columns: dict[str, pa.Array]
-    reasons: dict[int, list[str]]
-
-
 def parse_mapping(pairs: list[str]) -> dict[str, str]:
     """Return the field by column of ``column=field`` texts."""
     mapping: dict[str, str] = {}
@@ -97,34 +76,26 @@ def parse_mapping(pairs: list[str]) -> dict[str, str]:
     return mapping
 
 
-class Checker:
-    """Makes messages of records; names everything that is wrong with a record."""
+# Records: a list of dicts, or columns as of Parquet.
+Records = Any
+
+
+class Checker(OfferRules):
+    """Makes offers of records; names everything that is wrong with a record."""
 
     def __init__(self, rules: Rules) -> None:
+        super().__init__(rules.codec)
         self.rules = rules
-        self._codec = codec_named(rules.codec)
         self.column_of = rules.column_of
         self._taken = set(self.column_of.values())
-        self._kinds: dict[str, str] = {}
         self._zone = None if rules.time_zone is None else ZoneInfo(rules.time_zone)
 
-    def check(self, records: Records) -> Checked:
-        """Return the messages of the records, and the reasons against those that are none."""
+    def check(self, records: Records) -> tuple[pa.Table, dict[int, list[str]]]:
+        """Return the offers of the records, and the reasons against those that are none."""
         found = Refusals()
         given = {name: self._values(records, name) for name in FIELDS}
-        columns = {
-            "kind": found.each("queue", self._kind, _listed(given["queue"]), pa.string()),
-            "key": _texts(found, "key", _key, given["key"], MAX_KEY_LENGTH),
-            "payload": self._payloads(records, found),
-            "schedule_ms": self._schedules(given["schedule_at"], found),
-            "delay_ms": _each(found, "delay", _delay, given["delay"], pa.int64()),
-            "headers": _each(found, "headers", _headers, given["headers"], pa.string()),
-            "grouped": _texts(found, "group", _group, given["group"], MAX_GROUP_LENGTH),
-        }
-        both = pc.and_(_is_given(given["schedule_at"]), _is_given(given["delay"]))
-        found.where(both, "delay", BOTH_TIMES)
-        reasons = {row: [text for _, text in some] for row, some in found.reasons.items()}
-        return Checked(columns, reasons)
+        offers = self.offers({**given, "payload": records}, found)
+        return offers, {row: [text for _, text in some] for row, some in found.reasons.items()}
 
     def key_of(self, record: Mapping[str, Any]) -> str | None:
         """Return what a bad record can be found by, as far as it is known."""
@@ -134,22 +105,55 @@ class Checker:
             return None
         return storable(str(key)[:MAX_KEY_LENGTH])
 
-    def _values(self, records: Records, name: str) -> _Values:
+    def _values(self, records: Records, name: str) -> Values:
         column: Any = self.column_of[name]
-        if isinstance(records, list):
-            return [each.get(column) for each in records]
-        has = column in records.schema.names
-        return records.column(column) if has else pa.nulls(records.num_rows)
+        if not isinstance(records, list):
+            has = column in records.schema.names
+            return records.column(column) if has else pa.nulls(records.num_rows)
+        values = [each.get(column) for each in records]
+        # Most columns are not there at all.
+        return pa.nulls(len(values)) if values.count(None) == len(values) else values
 
-    def _kind(self, name: Any) -> str:
+    def group(self, values: Values, found: Refusals) -> pa.Array:
+        return found.texts("group", _group, values, MAX_GROUP_LENGTH, may_be_null=True)
+
+    def queue(self, values: Values, found: Refusals) -> pa.Array:
+        return found.each("queue", self._queue, values, pa.string())
+
+    def _queue(self, name: Any) -> str:
         name = self.rules.queue if name in (None, "") else name
         if name is None:
             raise InvalidMessage("It names no queue, and --queue gives none.")
         if not isinstance(name, str):
             raise InvalidMessage(f"A queue's name is a text, not {type(name).__name__}.")
-        if name not in self._kinds:
-            self._kinds[name] = check_kind(kind_of(check_kind(name), self._codec))
-        return self._kinds[name]
+        return self._kind_of(name)
+
+    def headers(self, values: Values, found: Refusals) -> pa.Array:
+        return found.each("headers", _headers, values, pa.string())
+
+    def schedule_at(self, values: Values, found: Refusals) -> pa.Array:
+        is_instant = isinstance(values, pa.Array) and pa.types.is_timestamp(values.type)
+        if is_instant and values.type.tz is not None:
+            return super().schedule_at(values, found)
+        return found.each("schedule_at", self._schedule, values, pa.int64())
+
+    def _schedule(self, value: Any) -> int | None:
+        if value in (None, ""):
+            return None
+        return check_schedule(placed(instant_of(value), self._zone))
+
+    def delay(self, values: Values, found: Refusals) -> pa.Array:
+        return found.each("delay", _delay, values, pa.int64())
+
+    def payload(self, values: Records, found: Refusals) -> pa.Array:
+        """Return the payloads of whole records, which may be all of their other columns."""
+        made = self._payloads(values, found)
+        sizes = pc.binary_length(made)
+        is_large = pc.fill_null(pc.greater(sizes, self.rules.max_bytes), False)
+        for row in pc.indices_nonzero(is_large).to_pylist():
+            most = f"at most {self.rules.max_bytes:,} are taken"
+            found.add(row, "payload", f"The payload has {sizes[row].as_py():,} bytes; {most}.")
+        return made
 
     def _payloads(self, records: Records, found: Refusals) -> pa.Array:
         column, kind = self.column_of["payload"], pa.binary()
@@ -158,16 +162,15 @@ class Checker:
         if column not in records.schema.names:
             return found.each("payload", self._payload_in, dicts_of(records), kind)
         values = records.column(column)
-        if self.rules.codec == "bytes" and pa.types.is_binary(values.type):
-            is_large = pc.greater(pc.binary_length(values), self.rules.max_bytes)
-            return found.recheck("payload", self._payload_of, values, pc.fill_null(is_large, True))
-        return found.each("payload", self._payload_of, values_of(values), kind)
+        if self._codec.name == "bytes" and pa.types.is_binary(values.type):
+            return found.recheck("payload", self._payload_of, values, values.is_null())
+        return found.each("payload", self._payload_of, values, kind)
 
     def _payload_in(self, record: Mapping[str, Any]) -> bytes:
         column: Any = self.column_of["payload"]
         if column in record:
             return self._payload_of(record[column])
-        if self.rules.codec != "json":
+        if self._codec.name != "json":
             raise InvalidMessage(NO_PAYLOAD)
         others = {name: each for name, each in record.items() if name not in self._taken}
         return self._encoded(plain(others))
@@ -176,20 +179,15 @@ class Checker:
         return self._encoded(self._decoded(value))
 
     def _encoded(self, value: Any) -> bytes:
-        data = encode(self._codec, value)
+        data, most = encode(self._codec, value), self.rules.max_depth
         # A payload with fewer brackets cannot be too deep, and counting them is cheap.
-        most = self.rules.max_depth
-        is_suspect = self.rules.codec == "json" and data.count(b"[") + data.count(b"{") > most
+        is_suspect = data.count(b"[") + data.count(b"{") > most and self._codec.name == "json"
         if is_suspect and is_deeper(value, most):
             raise InvalidMessage(f"The payload is nested deeper than {most}.")
-        if len(data) > self.rules.max_bytes:
-            raise InvalidMessage(
-                f"The payload has {len(data):,} bytes; at most {self.rules.max_bytes:,} are taken."
-            )
         return data
 
     def _decoded(self, value: Any) -> Any:
-        if self.rules.codec != "json":
+        if self._codec.name != "json":
             return value
         if isinstance(value, bytes) or (self.rules.are_texts_json and isinstance(value, str)):
             return parse_json(value, "The payload")
@@ -197,67 +195,12 @@ class Checker:
             raise InvalidMessage(NO_PAYLOAD)
         return plain(value) if self.rules.are_texts_json else value
 
-    def _schedules(self, values: _Values, found: Refusals) -> pa.Array:
-        is_instant = isinstance(values, pa.Array) and pa.types.is_timestamp(values.type)
-        if is_instant and values.type.tz is not None:
-            return instants(values, "schedule_at", found)
-        return _each(found, "schedule_at", self._schedule, values, pa.int64())
-
-    def _schedule(self, value: Any) -> int | None:
-        if value in (None, ""):
-            return None
-        return check_schedule(placed(instant_of(value), self._zone))
-
 
 def dicts_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the rows for Python."""
     names = batch.schema.names
     columns = zip(*map(values_of, batch.columns), strict=True)
     return [dict(zip(names, row, strict=True)) for row in columns]
-
-
-def _listed(values: _Values) -> list[Any]:
-    return values if isinstance(values, list) else values_of(values)
-
-
-def _is_given(values: _Values) -> pa.Array:
-    """Return which values are neither null nor an empty text."""
-    if isinstance(values, pa.Array) and not pa.types.is_string(values.type):
-        return values.is_valid()
-    return pa.array([each not in (None, "") for each in _listed(values)], pa.bool_())
-
-
-def _each(
-    found: Refusals, field: str, make: Callable[[Any], Any], values: _Values, kind: pa.DataType
-) -> pa.Array:
-    if isinstance(values, pa.Array) and values.null_count == len(values):
-        return pa.nulls(len(values), kind)
-    return found.each(field, make, _listed(values), kind)
-
-
-def _texts(
-    found: Refusals, field: str, check: Callable[[Any], Any], values: _Values, most: int
-) -> pa.Array:
-    is_list = isinstance(values, list)
-    if not is_list and not _holds_texts(values.type):
-        return found.each(field, check, values_of(values), pa.string())
-    try:
-        texts = pa.array(values, pa.string()) if is_list else values.cast(pa.string())
-    except (pa.ArrowException, UnicodeError):
-        # JSON values of other types, or lone surrogates.
-        return found.each(field, check, _listed(values), pa.string())
-    return text_column(found, field, check, texts, most, may_be_null=field == "group")
-
-
-def _holds_texts(kind: pa.DataType) -> bool:
-    """Return whether values are taken as texts: whole numbers are, bytes and fractions are not."""
-    return any(each(kind) for each in (pa.types.is_string, pa.types.is_integer, pa.types.is_null))
-
-
-def _key(key: Any) -> str:
-    if key is None:
-        raise InvalidMessage("It has no key.")
-    return check_key(str(key) if type(key) is int else key)
 
 
 def _group(group: Any) -> str | None:
@@ -273,8 +216,4 @@ def _delay(value: Any) -> int | None:
 
 
 def _headers(value: Any) -> str | None:
-    if value in (None, ""):
-        return None
-    if isinstance(value, str | bytes):
-        value = parse_json(value, "headers")
-    return encode_headers(plain(value))
+    return None if value == "" else headers_of(value)

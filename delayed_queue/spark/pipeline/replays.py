@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Final
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import MAX_KEY_LENGTH
 from delayed_queue.spark.database import check_database
-from delayed_queue.spark.pipeline.cli import (
-    DONE,
-    add_offering,
-    given,
-    instant,
-)
+from delayed_queue.spark.pipeline.cli import DONE, add_offering, given, instant
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.console import count as add_up
 from delayed_queue.spark.pipeline.files import files_on
@@ -24,7 +19,6 @@ from delayed_queue.spark.pipeline.offers import (
     JobOptions,
     Offered,
     Spread,
-    began_at,
     held,
     id_of,
     offer,
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 # Other tools write a column without any value as a column of numbers.
-_TEXTS: Final = ("CAST(headers AS STRING) AS headers", "CAST(`group` AS STRING) AS grouped")
+_TEXTS: Final = ("CAST(headers AS STRING) AS headers", "CAST(`group` AS STRING) AS `group`")
 _LETTERS: Final = (
     "pKind AS kind", "pKey AS key", "CAST(payload AS BINARY) AS payload",
     *_TEXTS,
@@ -74,7 +68,7 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Offere
     files = source.inputFiles()
     job = options.job or _job(spark, options, files)
     with held(_chosen(_normal(source), options)) as (chosen, total):
-        order = "at DESC, payload, headers, grouped, error"
+        order = "at DESC, payload, headers, `group`, error"
         pieces = options.partitions or pieces_of_rows(total)
         latest = ranked(chosen, pieces, order).where("rank = 1").drop("rank")
         with held(_keyed(latest, options, job)) as (unique, count):
@@ -139,10 +133,9 @@ def _spread(frame: DataFrame, spread: Spread | None, total: int, job: str) -> Da
     after = "CAST(NULL AS BIGINT)"
     if spread is not None:
         span = max(int(spread.step(total) * total), 1)
-        start = spread.start_ms if spread.start_ms is not None else began_at(job)
-        after = f"{start}L + pmod(xxhash64(kind, key), {span}L)"
-    times = (f"{after} AS schedule_ms", "CAST(NULL AS BIGINT) AS delay_ms")
-    return frame.selectExpr("kind", "key", "payload", "headers", "grouped", *times)
+        after = f"{spread.start_of(job)}L + pmod(xxhash64(kind, key), {span}L)"
+    at = f"timestamp_millis({after}) AS schedule_at"
+    return frame.selectExpr("kind", "key", "payload", "headers", "group", at)
 
 
 def _job(spark: SparkSession, options: ReplayOptions, files: list[str]) -> str:

@@ -307,11 +307,18 @@ def uncut(spark: SparkSession, *, is_wanted: bool) -> AbstractContextManager[Non
     return set_to(spark, dict.fromkeys(names, _UNCUT) if is_wanted else {})
 
 
-def cut_alike(spark: SparkSession, limit: int) -> AbstractContextManager[None]:
-    """Let Spark cut files alike on any cluster, into pieces of at most ``limit`` bytes."""
+def cut_alike(spark: SparkSession, limit: int, pieces: int) -> AbstractContextManager[None]:
+    """Let Spark cut files alike on any cluster, into pieces of at most ``limit`` bytes.
+
+    Adaptive plans run each stage as a job of its own, which short jobs do not gain from.
+    """
     largest = "spark.sql.files.maxPartitionBytes"
-    size = min(_bytes_of(str(spark.conf.get(largest))), limit)
-    return set_to(spark, {largest: str(size), "spark.sql.files.minPartitionNum": "1"})
+    settings = {
+        largest: min(_bytes_of(str(spark.conf.get(largest))), limit),
+        "spark.sql.files.minPartitionNum": 1, "spark.sql.shuffle.partitions": pieces,
+        "spark.sql.adaptive.enabled": "false",
+    }  # fmt: skip
+    return set_to(spark, {name: str(value) for name, value in settings.items()})
 
 
 def _bytes_of(text: str) -> int:

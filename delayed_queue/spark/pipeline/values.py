@@ -26,39 +26,6 @@ _NO_ZONE: Final = (
 )
 
 
-def parse_json(text: str | bytes, what: str) -> Any:
-    """Return the value of the JSON, or refuse what is none; NaN is none.
-
-    An object that has a name twice is refused too: two readers of it may differ.
-    """
-    try:
-        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
-    except _NameTwice:
-        raise InvalidMessage(f"{what} has an object with the same name twice.") from None
-    except (ValueError, RecursionError) as error:
-        # Only the position: the text is user data.
-        where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
-        raise InvalidMessage(f"{what} is not JSON{where}.") from None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(name)
-
-
-class _NameTwice(ValueError):
-    pass
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise _NameTwice
-    return found
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
-
-
 def instant_of(value: Any) -> datetime:
     """Return the instant of a value, with its offset if it has one."""
     if isinstance(value, datetime):

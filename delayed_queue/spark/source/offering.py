@@ -140,10 +140,11 @@ class PartitionOffers:
         self._misses = 0
         self._soon: set[str] = set()
 
-    def offer_all(self, batches: Iterator[pa.RecordBatch]) -> int:
+    def offer_all(self, batches: Iterator[pa.RecordBatch], *, are_checked: bool = False) -> int:
         """Offer all rows; return their number.
 
         While the database writes a chunk, the next one is checked and sorted: two are in memory.
+        Rows that ``are_checked`` are offers already.
         """
         rows = 0
         options = self._job.options
@@ -156,8 +157,10 @@ class PartitionOffers:
                 writing: Future[None] | None = None
                 for number, chunk in enumerate(chunks(batches, options.chunk, options.chunkBytes)):
                     rows += chunk.num_rows
-                    if not is_done:
-                        writing = self._begin(number, chunk, pool, writing)
+                    if is_done:
+                        continue
+                    offers = chunk if are_checked else offers_of(chunk, options.codec)
+                    writing = self._begin(number, offers, pool, writing)
                 _wait_for(writing)
             self._wake()
         finally:
@@ -165,10 +168,10 @@ class PartitionOffers:
         return rows
 
     def _begin(
-        self, number: int, rows: pa.Table, pool: ThreadPoolExecutor, before: Future[None] | None
+        self, number: int, offers: pa.Table, pool: ThreadPoolExecutor, before: Future[None] | None
     ) -> Future[None]:
         """Prepare the chunk, and start its write after that of the chunk before."""
-        offers = in_key_order(offers_of(rows, self._job.options.codec))
+        offers = in_key_order(offers)
         due = due_times(offers, self._job.now)
         chunk = self._ready(self.claim_of(number, offers), staged_rows(offers, due))
         _wait_for(before)

@@ -6,9 +6,11 @@ Arrow finds the values that may break a rule; ``delayed_queue.messages`` judges 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -42,7 +44,9 @@ OFFERS: Final = pa.schema(
 NO_PAYLOAD: Final = "It has no payload."
 OUT_OF_RANGE: Final = "It leads outside the years 1 to 9999."
 BOTH_TIMES: Final = "It has both a schedule_at and a delay."
-_JSON: Final = codec_named("json")
+# A column: an array, or a list of any Python values. Any: Arrow has no types.
+Values = Any
+_Make = Callable[[Any], Any]
 
 
 class Refusals:
@@ -59,19 +63,33 @@ class Refusals:
         for row in pc.indices_nonzero(wrong).to_pylist():
             self.add(row, field, reason)
 
-    def each(
-        self, field: str, make: Callable[[Any], Any], values: Sequence[Any], kind: pa.DataType
-    ) -> pa.Array:
+    def each(self, field: str, make: _Make, values: Values, kind: pa.DataType) -> pa.Array:
         """Return what ``make`` returns for each value; refuse the rows for which it raises."""
+        if isinstance(values, pa.Array) and values.null_count == len(values):
+            # Columns that are not there: no call for each row.
+            with suppress(DelayedQueueError):
+                return pa.repeat(pa.scalar(make(None), kind), len(values))
+        listed = values if isinstance(values, list) else values_of(values)
         try:
-            return pa.array([make(value) for value in values], kind)
+            return pa.array([make(value) for value in listed], kind)
         except DelayedQueueError:
-            made = [self._made(field, make, row, value) for row, value in enumerate(values)]
+            made = [self._made(field, make, row, value) for row, value in enumerate(listed)]
             return pa.array(made, kind)
 
-    def recheck(
-        self, field: str, make: Callable[[Any], Any], column: pa.Array, doubtful: pa.Array
+    def texts(
+        self, field: str, check: _Make, values: Values, most: int, *, may_be_null: bool = False
     ) -> pa.Array:
+        """Return the texts; ``check`` judges those that are not 1 to ``most`` storable characters.
+
+        Whole numbers are texts, too.
+        """
+        texts = _as_texts(values)
+        if texts is None or texts.null_count == len(texts):
+            return self.each(field, check, values, pa.string())
+        doubtful = pc.fill_null(_doubtful(texts, most), not may_be_null)
+        return self.recheck(field, check, texts, doubtful)
+
+    def recheck(self, field: str, make: _Make, column: pa.Array, doubtful: pa.Array) -> pa.Array:
         """Return the column; doubtful values are replaced by what ``make`` returns."""
         rows = pc.indices_nonzero(doubtful).to_pylist()
         if not rows:
@@ -81,7 +99,7 @@ class Refusals:
             values[row] = self._made(field, make, row, values[row])
         return pa.array(values, column.type)
 
-    def _made(self, field: str, make: Callable[[Any], Any], row: int, value: Any) -> Any:
+    def _made(self, field: str, make: _Make, row: int, value: Any) -> Any:
         try:
             return make(value)
         except DelayedQueueError as error:
@@ -89,49 +107,108 @@ class Refusals:
             return None
 
 
+class OfferRules:
+    """Makes offers of columns, by a method for each field; an import overrides some."""
+
+    def __init__(self, codec: str) -> None:
+        self._codec = codec_named(codec)
+        # Each name is judged once.
+        self._kind_of = cache(lambda name: check_kind(kind_of(check_kind(name), self._codec)))
+
+    def offers(self, given: Mapping[str, Values], found: Refusals) -> pa.Table:
+        """Return the columns as offers, and add the reasons against invalid rows to ``found``."""
+        made = {
+            name.replace("queue", "kind"): getattr(self, name)(values, found)
+            for name, values in given.items()
+        }
+        rows = len(made["key"])
+        times = [_is_given(given.get(name, pa.nulls(rows))) for name in ("schedule_at", "delay")]
+        found.where(pc.and_(*times), "delay", BOTH_TIMES)
+        return pa.table(
+            {each.name: pa.nulls(rows, each.type) for each in OFFERS} | made, schema=OFFERS
+        )
+
+    def key(self, values: Values, found: Refusals) -> pa.Array:
+        return found.texts("key", _key, values, MAX_KEY_LENGTH)
+
+    def group(self, values: Values, found: Refusals) -> pa.Array:
+        return found.texts("group", check_group, values, MAX_GROUP_LENGTH, may_be_null=True)
+
+    def kind(self, values: Values, found: Refusals) -> pa.Array:
+        return found.each("kind", cache(check_kind), values, pa.string())
+
+    def queue(self, values: Values, found: Refusals) -> pa.Array:
+        return found.each("queue", self._kind_of, values, pa.string())
+
+    def headers(self, values: Values, found: Refusals) -> pa.Array:
+        return found.each("headers", headers_of, values, pa.string())
+
+    def schedule_at(self, values: Values, found: Refusals) -> pa.Array:
+        return instants(values, "schedule_at", found)
+
+    def expires_at(self, values: Values, found: Refusals) -> pa.Array:
+        return instants(values, "expires_at", found)
+
+    def delay(self, values: Values, found: Refusals) -> pa.Array:
+        whole = values.cast(pa.int64())
+        return _floored(whole) if pa.types.is_duration(values.type) else whole
+
+    def payload(self, values: Values, found: Refusals) -> pa.Array:
+        is_json = self._codec.name == "json"
+        if pa.types.is_nested(values.type):
+            make = self._nested if is_json else _refuse_nested
+            return found.each("payload", make, values, pa.binary())
+        if is_json and not pa.types.is_binary(values.type):
+            return found.each("payload", self._canonical, values, pa.binary())
+        found.where(pc.is_null(values), "payload", NO_PAYLOAD)
+        return values.cast(pa.binary())
+
+    def _nested(self, value: Any) -> bytes:
+        """Return a struct, list or map as JSON; instants and dates in it as ISO 8601."""
+        if value is None:
+            raise InvalidMessage(NO_PAYLOAD)
+        try:
+            return encode(self._codec, plain(value))
+        except InvalidMessage:
+            # Without the cause, which quotes the payload.
+            raise InvalidMessage("It has a type that JSON cannot hold, such as bytes.") from None
+
+    def _canonical(self, text: str | None) -> bytes:
+        """Return canonical JSON, as ``offer`` stores it: repeated offers are compared by bytes."""
+        if text is None:
+            raise InvalidMessage(NO_PAYLOAD)
+        try:
+            return encode(self._codec, decode(self._codec, text.encode()))
+        except (DelayedQueueError, ValueError):
+            # Without the cause, which would quote the payload.
+            raise InvalidMessage("It is not JSON, which the codec json requires.") from None
+
+
 def offers_of(rows: pa.Table, codec: str) -> pa.Table:
     """Return the rows as offers, or raise InvalidMessage for the first invalid row."""
     found = Refusals()
-    offers = checked_offers(rows, codec, found)
+    given = {name: one_array(rows[name]) for name in rows.column_names}
+    offers = OfferRules(codec).offers(given, found)
     if found.reasons:
         row = min(found.reasons)
         field, reason = found.reasons[row][0]
-        key = str(values_of(one_array(rows["key"].slice(row, 1)))[0])
+        key = str(values_of(given["key"].slice(row, 1))[0])
         raise InvalidMessage(f"The column {field} is refused: {reason} (key {key[:40]!r})")
     return offers
 
 
-def checked_offers(rows: pa.Table, codec: str, found: Refusals) -> pa.Table:
-    """Return the rows as offers, and add the reasons against invalid rows to ``found``."""
-    given = {name: one_array(rows[name]) for name in rows.column_names}
-    suffix = kind_of("", codec_named(codec))
-    makers: dict[str, Callable[[pa.Array], pa.Array]] = {
-        "key": lambda keys: text_column(found, "key", check_key, keys, MAX_KEY_LENGTH),
-        "payload": lambda column: _payloads(column, codec, found),
-        "schedule_at": lambda column: instants(column, "schedule_at", found),
-        "expires_at": lambda column: instants(column, "expires_at", found),
-        "delay": _delays,
-        "headers": lambda column: header_column(found, _headers, column),
-        "queue": lambda column: _kinds(found, "queue", column, suffix),
-        "kind": lambda column: _kinds(found, "kind", column, ""),
-        "group": lambda column: text_column(
-            found, "group", check_group, column, MAX_GROUP_LENGTH, may_be_null=True
-        ),
-    }
-    made = {name.replace("queue", "kind"): makers[name](each) for name, each in given.items()}
-    offers = {each.name: pa.nulls(rows.num_rows, each.type) for each in OFFERS} | made
-    both = pc.and_(pc.is_valid(offers["schedule_at"]), pc.is_valid(offers["delay"]))
-    found.where(both, "delay", BOTH_TIMES)
-    return pa.table(offers, schema=OFFERS)
-
-
-def text_column(
-    found: Refusals, field: str, check: Callable[[Any], Any], texts: pa.Array, most: int,
-    *, may_be_null: bool = False,
-) -> pa.Array:  # fmt: skip
-    """Return the texts; ``check`` judges those that are not 1 to ``most`` storable characters."""
-    doubtful = pc.fill_null(_doubtful(texts.cast(pa.string()), most), not may_be_null)
-    return found.recheck(field, check, texts.cast(pa.string()), doubtful)
+def _as_texts(values: Values) -> pa.Array | None:
+    """Return values that are taken as texts; None for a column with another one."""
+    try:
+        if isinstance(values, list):
+            return pa.array(values, pa.string())
+        is_text = any(
+            each(values.type)
+            for each in (pa.types.is_string, pa.types.is_integer, pa.types.is_null)
+        )
+        return values.cast(pa.string()) if is_text else None
+    except (pa.ArrowException, UnicodeError):
+        return None  # JSON values of other types, or lone surrogates
 
 
 def _doubtful(texts: pa.Array, most: int) -> pa.Array:
@@ -156,52 +233,29 @@ def values_of(column: pa.Array) -> list[Any]:
         return [each and each.decode("utf-8", "surrogateescape") for each in read]
 
 
-def _kinds(found: Refusals, field: str, names: pa.Array, suffix: str) -> pa.Array:
-    """Return the kind of each row; each name is judged once."""
-    known: dict[Any, str] = {}
-
-    def make(name: Any) -> str:
-        if name not in known:
-            known[name] = check_kind(check_kind(name) + suffix)
-        return known[name]
-
-    return found.each(field, make, values_of(names), pa.string())
+def _is_given(values: Values) -> pa.Array:
+    """Return which values are neither null nor an empty text."""
+    if isinstance(values, pa.Array) and not pa.types.is_string(values.type):
+        return values.is_valid()
+    listed = values if isinstance(values, list) else values_of(values)
+    return pa.array([each not in (None, "") for each in listed], pa.bool_())
 
 
-def _payloads(column: pa.Array, codec: str, found: Refusals) -> pa.Array:
-    if pa.types.is_nested(column.type):
-        make = _json_of if codec == "json" else _refuse_nested
-        return found.each("payload", make, values_of(column), pa.binary())
-    if codec == "json" and not pa.types.is_binary(column.type):
-        return found.each("payload", _canonical, values_of(column), pa.binary())
-    found.where(pc.is_null(column), "payload", NO_PAYLOAD)
-    return column.cast(pa.binary())
+def _key(key: Any) -> str:
+    if key is None:
+        raise InvalidMessage("It has no key.")
+    return check_key(str(key) if type(key) is int else key)
+
+
+def headers_of(value: Any) -> str | None:
+    """Return a map, or JSON, as the stored text of headers."""
+    if isinstance(value, str | bytes):
+        value = parse_json(value, "headers")
+    return encode_headers(plain(value))
 
 
 def _refuse_nested(_: Any) -> bytes:
     raise InvalidMessage("It has fields of its own, which only the codec json can encode.")
-
-
-def _json_of(value: Any) -> bytes:
-    """Return a struct, list or map as JSON; instants and dates in it as ISO 8601."""
-    if value is None:
-        raise InvalidMessage(NO_PAYLOAD)
-    try:
-        return encode(_JSON, plain(value))
-    except InvalidMessage:
-        # Without the cause, which quotes the payload.
-        raise InvalidMessage("It has a type that JSON cannot hold, such as bytes.") from None
-
-
-def _canonical(text: str | None) -> bytes:
-    """Return canonical JSON, as ``offer`` stores it: repeated offers are compared by bytes."""
-    if text is None:
-        raise InvalidMessage(NO_PAYLOAD)
-    try:
-        return encode(_JSON, decode(_JSON, text.encode()))
-    except (DelayedQueueError, ValueError):
-        # Without the cause, which would quote the payload.
-        raise InvalidMessage("It is not JSON, which the codec json requires.") from None
 
 
 def instants(column: pa.Array, field: str, found: Refusals) -> pa.Array:
@@ -224,26 +278,45 @@ def is_out_of_range(milliseconds: pa.Array) -> pa.Array:
     )
 
 
-def _delays(column: pa.Array) -> pa.Array:
-    whole = column.cast(pa.int64())
-    return _floored(whole) if pa.types.is_duration(column.type) else whole
+def parse_json(text: str | bytes, what: str) -> Any:
+    """Return the value of the JSON, or refuse what is none; NaN is none.
 
-
-def header_column(found: Refusals, make: Callable[[Any], Any], column: pa.Array) -> pa.Array:
-    if column.null_count == len(column):
-        # The usual case; checking each value takes a third of a chunk's time.
-        return pa.nulls(len(column), pa.string())
-    return found.each("headers", make, values_of(column), pa.string())
-
-
-def _headers(value: Any) -> str | None:
-    if not isinstance(value, str):
-        return encode_headers(value)
+    An object that has a name twice is refused too: two readers of it may differ.
+    """
     try:
-        headers = json.loads(value)
-    except (ValueError, RecursionError):
-        raise InvalidMessage("headers is not JSON.") from None
-    return encode_headers(headers)
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        with_space = _DECODER.decode
+        try:
+            value, end = _scan(text, 0)
+        except StopIteration:
+            return with_space(text)
+        return value if end == len(text) else with_space(text)
+    except _NameTwice:
+        raise InvalidMessage(f"{what} has an object with the same name twice.") from None
+    except (ValueError, RecursionError) as error:
+        # Only the position: the text is user data.
+        where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidMessage(f"{what} is not JSON{where}.") from None
+
+
+class _NameTwice(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _NameTwice
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_object)
+# As in delayed_queue.codecs: faster than decode() for JSON without white space around it.
+_scan: Final = _DECODER.scan_once  # type: ignore[attr-defined]
 
 
 def plain(value: Any) -> Any:

@@ -181,12 +181,13 @@ class OfferWriter(DataSourceArrowWriter):
             connection.commit()
             return now
 
-    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[RecordBatch], *, are_checked: bool = False) -> Written:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         if self._job.options.atomic:
             return stage_all(self._job, partition, iterator)
-        return Written(PartitionOffers(self._job, partition).offer_all(iterator))
+        offers = PartitionOffers(self._job, partition)
+        return Written(offers.offer_all(iterator, are_checked=are_checked))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [each for each in messages if isinstance(each, Written)]

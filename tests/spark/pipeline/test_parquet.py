@@ -14,7 +14,7 @@ import pytest
 
 from delayed_queue import DelayedQueue
 from delayed_queue.models import Message
-from delayed_queue.spark.pipeline import imports, offers
+from delayed_queue.spark.pipeline import imports, repeats
 from delayed_queue.spark.pipeline.records import Rules
 from tests.spark.pipelines import CONSOLE, options
 from tests.spark.support import with_jvm
@@ -41,7 +41,7 @@ class TestImport:
         mode: str, winner: bytes, most: int,
     ) -> None:  # fmt: skip
         """Also if more of them repeat than each task receives."""
-        monkeypatch.setattr(offers, "MOST_REPEATED", most)
+        monkeypatch.setattr(repeats, "MOST_REPEATED", most)
         keys = [f"k{n}" for n in range(400)]
         found = imports.run(
             spark, self.asked(tmp_path, [*keys, "k7", "k3", "k7"], mode=mode), CONSOLE

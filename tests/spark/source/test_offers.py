@@ -55,7 +55,7 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("columns", "said"),
         [
-            ({"key": [None]}, "column key is refused: A key must be a str, not NoneType"),
+            ({"key": [None]}, "column key is refused: It has no key."),
             ({"key": [""]}, "column key is refused: A key has 1 to 200 characters; this one has 0"),
             ({"key": ["x" * 201]}, "this one has 201"),
             ({"key": ["a\x00"]}, "contains a NUL"),

@@ -18,18 +18,32 @@ COLUMNS = ["key", "note"]
 CELLS = st.text(st.sampled_from('ab,"\n é'), max_size=6)
 
 
-def read(text: str | bytes, reader: Reader | None = None, file: str = "f") -> list[tuple[int, Any]]:
-    """Return the lines, each with its number from 1; skip empty lines."""
+def read(
+    text: str | bytes, reader: Reader | None = None, together: int = 1
+) -> list[tuple[int, Any]]:
+    """Return records and bad lines, each with its number from 1; so many lines are read at once."""
     reader = reader or CsvReader(COLUMNS, ",")
     data = text if isinstance(text, bytes) else text.encode()
-    found = [
-        each
-        for number, line in enumerate(data.split(b"\n"))
-        for each in reader.take((file, 0, number), line)
+    first, *others = data.split(b"\n")
+    found = [reader.read(0, [first], is_start=True)]
+    found += [
+        reader.read(at + 1, others[at : at + together], is_start=False)
+        for at in range(0, len(others), together)
     ]
-    found += reader.end()
-    assert [place[2] for place, _ in found] == list(range(len(data.split(b"\n"))))
-    return [(place[2] + 1, record) for place, record in found if record is not None]
+    found.append(reader.end())
+    assert not reader.is_open
+    return sorted(
+        (
+            (place + 1, each)
+            for one in found
+            for place, each in (*zip(one.places, listed(one.records), strict=True), *one.wrong)
+        ),
+        key=lambda each: each[0],
+    )
+
+
+def listed(records: Any) -> list[Any]:
+    return records if isinstance(records, list) else list(records.to_pylist())
 
 
 def reasons(found: list[tuple[int, Any]]) -> dict[int, str]:
@@ -61,21 +75,14 @@ class TestCsv:
 
     @given(
         st.lists(st.text(st.sampled_from('ab,"\t\x00 é'), max_size=6), min_size=1, max_size=4),
-        st.sampled_from(",\t"),
-    )
-    def test_lines_are_read_together_as_one_by_one(self, texts: list[str], delimiter: str) -> None:
-        reader = CsvReader(COLUMNS, delimiter)
-        together = reader.plain(texts)
-        places = (("f", 64, number) for number in range(len(texts)))
-        found = [each for place, text in zip(places, texts, strict=True)
-                 for each in reader.take(place, text.encode())]  # fmt: skip
-        assert together is None or together.to_pylist() == [each for _, each in found]
-
-    def test_an_open_quote_keeps_lines_from_being_read_together(self) -> None:
-        reader = CsvReader(COLUMNS, ",")
-        assert reader.plain(["a,b"]) is not None
-        assert list(reader.take(("f", 64, 0), b'a,"b')) == []
-        assert reader.plain(["a,b"]) is None
+        st.sampled_from(",\t"), st.integers(2, 4),
+    )  # fmt: skip
+    def test_lines_are_read_together_as_one_by_one(
+        self, texts: list[str], delimiter: str, together: int
+    ) -> None:
+        text = "\n".join([f"key{delimiter}note", *texts])
+        apart = read(text, CsvReader(COLUMNS, delimiter))
+        assert read(text, CsvReader(COLUMNS, delimiter), together) == apart
 
     def test_a_quote_that_is_never_closed_costs_one_record(self) -> None:
         found = read('key,note\na,"one\nb,two\nc,three')
@@ -122,19 +129,15 @@ class TestCsv:
 
     def test_only_the_first_block_has_a_header(self) -> None:
         reader = CsvReader(COLUMNS, ",")
-        found = [*reader.take(("f", 64, 0), b"key,note"), *reader.take(("f", 64, 1), b'a,"')]
-        assert [record for _, record in found] == [{"key": "key", "note": "note"}]
+        found = reader.read(0, [b"key,note"], is_start=False)
+        assert listed(found.records) == [{"key": "key", "note": "note"}]
+        assert not reader.read(1, [b'a,"'], is_start=False).places
         assert reader.is_open
-        assert [type(record) for _, record in reader.end()] == [Unreadable]
+        assert [place for place, _ in reader.end().wrong] == [1]
         assert not reader.is_open
 
 
 class TestJson:
-    @pytest.mark.parametrize("text", ["", "[]", '{"a"', '{"a": 1, "a": 2}'])
-    def test_a_line_that_is_no_record_has_all_read_one_by_one(self, text: str) -> None:
-        assert JsonReader().plain(['{"a": 1}', "{}"]) == [{"a": 1}, {}]
-        assert JsonReader().plain(['{"a": 1}', text]) is None
-
     def test_a_name_that_comes_twice_is_put_aside(self) -> None:
         found = read(
             '{"key": "a"}\n{"key": "a", "key": "b"}\n{"n": {"x": 1, "x": 1}}', JsonReader()

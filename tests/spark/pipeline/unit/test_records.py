@@ -10,16 +10,18 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delayed_queue.exceptions import InvalidConfiguration
+from delayed_queue.spark.pipeline.blocks import Block, Blocks, numbered
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.handling import load
 from delayed_queue.spark.pipeline.imports import refusal_of
-from delayed_queue.spark.pipeline.inputs import Input, check_columns, format_of, rows_of
-from delayed_queue.spark.pipeline.lines import Block, numbered
+from delayed_queue.spark.pipeline.inputs import Input, check_columns, format_of
+from delayed_queue.spark.pipeline.lines import JsonReader
 from delayed_queue.spark.pipeline.offers import Offered, telling
 from delayed_queue.spark.pipeline.records import FIELDS, Checker, Rules, parse_mapping
 from delayed_queue.spark.pipeline.values import is_deeper, storable_json
@@ -55,7 +57,7 @@ class TestRecords:
         )  # fmt: skip
         assert found.kind == "orders|json"
         assert found.payload == b'{"a":2,"b":1}'
-        assert found.schedule_ms == int(AT.timestamp() * 1000)
+        assert found.schedule_at == int(AT.timestamp() * 1000)
         assert json.loads(found.headers or "") == {"h": "1"}
         assert not found.reasons
 
@@ -76,7 +78,7 @@ class TestRecords:
     def test_instants_without_an_offset_are_of_the_zone(self, at: Any, utc: str) -> None:
         record = {"key": "a", "payload": "1", "schedule_at": at}
         found = checked(record, replace(JSON_TEXTS, time_zone="Europe/Berlin"))
-        assert found.schedule_ms == int(datetime.fromisoformat(utc).timestamp() * 1000)
+        assert found.schedule_at == int(datetime.fromisoformat(utc).timestamp() * 1000)
 
     def test_an_instant_that_no_clock_shows_is_refused(self) -> None:
         record = {"key": "a", "payload": "1", "schedule_at": "2026-03-29T02:30"}
@@ -167,7 +169,7 @@ class TestRecords:
     )
     def test_delays(self, value: Any, milliseconds: int | None) -> None:
         found = checked({"key": "a", "payload": "1", "delay": value})
-        assert found.delay_ms == milliseconds
+        assert found.delay == milliseconds
 
     @pytest.mark.parametrize(("codec", "value"), [("text", "words"), ("bytes", b"\x00\xff")])
     def test_other_codecs(self, codec: str, value: Any) -> None:
@@ -203,9 +205,11 @@ class TestRecords:
     def test_whatever_a_record_contains_its_row_and_the_answer_can_be_stored(
         self, record: dict[str, Any], codec: str, more: list[str]
     ) -> None:
-        checker = Checker(Rules("orders", codec=codec))
-        batches = rows_of([(("file", 0, 0), record)], checker)
-        (row,) = (row for batch in batches for row in batch.to_pylist())
+        blocks = Blocks(Checker(Rules("orders", codec=codec)), JsonReader())
+        line = {"value": [json.dumps(record).encode()], "__file": ["f"], "__block": [0]}
+        batches = [*blocks.take(pa.RecordBatch.from_pydict(line)), *blocks.end()]
+        row, summary = (row for batch in batches for row in batch.to_pylist())
+        assert (summary["good"], summary["bad"]) == ((1, 0) if row["offers"] else (0, 1))
         answer = json.loads(
             storable_json({"key": row["key"], "reasons": row["reasons"], "a": more})
         )

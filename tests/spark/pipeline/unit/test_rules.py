@@ -23,7 +23,7 @@ from delayed_queue.messages import (
     encode_headers,
 )
 from delayed_queue.spark.pipeline.records import Checker, Rules
-from delayed_queue.spark.source.rules import Refusals, checked_offers, offers_of
+from delayed_queue.spark.source.rules import OfferRules, Refusals, offers_of
 from tests.spark.records import checked_rows
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -115,7 +115,8 @@ def _payload(payload: Any, codec: str) -> None:
 def test_df_write_refuses_what_the_core_refuses(given: tuple[str, pa.RecordBatch]) -> None:
     codec, batch = given
     found = Refusals()
-    offers = checked_offers(pa.Table.from_batches([batch]), codec, found)
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    offers = OfferRules(codec).offers(columns, found)
     assert offers.num_rows == batch.num_rows
     for row, record in enumerate(batch.to_pylist()):
         fields = {field for field, _ in found.reasons.get(row, ())}
@@ -127,7 +128,7 @@ def test_texts_that_are_not_utf8(name: str) -> None:
     wrong = pa.array([b"\xff", b"\xed\xa0\x80", b"b"]).view(pa.string())
     columns = {"key": pa.array(["a", "b", "c"]), "payload": pa.array([b"1"] * 3)} | {name: wrong}
     batch = pa.RecordBatch.from_pydict(columns)
-    assert Checker(Rules("orders", "bytes")).check(batch).reasons.keys() == {0, 1}
+    assert Checker(Rules("orders", "bytes")).check(batch)[1].keys() == {0, 1}
     with pytest.raises(InvalidMessage, match=f"The column {name} is refused"):
         offers_of(pa.Table.from_batches([batch]), "bytes")
 
@@ -141,5 +142,5 @@ def test_times_out_of_range() -> None:
         "schedule_at": pa.array([-(2**56)], pa.timestamp("us", "UTC")),
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    (reason,) = Checker(Rules("orders", "bytes")).check(batch).reasons[0]
+    (reason,) = Checker(Rules("orders", "bytes")).check(batch)[1][0]
     assert "outside the years" in reason
