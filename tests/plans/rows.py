@@ -76,7 +76,7 @@ _ORDERED: Final = scrambled(
     group="'group-' || lpad((n % 200)::text, 3, '0')",
 )  # fmt: skip
 # 1,000 closed batches, each with ten members, of which the last lies behind the others. Their ids
-# start at 1, whatever batches other tests had.
+# start at 1 after other tests, too.
 _BATCHES: Final = (
     "ALTER TABLE delayed_queue_batch ALTER COLUMN id RESTART",
     scrambled(
@@ -218,7 +218,7 @@ _REPORTS: Final = scrambled(
     "delayed_queue_report", 5_000, createdAt="0", figures="'{}'", plots="'{}'"
 )
 
-# What the SQL functions read.
+# Rows that the SQL functions read.
 QUEUES: Final = (_MESSAGES, _FULL, _ONE_GROUP, _ORDERED, *_LIMITS, *_BATCHES)
 FILLS: Final = (
     *QUEUES, _LETTERS, _SCHEDULES, _TICKS, _WORKERS,

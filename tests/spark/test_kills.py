@@ -162,7 +162,7 @@ _ARCHIVE: Final = (
     "--rows-per-file", "10", "--batch-size", "5", *FOUR,
 )  # fmt: skip
 _DRAIN: Final = ("drain", "--queue", "orders", *FOUR)
-# Of an import, four tasks each check lines, cut digests and compare them; then four offer. Each
+# Twelve tasks of an import check lines, cut digests and compare these; four more offer. Each
 # handling task calls Python three times.
 CASES: Final = {
     "import": Case(files, all_are_there, 13, 16, ("import", "{}/in", "--queue", "orders", *FOUR)),

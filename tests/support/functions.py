@@ -110,7 +110,7 @@ class FunctionQueue(DelayedQueue):
 
     @property
     def _is_of_member(self) -> bool:
-        """Whether a leased member makes the offers, which the functions cannot express."""
+        """True if a leased member makes the offers, which the functions cannot express."""
         joining = getattr(self._messages, "_joining", None)
         return joining is not None and (joining.message_id is not None or joining.is_inside)
 

@@ -274,7 +274,7 @@ def test_b6_a_call_has_a_limited_payload(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_b3_a_stop_during_a_split_uses_up_no_attempt() -> None:
-    """What has not been called is released; the call that runs is finished."""
+    """Messages that were not called are released; the running call is finished."""
     begun, may_end = threading.Event(), threading.Event()
 
     def handle(batch: Batch) -> None:

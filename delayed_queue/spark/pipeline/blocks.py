@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 CHECKED: Final = pa.schema(
     {
         "file": pa.string(), "block": pa.int64(), "place": pa.int64(),
-        # Of a pack: its offers, and digests of their kinds and keys.
+        # Set in packs: the offers, and digests of their kinds and keys.
         "offers": pa.binary(), "digests": pa.binary(),
-        # Of a bad record.
+        # Set in bad records.
         "key": pa.string(), "reasons": pa.list_(pa.string()), "record": pa.string(),
-        # Of a block.
+        # Set in summaries of blocks.
         "lines": pa.int64(), "good": pa.int64(), "bad": pa.int64(), "is_open": pa.bool_(),
     }
 )  # fmt: skip

@@ -128,7 +128,7 @@ def run(
     # Spark reports a batch after its commit: the last one while the query stops.
     _count_committed(query, found, console)
     if stopping.is_set():
-        # Otherwise Spark has asked for a batch after the last one, which acknowledged it.
+        # Otherwise Spark planned one more batch, which acknowledged the last one.
         acknowledge_checkpoint(spark, str(options.checkpoint))
     with closing(connect()) as connection:
         if not found.messages or rules_of(connection, options.kind).has_rules:

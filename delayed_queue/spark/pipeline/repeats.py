@@ -26,7 +26,7 @@ MOST_REPEATED: Final = 1_000_000
 def without_repeated(packs: DataFrame, pieces: int, mode: str) -> tuple[DataFrame, int]:
     """Return the packs with the positions of repeated keys in ``repeated``, and their number.
 
-    Of a key ``offer`` uses the first record and ``upsert`` the last.
+    ``offer`` uses the first record of a key, ``upsert`` the last.
     """
     from pyspark.sql.functions import broadcast, expr
 

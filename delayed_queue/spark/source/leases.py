@@ -292,7 +292,7 @@ def drain(
     try:
         is_done = query.awaitTermination(timeout) is not False  # None if it may take any time
     finally:
-        # A query that is done has asked for a batch after the last one, which acknowledged it.
+        # A query that is done planned one more batch, which acknowledged the last one.
         if not is_done:
             query.stop()
             acknowledge_checkpoint(SparkSession.active(), checkpoint)

@@ -21,7 +21,7 @@ CELLS = st.text(st.sampled_from('ab,"\n é'), max_size=6)
 def read(
     text: str | bytes, reader: Reader | None = None, together: int = 1
 ) -> list[tuple[int, Any]]:
-    """Return records and bad lines, each with its number from 1; so many lines are read at once."""
+    """Return records and bad lines, numbered from 1; ``together`` lines are read at once."""
     reader = reader or CsvReader(COLUMNS, ",")
     data = text if isinstance(text, bytes) else text.encode()
     first, *others = data.split(b"\n")
