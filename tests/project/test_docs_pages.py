@@ -24,7 +24,7 @@ OF_HTTP = {
     DOCS / "internals/concurrency-offers.md", DOCS / "internals/concurrency-settling.md",
     DOCS / "internals/concurrency-spark.md", DOCS / "comparison.md", DESIGNS, GLOSSARY,
     DOCS / "how-do-i.md", DOCS / "operations/rights.md", DOCS / "guides/rest-topics.md",
-    DOCS / "guides/rest-client.md", DOCS / "internals/coverage.md",
+    DOCS / "internals/coverage.md",
 }  # fmt: skip
 # Pages that may use Django's word task.
 OF_TASKS = {
@@ -36,7 +36,7 @@ OF_TASKS = {
     DOCS / "guides/rest-api.md", DOCS / "benchmarks-growth.md", DOCS / "how-do-i.md",
     DOCS / "guides/testing.md", DOCS / "operations/rights.md", DOCS / "reference/api.md",
     DOCS / "guides/cron.md", DOCS / "guides/stopping.md", DOCS / "guides/watching-workers.md",
-    DOCS / "guides/rest-topics.md", DOCS / "guides/rest-client.md", DOCS / "reference/api-apps.md",
+    DOCS / "guides/rest-topics.md", DOCS / "reference/api-apps.md",
 }  # fmt: skip
 # First words of the comparison tables.
 OF_QUEUES = re.compile(r"\| \| (?:runs on|retries|a queue that is late) \|")
