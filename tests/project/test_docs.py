@@ -29,7 +29,6 @@ from delayed_queue import (
 )
 from delayed_queue.batch import Batch
 from delayed_queue.conf import QueueSettings, find_problems
-from delayed_queue.cron.keeper import CronKeeper, CronThread
 from delayed_queue.cron.rules import Schedule, ZonedSchedule
 from delayed_queue.cron.service import CronService, InstallerHandle, RepeatingThread
 from delayed_queue.cron.ticking import TickReport
@@ -200,7 +199,6 @@ class TestApi:
         "module",
         [
             "delayed_queue",
-            "delayed_queue.cron.keeper",
             "delayed_queue.tasks",
             "delayed_queue.tasks.testing",
             "delayed_queue.testing",
@@ -221,7 +219,7 @@ class TestApi:
         "cls",
         [
             DelayedQueue, Envelope, Batch, StoredMessage, QueueStats, CronService, InstallerHandle,
-            CronKeeper, CronThread, Schedule,
+            Schedule,
         ],
     )  # fmt: skip
     def test_every_public_member_has_an_entry(self, cls: type) -> None:
