@@ -19,11 +19,13 @@ from django.db import transaction
 from delayed_queue.notifications.catalogue import add_version
 from delayed_queue.notifications.managing import suppress
 from delayed_queue.notifications.models import Template
-from example_project.data import make_notifications
 
-FILE: Final = make_notifications.DEFAULT_FILE
+FILE: Final = Path(__file__).parent / "data" / "notifications.jsonl"
 TEMPLATES_FILE: Final = FILE.with_name("notification_templates.json")
 _TIMES: Final = ("sendAt", "expiresAt")
+# People of the file and of the campaign, and how many of them have opted out of offers.
+PEOPLE: Final = 3000
+OPTED_OUT: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,13 @@ def set_up() -> tuple[int, int]:
     """Add the templates whose last version differs, and the suppressions; return both numbers."""
     wanted = json.loads(TEMPLATES_FILE.read_text(encoding="utf-8"))
     added = [add_version(each) for each in map(_template, wanted) if _differs(each)]
-    people = make_notifications.opted_out()
-    for address in people:
-        suppress("email", address, "offers")
-    return len(added), len(people)
+    for each in range(OPTED_OUT):
+        suppress("email", person(each * 71 % PEOPLE), "offers")
+    return len(added), OPTED_OUT
+
+
+def person(number: int) -> str:
+    return f"customer-{number:04d}@example.{('org', 'com', 'net')[number % 3]}"
 
 
 def _template(values: dict[str, str]) -> Template:

@@ -1,19 +1,16 @@
-"""Make ``campaign.jsonl``: a spring campaign, the same at every run; some records are bad.
+"""A spring campaign as JSON lines, the same at every run; some records are bad.
 
-``python example_project/data/make_campaign.py [FILE]``; a line is a request for a notification,
-as REST takes it, with an ``id``.
+A line is a request for a notification, as REST takes it, with an ``id``.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
-from example_project.data.make_notifications import NAMES, person
+from example_project.samples import PEOPLE, person
 
 COUNT: Final = 4_000
 SEED: Final = 20310320
@@ -28,7 +25,11 @@ BAD: Final[list[dict[str, Any]]] = [
     {"context": {}},
     {"priority": "now"},
 ]
-DEFAULT_FILE: Final = Path(__file__).with_name("campaign.jsonl")
+NAMES: Final = [
+    "Ada", "Aoife", "Björn", "Carmen", "Dušan", "Elif", "Emeka", "Fatima", "Giulia", "Hana",
+    "Ioana", "João", "Kwame", "Linh", "Łukasz", "Mei", "Nadia", "Oskar", "Priya", "Ștefan", "Yuki",
+    "Zsófia",
+]  # fmt: skip
 
 
 def lines(count: int = COUNT) -> Iterator[str]:
@@ -58,7 +59,7 @@ def _record(number: int, kind: float, more: float) -> dict[str, Any]:
         }
     return record | {
         "channel": "email",
-        "to": person(number % 3000),
+        "to": person(number % PEOPLE),
         "template": "offer",
         "context": {"name": name, "percent": percent},
     }
@@ -82,7 +83,3 @@ def _as_email(record: dict[str, Any]) -> dict[str, Any]:
 def as_bytes(count: int = COUNT) -> bytes:
     """Return the content of the file."""
     return "".join(f"{each}\n" for each in lines(count)).encode()
-
-
-if __name__ == "__main__":
-    (Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_FILE).write_bytes(as_bytes())

@@ -1,12 +1,8 @@
-"""Make ``vouchers.parquet``: vouchers that expire, the same at every run; some records are bad.
-
-``python example_project/data/make_vouchers.py [FILE]``; needs pyarrow.
-"""
+"""Vouchers that expire as Parquet, the same at every run; some records are bad."""
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +14,6 @@ BAD_EVERY: Final = 200
 GONE_EVERY: Final = 125
 GONE: Final = "closed-shop"
 SHOPS: Final = ("cluj", "lisbon", "osaka", "zurich")
-DEFAULT_FILE: Final = Path(__file__).with_name("vouchers.parquet")
 
 
 def rows(count: int = COUNT) -> Iterator[dict[str, Any]]:
@@ -42,7 +37,3 @@ def write(path: Path, count: int = COUNT) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_pylist(list(rows(count))), path)
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_FILE)
