@@ -123,9 +123,8 @@ bench-growth: $(VENV)/bench ## millions of messages, and a snapshot that another
 	$(BIN)/python -m benchmarks.growth $(ARGS)
 	$(BIN)/python -m benchmarks.held_snapshot $(ARGS)
 
-bench-notifications: $(VENV)/bench ## the dispatcher with providers that take 100 ms, and the intake
+bench-notifications: $(VENV)/bench ## the dispatcher with providers that take 100 ms
 	$(BIN)/python -m benchmarks.notifications $(ARGS)
-	$(BIN)/python -m benchmarks.intake
 
 bench-http: $(VENV)/bench ## jobs and callbacks over HTTP, uvicorn and gunicorn
 	$(BIN)/python -m benchmarks.http $(ARGS)

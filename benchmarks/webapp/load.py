@@ -12,8 +12,6 @@ from typing import Any, Final
 
 import aiohttp
 
-# Notifications in lines of one request.
-BULK: Final = 1_000
 BODY: Final = {"order": 4711, "items": [{"sku": "tea", "number": 2}], "note": "x" * 60}
 
 
@@ -28,15 +26,8 @@ def notification(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lines(name: str) -> str:
-    items = (notification(f"{name}-{number}") for number in range(BULK))
-    return "\n".join(map(json.dumps, items))
-
-
 def body_for(url: str) -> Callable[[str], str]:
     """Return a function that returns the body of a request with a unique name."""
-    if url.endswith("notifications/bulk"):
-        return lines
     make = notification if url.endswith(("notifications", "row-and-offer")) else job
     return lambda name: json.dumps(make(name))
 
@@ -45,8 +36,7 @@ async def load(url: str, token: str, connections: int, seconds: float) -> list[f
     """Return the milliseconds of each request; every status must be 202."""
     prefix, numbers, spent, body = f"job-{time.time_ns()}", count(), list[float](), body_for(url)
     until = time.perf_counter() + seconds
-    kind = "application/x-ndjson" if body is lines else "application/json"
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
     async def post(session: aiohttp.ClientSession) -> None:
         while (started_at := time.perf_counter()) < until:

@@ -12,7 +12,6 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.views.decorators.csrf import csrf_exempt
 
-from benchmarks.webapp.rows import NOTIFICATION, notification_row
 from delayed_queue import DelayedQueue
 from delayed_queue.notifications.api import api as notifications
 
@@ -30,6 +29,19 @@ INSERT INTO bare_job (key, kind, payload, due_at)
 VALUES (%s, %s, %s, statement_timestamp() + make_interval(secs => %s))
 RETURNING due_at
 """
+# A row of a notification, as the intake stores it.
+NOTIFICATION: Final = """
+INSERT INTO delayed_queue_notification (
+    id, tenant, channel, priority, category, recipient, recipient_hash, template,
+    subject, body, html, send_at, dedupe_key, callback_url, status, attempts, provider,
+    provider_id, outcome, error_class
+)
+VALUES (
+    %s, 'bench', %s, 'normal', '', %s, '0123456789abcdef', '', %s, %s, '', now(), %s,
+    '', 'ENQUEUED', 0, '', '', '', ''
+)
+"""
+FIELDS: Final = ("channel", "to", "subject", "body", "dedupeKey")
 MESSAGES: Final = DelayedQueue("notifications-of-a-view")
 
 
@@ -62,7 +74,7 @@ def row_and_offer(asked: dict[str, Any]) -> dict[str, Any]:
     """Store a row and offer a message in one transaction."""
     id_ = str(uuid.uuid4())
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(NOTIFICATION, notification_row(id_, asked))
+        cursor.execute(NOTIFICATION, [id_, *(asked[name] for name in FIELDS)])
         MESSAGES.offer_or_update(id_, None)
     return {"id": id_, "status": "ENQUEUED", "duplicate": False}
 
