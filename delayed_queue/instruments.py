@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import lru_cache
+from itertools import product
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -97,73 +98,50 @@ def ending(error: BaseException | None) -> str:
 
 def wrap(handler: Handler) -> HandlerFunction:
     """Return the handler's function inside the instruments; the function itself without any."""
-    chosen = get_instruments()
-    if not chosen:
-        return handler.function
-    if handler.many:
-        return _around_many(handler, chosen)
-    if handler.is_async:
-        return _around_async(handler.function, chosen)
-    return _around(handler, chosen)
+    return _around(handler.function, is_async=handler.is_async)
 
 
 def awrap(handler: Handler) -> HandlerFunction:
     """Return the function for the event loop, inside the instruments."""
-    chosen, treatment = get_instruments(), handler.treatment
-    function = handler.function if treatment is None else treatment.acall
-    return _around_async(function, chosen) if chosen else function
+    treatment = handler.treatment
+    return _around(handler.function if treatment is None else treatment.acall, is_async=True)
 
 
-def _around(handler: Handler, chosen: tuple[Instrument, ...]) -> HandlerFunction:
-    @functools.wraps(handler.function)
-    def instrumented(envelope: Envelope) -> Any:
-        with _Handling(envelope, chosen):
-            return handler.function(envelope)
+def _around(function: HandlerFunction, *, is_async: bool) -> HandlerFunction:
+    chosen = get_instruments()
+    if not chosen:
+        return function
 
-    return instrumented
-
-
-def _around_async(function: HandlerFunction, chosen: tuple[Instrument, ...]) -> HandlerFunction:
     @functools.wraps(function)
-    async def instrumented(envelope: Envelope) -> Any:
-        with _Handling(envelope, chosen):
-            return await function(envelope)
+    def instrumented(argument: Envelope | Batch) -> Any:
+        with _Handling(argument, chosen):
+            return function(argument)
 
-    return instrumented
+    @functools.wraps(function)
+    async def ainstrumented(argument: Envelope | Batch) -> Any:
+        with _Handling(argument, chosen):
+            return await function(argument)
 
-
-def _around_many(handler: Handler, chosen: tuple[Instrument, ...]) -> HandlerFunction:
-    """Watch one call as the handling of each of its messages."""
-
-    def instrumented(batch: Batch) -> Any:
-        with ExitStack() as stack:
-            for each in batch:
-                stack.enter_context(_Handling(each, chosen))
-            return handler.function(batch)
-
-    async def ainstrumented(batch: Batch) -> Any:
-        with ExitStack() as stack:
-            for each in batch:
-                stack.enter_context(_Handling(each, chosen))
-            return await handler.function(batch)
-
-    return functools.wraps(handler.function)(ainstrumented if handler.is_async else instrumented)
+    return ainstrumented if is_async else instrumented
 
 
 class _Handling:
-    """The contexts of all instruments around one call; none can change its outcome."""
+    """The contexts of all instruments around one call; none can change its outcome.
 
-    __slots__ = ("_chosen", "_entered", "_envelope")
+    A call with a batch is watched as the handling of each of its messages.
+    """
 
-    def __init__(self, envelope: Envelope, chosen: tuple[Instrument, ...]) -> None:
-        self._envelope = envelope
+    __slots__ = ("_chosen", "_entered", "_envelopes")
+
+    def __init__(self, argument: Envelope | Batch, chosen: tuple[Instrument, ...]) -> None:
+        self._envelopes = (argument,) if isinstance(argument, Envelope) else argument
         self._chosen = chosen
         self._entered: list[tuple[Instrument, AbstractContextManager[Any]]] = []
 
     def __enter__(self) -> None:
-        for each in self._chosen:
+        for envelope, each in product(self._envelopes, self._chosen):
             try:
-                context = each.handling(self._envelope)
+                context = each.handling(envelope)
                 context.__enter__()
             # As with offers: the handler runs without this instrument.
             except Exception as error:

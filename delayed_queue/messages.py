@@ -83,27 +83,22 @@ def check_text(what: str, value: str) -> str:
 
 def check_key(key: str) -> str:
     """Return the key, or refuse one that is not 1 to 200 storable characters."""
-    if not isinstance(key, str):
-        raise InvalidMessage(f"A key must be a str, not {type(key).__name__}: {key!r}.")
-    if not 1 <= len(key) <= MAX_KEY_LENGTH:
-        raise InvalidMessage(
-            f"A key has 1 to {MAX_KEY_LENGTH} characters; this one has {len(key)}: {key[:40]!r}."
-        )
-    return check_text("key", key)
+    return _check_name("key", key, MAX_KEY_LENGTH)
 
 
 def check_group(group: str | None) -> str | None:
     """Return the group, or refuse one that is not 1 to 100 storable characters; None is none."""
-    if group is None:
-        return None
-    if not isinstance(group, str):
-        raise InvalidMessage(f"A group must be a str, not {type(group).__name__}: {group!r}.")
-    if not 1 <= len(group) <= MAX_GROUP_LENGTH:
+    return None if group is None else _check_name("group", group, MAX_GROUP_LENGTH)
+
+
+def _check_name(what: str, name: str, most: int) -> str:
+    if not isinstance(name, str):
+        raise InvalidMessage(f"A {what} must be a str, not {type(name).__name__}: {name!r}.")
+    if not 1 <= len(name) <= most:
         raise InvalidMessage(
-            f"A group has 1 to {MAX_GROUP_LENGTH} characters; this one has {len(group)}: "
-            f"{group[:40]!r}."
+            f"A {what} has 1 to {most} characters; this one has {len(name)}: {name[:40]!r}."
         )
-    return check_text("group", group)
+    return check_text(what, name)
 
 
 def check_schedule(at: datetime | None, name: str = "schedule_at") -> int | None:
@@ -441,26 +436,6 @@ class QueueStats:
         """True if a count reached the cap, so that the real number may be larger."""
         # Scheduled and leased messages are counted together, then separated.
         return self.cap <= max(self.due, self.scheduled + self.leased, self.dead)
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The results of rows that were offered; a target of ``import`` returns them."""
-
-    created: int = 0
-    updated: int = 0
-    ignored: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.created + other.created,
-            self.updated + other.updated,
-            self.ignored + other.ignored,
-        )
-
-    @property
-    def total(self) -> int:
-        return self.created + self.updated + self.ignored
 
 
 # The delivery whose handler runs in the current thread or asyncio task.

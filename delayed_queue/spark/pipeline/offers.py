@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,6 @@ from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.messages import (
     MAX_MILLISECONDS,
     MILLISECOND,
-    Counts,
     check_schedule,
     to_milliseconds,
 )
@@ -27,7 +26,7 @@ from delayed_queue.spark.database import Link
 from delayed_queue.spark.pipeline.blocks import Unpacking
 from delayed_queue.spark.pipeline.console import Console, aligned
 from delayed_queue.spark.settings import tasks_of
-from delayed_queue.spark.source.ledger import OFFER, JobKey, open_job
+from delayed_queue.spark.source.ledger import OFFER, Counts, JobKey, open_job
 from delayed_queue.spark.source.ledger import counts as counts_of
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.writer import OfferWriter, Written
@@ -117,12 +116,15 @@ class Offered:
 
     def counted(self, total: int, counts: Counts, *, was_done: bool = False) -> Offered:
         """Add the counts; raise InvalidConfiguration if they are not of ``total`` rows."""
-        if counts.total != total:
+        if counts.offered != total:
             raise InvalidConfiguration(
-                f"{total:,} messages were given out and {counts.total:,} were counted. They may "
+                f"{total:,} messages were given out and {counts.offered:,} were counted. They may "
                 "all be there: run the command again, which changes nothing twice."
             )
-        return replace(self, was_done=was_done, **asdict(counts))
+        return replace(
+            self, was_done=was_done,
+            created=counts.created, updated=counts.updated, ignored=counts.ignored,
+        )  # fmt: skip
 
     def lines(self) -> list[str]:
         """Return the report in words."""
@@ -256,8 +258,8 @@ def offer(
     would start a process for each of its steps.
     """
     job = report.job
-    if was_done := counts_of(job).is_complete:
-        return report.counted(total, _counted(job), was_done=was_done)
+    if (found := counts_of(job)).is_complete:
+        return report.counted(total, found, was_done=True)
     schema = frame.schema if unpack is None else _OFFER
     options = Options(job=job, mode=mode, connections=tasks_of(frame.sparkSession))
     writer = OfferWriter(options, schema, overwrite=False)
@@ -265,9 +267,4 @@ def offer(
     with telling(console, lambda: f"{counts_of(job).offered:,} of {total:,} messages are offered"):
         rows = frame.mapInArrow(_Offering(writer, unpack), "rows bigint").collect()
     writer.commit([Written(row["rows"]) for row in rows])
-    return report.counted(total, _counted(job))
-
-
-def _counted(job: str) -> Counts:
-    found = counts_of(job)
-    return Counts(found.created, found.updated, found.ignored)
+    return report.counted(total, counts_of(job))

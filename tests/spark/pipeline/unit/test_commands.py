@@ -12,7 +12,6 @@ import pytest
 from prometheus_client import REGISTRY
 
 from delayed_queue.management.arguments import FORMAT, add_all
-from delayed_queue.messages import Counts
 from delayed_queue.spark.pipeline import cli, console
 from delayed_queue.spark.pipeline.bundles import bundle
 from delayed_queue.spark.pipeline.cli import DONE, FAILED, asked_name
@@ -104,9 +103,6 @@ class TestCommandLine:
         console.answer({"a": 1}, ["words"])
         assert json.loads(out.getvalue()) == {"a": 1}
         assert "working" in err.getvalue()
-
-    def test_counts_add_up(self) -> None:
-        assert (Counts(1, 2, 3) + Counts(4)).total == 10
 
 
 class TestErrors:
