@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from asgiref.sync import sync_to_async
 
 from delayed_queue.codecs import decode
-from delayed_queue.cron.models import Schedule
 from delayed_queue.db.resilience import never
 from delayed_queue.durations import Duration, check_duration
 from delayed_queue.exceptions import ConfirmationRequired, InvalidConfiguration
@@ -39,7 +38,6 @@ from delayed_queue.queue.store.inspect import StoredRow
 
 if TYPE_CHECKING:
     from delayed_queue.cron.service import CronService
-    from delayed_queue.cron.store import ScheduleManager
 
 
 __all__ = ["DROP_ALL_CONFIRMATION", "DelayedQueue"]
@@ -63,9 +61,6 @@ class DelayedQueue(Polling):
     synchronous code.
     """
 
-    def _schedules(self) -> ScheduleManager[Schedule]:
-        return Schedule.objects
-
     @property
     def cron(self) -> CronService:
         """The cron service of this queue."""
@@ -73,7 +68,7 @@ class DelayedQueue(Polling):
         from delayed_queue.cron.service import CronService
         from delayed_queue.cron.ticking import Ticks
 
-        return CronService(Ticks(self, self._schedules()))
+        return CronService(Ticks(self))
 
     @property
     def groups(self) -> GroupService:

@@ -210,7 +210,7 @@ def installer_of(entry: CronEntry, using: str = DEFAULT_DB_ALIAS) -> ScheduleIns
     """Return the installer of the entry's ticks."""
     assert isinstance(entry.schedule, Rule)  # noqa: S101 - since CronEntry.__post_init__
     queue = Offering(entry.queue, codec=entry.codec, kind=entry.kind, using=using)
-    return CronService(Ticks(queue, Schedule.objects)).installer(
+    return CronService(Ticks(queue)).installer(
         entry.key_prefix, entry.schedule, entry.generate,
         missed=entry.missed, missed_cap=entry.missed_cap,
     )  # fmt: skip

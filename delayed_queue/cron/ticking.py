@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from delayed_queue.cron.models import Schedule
 from delayed_queue.cron.rules import (
     CronMessage,
     check_config_hash,
@@ -23,8 +24,6 @@ from delayed_queue.exceptions import InvalidMessage
 from delayed_queue.messages import MILLISECOND, OfferOutcome, ScheduledMessage, to_milliseconds
 
 if TYPE_CHECKING:
-    from delayed_queue.cron.models import Schedule
-    from delayed_queue.cron.store import ScheduleManager
     from delayed_queue.queue.offering import Offering
 
 
@@ -209,13 +208,8 @@ def _replaced(state: ScheduleRow, wanted: Installation) -> ScheduleRow:
 class Ticks:
     """The ticks of a queue, by their prefixes; the base of ``queue.cron``."""
 
-    def __init__(self, queue: Offering, schedules: ScheduleManager[Schedule]) -> None:
+    def __init__(self, queue: Offering) -> None:
         self.queue = queue
-        self._schedules = schedules
-        # The in-memory queue replaces these.
-        self._repeat = queue._repeat
-        self._transaction = queue._transaction
-        self._now = queue._now
 
     def __str__(self) -> str:
         return self.queue.kind
@@ -238,10 +232,7 @@ class Ticks:
         """
         ticks = by_key(config_hash, key_prefix, messages)
         wanted = Installation(config_hash, key_prefix, ticks, can_update, interval)
-        report: TickReport = self._repeat(
-            partial(self._install, wanted, yields=yields), doubt=never
-        )
-        return report
+        return self.queue._repeat(partial(self._install, wanted, yields=yields), doubt=never)
 
     def uninstall(self, config_hash: str, key_prefix: str) -> int:
         """Remove the pending ticks of this configuration; return their number.
@@ -249,16 +240,15 @@ class Ticks:
         Leased ones stay, because they are being handled.
         """
         check_key_prefix(key_prefix, check_config_hash(config_hash))
-        removed: int = self._repeat(partial(self._uninstall, config_hash, key_prefix), doubt=never)
-        return removed
+        return self.queue._repeat(partial(self._uninstall, config_hash, key_prefix), doubt=never)
 
     def read_schedule(self, key_prefix: str) -> tuple[int, ScheduleRow | None]:
         """Return the clock in milliseconds, and the prefix's row if there is one."""
-        read = partial(self._schedules.read, self.queue.kind, key_prefix, using=self.queue.using)
-        return self._repeat(lambda: read(now=self._now()))
+        read = partial(Schedule.objects.read, self.queue.kind, key_prefix, using=self.queue.using)
+        return self.queue._repeat(lambda: read(now=self.queue._now()))
 
     def _install(self, wanted: Installation, *, yields: bool) -> TickReport:
-        with self._transaction():
+        with self.queue._transaction():
             state, now, rows = self._locked(wanted.key_prefix)
             if yields and not state.is_enabled:
                 return TickReport(is_paused=True)
@@ -267,7 +257,7 @@ class Ticks:
             steps = plan(wanted, state, rows, now)
             removed = self._drop_ticks(steps.drops)
             outcomes = Counter(self.queue.offer_batch(steps.offers))
-            self._schedules.save(steps.state, using=self.queue.using)
+            Schedule.objects.save(steps.state, using=self.queue.using)
         return TickReport(
             created=outcomes[OfferOutcome.CREATED],
             updated=outcomes[OfferOutcome.UPDATED],
@@ -277,23 +267,23 @@ class Ticks:
         )
 
     def _uninstall(self, config_hash: str, key_prefix: str) -> int:
-        with self._transaction():
+        with self.queue._transaction():
             state, now, rows = self._locked(key_prefix)
             drops, after = plan_removal(config_hash, key_prefix, state, rows, now)
             removed = self._drop_ticks(drops)
-            self._schedules.save(after, using=self.queue.using)
+            Schedule.objects.save(after, using=self.queue.using)
         return removed
 
     def _locked(self, key_prefix: str) -> tuple[ScheduleRow, int, list[TickRow]]:
         """Lock the row of the prefix and its pending ticks; return them, with the clock between."""
         queue = self.queue
-        state = self._schedules.lock(
+        state = Schedule.objects.lock(
             queue.kind, key_prefix, queue=queue.name, codec=queue.codec.name, using=queue.using
         )
-        now, rows = self._schedules.pending_ticks(
-            queue.kind, key_prefix, now=self._now(), using=queue.using
+        now, rows = Schedule.objects.pending_ticks(
+            queue.kind, key_prefix, now=queue._now(), using=queue.using
         )
         return state, now, rows
 
     def _drop_ticks(self, ids: list[int]) -> int:
-        return self._schedules.drop_ticks(ids, using=self.queue.using) if ids else 0
+        return Schedule.objects.drop_ticks(ids, using=self.queue.using) if ids else 0

@@ -6,11 +6,12 @@ import select
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from django.db import connections
 
 from delayed_queue.db.wakeups import Listener, StopSignal, WakeChannel
+from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.messages import Envelope, to_milliseconds
 from delayed_queue.models import Message, MessageManager
@@ -22,7 +23,7 @@ from delayed_queue.queue.store.settle import ExtendedRow
 from delayed_queue.testing.batches import InMemoryBatches
 from delayed_queue.testing.limits import InMemoryGroups, InMemoryLimits
 from delayed_queue.testing.stores import InMemoryStore, Letter, ManualClock, Row, instant
-from delayed_queue.testing.tables import InMemoryLetters, InMemorySchedules
+from delayed_queue.testing.tables import InMemoryLetters
 
 T = TypeVar("T")
 
@@ -219,7 +220,7 @@ class InMemoryQueue(DelayedQueue):
 
     Each queue has its own store by default. Queues that share a store see each other's messages,
     like queues of one database. Database transactions have no effect on it; ``consume()`` is a
-    transaction of the store.
+    transaction of the store. It has no ``cron``.
     """
 
     def __init__(
@@ -232,8 +233,10 @@ class InMemoryQueue(DelayedQueue):
         self._letters = InMemoryLetters(self.store, self._batches)
         self._limits = InMemoryLimits(self.store)
 
-    def _schedules(self) -> InMemorySchedules:
-        return InMemorySchedules(self.store)
+    @property
+    def cron(self) -> NoReturn:
+        """Raise InvalidConfiguration: the ticks of schedules are tested on PostgreSQL."""
+        raise InvalidConfiguration("An in-memory queue has no schedules; use a DelayedQueue.")
 
     def _true_now(self) -> datetime:
         return self._local_now()

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, Final
 from weakref import WeakSet
 
-from delayed_queue.cron.store import ScheduleRow
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import to_milliseconds
@@ -156,7 +155,6 @@ class InMemoryStore:
         self.lock = threading.RLock()
         self.rows: dict[int, Row] = {}
         self.letters: dict[int, Letter] = {}
-        self.schedules: dict[tuple[str, str], ScheduleRow] = {}
         self.limits: dict[tuple[str, str], LimitRow] = {}
         self.batches: dict[int, BatchRow] = {}
         self.new_id = count(1).__next__
@@ -226,16 +224,14 @@ class InMemoryStore:
             if durable and self._depth:
                 raise RuntimeError("A durable transaction cannot be nested within another.")
             before = (
-                self.rows.copy(), self.letters.copy(), self._ids.copy(), self.schedules.copy(),
-                self.limits.copy(), self.batches.copy(),
+                self.rows.copy(), self.letters.copy(), self._ids.copy(), self.limits.copy(),
+                self.batches.copy(),
             )  # fmt: skip
             self._depth += 1
             try:
                 yield
             except BaseException:
-                (
-                    self.rows, self.letters, self._ids, self.schedules, self.limits, self.batches,
-                ) = before  # fmt: skip
+                self.rows, self.letters, self._ids, self.limits, self.batches = before
                 raise
             finally:
                 self._depth -= 1

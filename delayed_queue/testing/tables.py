@@ -1,13 +1,12 @@
-"""Dead letters and schedules of an in-memory queue."""
+"""Dead letters of an in-memory queue."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from delayed_queue.cron.store import ScheduleManager, ScheduleRow, TickRow
-from delayed_queue.models import DeadLetter, Schedule
+from delayed_queue.models import DeadLetter
 from delayed_queue.queue.hooks import hooks
 from delayed_queue.queue.store.bulk import MeantRow
 from delayed_queue.queue.store.dead_letters import DeadLetterManager, RedrivenRow
@@ -120,56 +119,3 @@ def _keeps_schedule(row: Row) -> bool:
     return row.group is not None or (
         family is not None and re.search(family.keeps_schedule, row.kind) is not None
     )
-
-
-if TYPE_CHECKING:
-    _Schedules = ScheduleManager[Schedule]  # for its signatures, as in messages.py
-else:
-    _Schedules = object
-
-_STATE: Final = ("config_hash", "retired_hashes", "last_tick", "installed_at", "interval")
-_TICK: Final = re.compile(r"[^/]+/-?[0-9]{1,19}")
-
-
-class InMemorySchedules(_Schedules):
-    """The statements of ScheduleManager; a transaction of the store locks."""
-
-    def __init__(self, store: InMemoryStore) -> None:
-        self._store = store
-
-    def lock(self, kind: str, key_prefix: str, *, queue: str, codec: str, **_: Any) -> ScheduleRow:
-        row = ScheduleRow(
-            kind, key_prefix, queue, codec, "", "", "", "shift", "", "latest", 100, None, "",
-            True, "", "[]", None, None, None,
-        )  # fmt: skip
-        return self._store.schedules.setdefault((kind, key_prefix), row)
-
-    def read(
-        self, kind: str, key_prefix: str, *, now: int | None = None, **_: Any
-    ) -> tuple[int, ScheduleRow | None]:
-        return instant(now), self._store.schedules.get((kind, key_prefix))
-
-    def pending_ticks(
-        self, kind: str, key_prefix: str, *, now: int | None = None, **_: Any
-    ) -> tuple[int, list[TickRow]]:
-        at, start = instant(now), f"{key_prefix}/"
-        rows = [
-            row
-            for row in self._store.of_kind(kind)
-            if row.key.startswith(start) and _TICK.fullmatch(row.key, len(start))
-        ]
-        return at, [
-            TickRow(row.id, row.key, row.lease_id is not None and row.scheduled_at > at)
-            for row in sorted(rows, key=lambda row: row.key)
-        ]
-
-    def drop_ticks(self, ids: Sequence[int], **_: Any) -> int:
-        rows = [self._store.rows[row_id] for row_id in ids if row_id in self._store.rows]
-        for row in rows:
-            self._store.remove(row)
-        return len(rows)
-
-    def save(self, row: ScheduleRow, **_: Any) -> None:
-        old = self._store.schedules[row.kind, row.key_prefix]
-        state = {name: getattr(row, name) for name in _STATE}
-        self._store.schedules[row.kind, row.key_prefix] = old._replace(**state)

@@ -84,6 +84,11 @@ def test_others_wait_for_the_end_of_a_consume():
     assert waiting.result(TIMEOUT) is None
 
 
+def test_it_has_no_schedules():
+    with pytest.raises(InvalidConfiguration, match="no schedules"):
+        _ = InMemoryQueue("orders").cron
+
+
 @pytest.mark.django_db
 def test_q30_consume_is_refused_inside_a_database_transaction():
     queue = InMemoryQueue("orders")

@@ -39,16 +39,16 @@ def _backends(mark: pytest.MarkDecorator) -> list[Any]:
 @pytest.fixture(params=_backends(pytest.mark.django_db))
 def make_queue(request: pytest.FixtureRequest, settings: Settings) -> MakeQueue:
     """Return a function for queues that share messages, inside one transaction of the test."""
-    return _maker(request.param, settings)
+    return maker(request.param, settings)
 
 
 @pytest.fixture(params=_backends(pytest.mark.django_db(transaction=True)))
 def make_shared_queue(request: pytest.FixtureRequest, settings: Settings) -> MakeQueue:
     """Return a function for queues whose calls commit, for tests with threads."""
-    return _maker(request.param, settings)
+    return maker(request.param, settings)
 
 
-def _maker(backend: str, settings: Settings) -> MakeQueue:
+def maker(backend: str, settings: Settings) -> MakeQueue:
     if backend == "memory":
         return partial(InMemoryQueue, store=InMemoryStore())
     if backend == "functions":
