@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.signals import setting_changed
 
 from delayed_queue.durations import FORMS, check_duration, parse_duration, within
-from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, suggest
+from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration, did_you_mean
 from delayed_queue.retries import Backoff, RetryPolicy
 
 SETTING: Final = "DELAYED_QUEUE"
@@ -101,13 +101,11 @@ class RuledSection(NamedTuple):
             return
         for key, held in value.items():
             if key not in self.rules:
-                yield f" has an unknown key {key!r}.", self._suggestion(key)
+                known = f"Known keys: {', '.join(self.rules)}."
+                hint = did_you_mean(key, self.rules).strip() or known
+                yield f" has an unknown key {key!r}.", hint
             elif not self.rules[key].accepts(held):
                 yield f"[{key!r}] cannot be used.", self.rules[key].hint
-
-    def _suggestion(self, key: Any) -> str:
-        close = suggest(key, self.rules)
-        return f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(self.rules)}."
 
 
 def _fields_of(section: Any) -> dict[str, Any]:
@@ -231,10 +229,10 @@ def find_problems(configured: Any) -> list[Problem]:
 
 
 def _unknown(key: Any, known: set[str]) -> Problem:
-    close = suggest(key, known)
-    hint = f"Did you mean {close!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
-    if not close:
-        hint += " The section of an app is known where the app is in INSTALLED_APPS."
+    hint = did_you_mean(key, known).strip() or (
+        f"Known keys: {', '.join(sorted(known))}. The section of an app is known where the app is "
+        "in INSTALLED_APPS."
+    )
     return Problem(str(key), f"{SETTING} has an unknown key {key!r}.", hint)
 
 

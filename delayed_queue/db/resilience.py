@@ -20,6 +20,7 @@ from delayed_queue.db.sql import IS_READ_ONLY, LOST_SESSIONS, value_of
 from delayed_queue.db.statements import fetch
 from delayed_queue.exceptions import InvalidConfiguration, OutcomeUnknown, ResourceUnavailable
 from delayed_queue.retries import READ_ONLY, is_transient
+from delayed_queue.splits import halves
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -170,9 +171,7 @@ def write_by_halves(
         if len(items) == 1:
             refused(items[0], error)
             return []
-    middle = len(items) // 2
-    halves = (items[:middle], items[middle:])
-    return [each for half in halves for each in write_by_halves(half, write, refused)]
+    return [each for half in halves(items) for each in write_by_halves(half, write, refused)]
 
 
 def is_read_only(using: str) -> bool:

@@ -24,9 +24,7 @@ MAX_COUNTS: Final = {
     "max_messages_per_process": 10**18,
     "max_memory_per_process": 10**9,
 }
-_OPTIONAL_COUNTS: Final = (
-    "claims", "max_messages", "max_messages_per_process", "max_memory_per_process",
-)  # fmt: skip
+_DEMANDED: Final = ("concurrency", "async_concurrency", "batch_size", "processes")
 
 
 def _default_id() -> str:
@@ -72,13 +70,8 @@ class WorkerOptions:
     max_memory_per_process: int | None = None
 
     def __post_init__(self) -> None:
-        _check_count("concurrency", self.concurrency)
-        _check_count("async_concurrency", self.async_concurrency)
-        _check_count("batch_size", self.batch_size)
-        _check_count("processes", self.processes, 0)
-        for name in _OPTIONAL_COUNTS:
-            if (value := getattr(self, name)) is not None:
-                _check_count(name, value)
+        for name, most in MAX_COUNTS.items():
+            _check_count(name, getattr(self, name), most)
         if self.lease is not None:
             object.__setattr__(self, "lease", check_lease(self.lease))
         object.__setattr__(self, "poll_interval", check_interval(self.poll_interval))
@@ -118,7 +111,8 @@ class WorkerOptions:
         return bool(self.sourced) if self.sourced is not None else not self.queues
 
 
-def _check_count(name: str, value: Any, least: int = 1) -> None:
-    most = MAX_COUNTS[name]
-    if type(value) is not int or not least <= value <= most:
+def _check_count(name: str, value: Any, most: int) -> None:
+    least = 0 if name == "processes" else 1
+    is_left_out = value is None and name not in _DEMANDED
+    if not is_left_out and (type(value) is not int or not least <= value <= most):
         raise InvalidConfiguration(f"{name} must be from {least} to {most}, not {value!r}.")

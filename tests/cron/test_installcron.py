@@ -260,18 +260,6 @@ def test_what_an_operator_pauses_is_taken_down_and_put_up_again(made: Schedule):
 
 
 @pytest.mark.django_db
-def test_what_code_declares_can_be_paused_too():
-    keeper = CronKeeper()
-    keeper.check()
-    stored = Schedule.objects.get()
-    stored.is_enabled = False
-    stored.save()
-    for each in (keeper, CronKeeper()):
-        each.check()
-        assert not ticks()
-
-
-@pytest.mark.django_db
 def test_an_operators_edit_wins_also_when_it_is_undone(made: Schedule):
     keepers = [CronKeeper(), CronKeeper()]
     for expression in ("02:00", "03:00", "02:00"):

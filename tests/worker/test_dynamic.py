@@ -16,8 +16,6 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import Registry, Source
 from delayed_queue.http.apps import _source as callbacks
 from delayed_queue.models import Message
-from delayed_queue.models import Worker as WorkerRow
-from delayed_queue.worker.engine.heartbeat import Heartbeat
 from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
@@ -59,13 +57,6 @@ class TestComingAndGoing:
             source.add("new")
             wait_until(lambda: worker.queues == ["new"])
             DelayedQueue("new").offer_or_update("k", 1)
-            wait_until(is_empty)
-
-    def test_what_waited_in_it_before_is_found(self) -> None:
-        offer("new", 3)
-        source = Changing()
-        with running(source.worker(poll_interval=HOUR)):
-            source.add("new")
             wait_until(is_empty)
 
     def test_without_an_announcement_it_is_found_at_the_next_question(self, monkeypatch):
@@ -143,18 +134,6 @@ class TestComingAndGoing:
             source.add("new")
             wait_until(is_empty)
         assert worker.counts == Counts(done=1)
-
-    def test_operators_see_the_new_queues(self) -> None:
-        source = Changing("a")
-        worker = source.worker()
-        worker.dynamic.ask()
-        heartbeat = Heartbeat("default", worker.describe)
-        heartbeat.beat()
-        source.names.append("b")
-        worker.dynamic.ask_at = 0.0
-        worker.dynamic.ask()
-        heartbeat.beat()
-        assert sorted(WorkerRow.objects.get().queues) == ["a", "b"]
 
 
 class TestLooking:

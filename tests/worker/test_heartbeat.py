@@ -17,7 +17,6 @@ import pytest
 from django.db import connections
 
 import delayed_queue
-from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.models import Worker
 from delayed_queue.observe.workers import BEAT, MAX_LEASES
 from delayed_queue.worker.engine.heartbeat import Heartbeat, Snapshot
@@ -169,16 +168,6 @@ def test_w12_without_a_database_from_the_start_it_enlists_later(other):
         finally:
             other.execute("ALTER TABLE elsewhere RENAME TO delayed_queue_worker")
         assert only().name == "worker-1"
-
-
-def test_w12_a_clock_that_cannot_be_read_is_survived(monkeypatch: pytest.MonkeyPatch):
-    def fail(using: str) -> None:
-        raise ResourceUnavailable("away")
-
-    monkeypatch.setattr("delayed_queue.observe.workers.database_now", fail)
-    teller = Teller()
-    with beating(teller):
-        teller.await_beats(3)
 
 
 def test_w12_it_does_not_hold_up_the_end_of_the_worker(other: psycopg.Connection[Any]):

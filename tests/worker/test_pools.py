@@ -28,16 +28,6 @@ def test_before_one_has_ended_no_more_is_leased_than_there_are_slots(clock: Cloc
     assert pool_of(8).room(100, 8) == 0
 
 
-def test_what_a_message_takes_is_known_as_soon_as_one_has_ended(clock: Clock):
-    pool = pool_of(1)
-    end(pool, clock, 1, 0.01)
-    assert pool.seconds_each == pytest.approx(0.01)
-    end(pool, clock, 3, 0.05)
-    assert pool.seconds_each == pytest.approx(0.04)
-    end(pool, clock, 200, 0.02)
-    assert pool.seconds_each == pytest.approx(0.02, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("slots", "seconds", "ahead"),
     [(8, 0.0001, 400), (8, 0.0099, 80), (2, 0.3, 0), (8, 0.3, 2), (1, 0.04, 2), (400, 0.09, 400)],
@@ -70,13 +60,3 @@ def test_behind_handlers_that_take_longer_than_those_before_nothing_is_leased(cl
     assert pool.room(100, 0) == 100
     end(pool, clock, 1, 0.001)
     assert pool.room(100, 7) == 100
-
-
-def test_one_that_handles_many_is_given_the_time_of_two(clock: Clock):
-    """They may start together, and end together."""
-    pool = pool_of(200)
-    end(pool, clock, 1, 0.15)
-    clock.now += 0.29
-    assert pool.ahead(100, 200) == 133
-    clock.now += 0.02
-    assert pool.ahead(100, 200) == 0

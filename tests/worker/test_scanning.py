@@ -8,7 +8,7 @@ import pytest
 
 from delayed_queue import DelayedQueue, Snooze
 from delayed_queue.messages import Envelope
-from delayed_queue.worker.engine.consumers import Consumer, SlowestScan, slowest_scan
+from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.scanning import (
     DEEP_POLL_SHARE,
     FULL_SCAN_INTERVALS,
@@ -63,28 +63,6 @@ def test_two_polls_come_before_a_sleep_and_the_second_asks_ahead(consumer: Consu
     assert consumer.schedule.next_at == second.began_at + POLL
 
 
-def test_it_sleeps_until_the_next_message_is_due(consumer: Consumer, clock: Clock):
-    poll(consumer, clock)
-    second = poll(consumer, clock, wait_ms=400)
-    assert consumer.schedule.next_at == second.began_at + 0.4
-
-
-def test_a_full_claim_is_followed_by_another_that_asks_nothing(consumer: Consumer, clock: Clock):
-    poll(consumer, clock, 3)
-    assert poll(consumer, clock, LIMIT).asks_ahead
-    assert consumer.schedule.next_at <= clock.now
-    assert not poll(consumer, clock).asks_ahead
-
-
-def test_woken_it_polls_at_once_and_twice(consumer: Consumer, clock: Clock):
-    poll(consumer, clock)
-    poll(consumer, clock)
-    consumer.schedule.wake()
-    assert consumer.schedule.next_at <= clock.now
-    assert not poll(consumer, clock).asks_ahead
-    assert consumer.schedule.next_at <= clock.now
-
-
 def test_what_was_announced_during_the_second_poll_is_not_slept_over(consumer, clock):
     poll(consumer, clock)
     second = consumer.schedule.begin(LIMIT)
@@ -119,30 +97,6 @@ def test_polls_that_fill_are_rewound_as_others_are(consumer: Consumer, clock: Cl
     assert (back.position, back.first_id) == (DUE - MARGIN_MS - REWIND_MS, 0)
     following = poll(consumer, clock, LIMIT, latest=DUE, last_id=6)
     assert (following.position, following.first_id) == (DUE - 3, 5)
-
-
-def test_a_busy_lane_scans_fully_now_and_then(consumer: Consumer, clock: Clock):
-    pause = 0.004 * DEEP_POLL_SHARE
-    poll(consumer, clock, LIMIT, latest=DUE, seconds=0.004)
-    clock.now += 0.9 * pause
-    assert not poll(consumer, clock, LIMIT, latest=DUE, seconds=0).is_full_scan
-    clock.now += 0.2 * pause
-    assert poll(consumer, clock, LIMIT, latest=DUE).is_full_scan
-
-
-def test_the_queue_whose_full_scan_takes_the_longest_is_told(clock: Clock):
-    def handle(envelope: Envelope) -> None: ...
-
-    registry = registry_with(*(handler_of(name, handle) for name in ("a", "slow", "b")))
-    consumers = consumers_of(WorkerOptions(), registry)
-    assert slowest_scan([]) == slowest_scan(consumers) == SlowestScan("", 0)
-    for _ in range(2):
-        for each in consumers:
-            each.schedule.full_scans.at = 0.0
-            seconds = 0.01 if each.queue.name == "slow" else 0.004
-            poll(each, clock, LIMIT, latest=DUE, seconds=seconds)
-    queue, seconds = slowest_scan(consumers)
-    assert (queue, round(seconds, 3)) == ("slow", 0.01)
 
 
 def test_slow_full_scans_are_rare_and_rewinds_are_not(consumer: Consumer, clock: Clock):

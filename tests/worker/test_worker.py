@@ -7,8 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
@@ -90,17 +88,6 @@ class TestEnds:
         assert burst("ledger") == Counts(dead=1)
         assert DeadLetter.objects.get().reason.startswith("crashed")
         assert not Effect.objects.exists()
-
-
-class TestBatches:
-    def test_w2_statements_grow_with_batches_not_messages(self) -> None:
-        queue = DelayedQueue("quiet")
-        queue.offer_batch(ScheduledMessage(f"k{n}", n) for n in range(2000))
-        options = WorkerOptions(queues=("quiet",), burst=True, batch_size=500, concurrency=1)
-        worker = Worker(options, registry_of(quiet=lambda envelope: None))
-        with CaptureQueriesContext(connection) as captured:
-            assert worker.run().done == 2000
-        assert len(captured) < 200
 
 
 class TestLeases:

@@ -206,13 +206,10 @@ class _Request(BaseHTTPRequestHandler):
                 connections.close_all()
         return body, content_type
 
-    def _reply(self, status: HTTPStatus, body: bytes, content_type: str, **headers: str) -> None:
+    def _reply(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response(status)
-        length = str(len(body))
-        for name, value in {
-            **headers, "Content-Type": content_type, "Content-Length": length
-        }.items():  # fmt: skip
-            self.send_header(name, value)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 

@@ -248,8 +248,7 @@ class Supervisor:
                 self._stop.clear()
             self._look_again(force=True)
         finally:
-            for child in self.children:
-                child.signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             os.close(self._lifeline)
             os.close(self._held)
         return self._exit_code
@@ -265,17 +264,19 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda number, frame: self._stop.wake())
 
     def _exit_now(self, number: int, frame: FrameType | None) -> None:
-        for child in self.children:
-            child.signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         exit_now(number, frame)
+
+    def _signal(self, number: int) -> None:
+        for child in self.children:
+            child.signal(number)
 
     def stop(self) -> None:
         """Drain the processes; kill those that exceed the shutdown timeout."""
         self._stop.set()
         timeout = self.options.shutdown_timeout.total_seconds() + GRACE_SECONDS
         self._kill_at = time.monotonic() + timeout
-        for child in self.children:
-            child.signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     # One tick
 
@@ -289,8 +290,7 @@ class Supervisor:
             self.look_after(child)
         self._look_again()
         if self._is_killing:
-            for child in self.children:
-                child.signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL)
 
     @property
     def _is_killing(self) -> bool:

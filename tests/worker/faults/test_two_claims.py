@@ -15,7 +15,6 @@ from delayed_queue.models import Message
 from delayed_queue.worker.engine.serving import declare_groups
 from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.engine.worker import Worker
-from delayed_queue.worker.options import WorkerOptions
 from tests.support.aiming import ACKNOWLEDGE, CLAIM, Aim, Stage
 from tests.support.concurrency import raw_connection
 from tests.support.operations import PAST
@@ -193,11 +192,3 @@ class TestFaults:
             other.execute("COMMIT")
             wait_until(lambda: worker.counts.done == COUNT)
         assert worker.counts == Counts(done=COUNT)
-
-
-@pytest.mark.parametrize(
-    ("options", "most"),
-    [({}, 2), ({"concurrency": 1}, 1), ({"concurrency": 1, "claims": 2}, 2), ({"claims": 1}, 1)],
-)
-def test_as_many_as_were_chosen_and_one_for_one_thread(options: dict[str, Any], most: int):
-    assert WorkerOptions(**options).most_claims == most
