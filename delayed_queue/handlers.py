@@ -1,10 +1,11 @@
-"""The registry of handlers: the function of each queue, and its possible outcomes."""
+"""Handlers: their registry, their possible outcomes, and the delivery that runs."""
 
 from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol
@@ -276,3 +277,19 @@ class Registry:
 
 
 registry = Registry()
+
+# The delivery whose handler runs in the current thread or asyncio task.
+current_envelope: Final[ContextVar[Envelope | None]] = ContextVar("current_envelope", default=None)
+
+
+def begin_replacing(queue: str, keys: Collection[str]) -> Envelope | None:
+    """Mark the current delivery as replaced if its handler now offers its own key anew.
+
+    Return that delivery the first time. If the offer is then ignored, the lease still holds and the
+    caller must clear the mark.
+    """
+    envelope = current_envelope.get()
+    if envelope is None or envelope.queue != queue or envelope.key not in keys:
+        return None
+    was_replaced, envelope.is_replaced = envelope.is_replaced, True
+    return None if was_replaced else envelope

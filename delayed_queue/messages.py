@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -436,20 +435,3 @@ class QueueStats:
         """True if a count reached the cap, so that the real number may be larger."""
         # Scheduled and leased messages are counted together, then separated.
         return self.cap <= max(self.due, self.scheduled + self.leased, self.dead)
-
-
-# The delivery whose handler runs in the current thread or asyncio task.
-current_envelope: Final[ContextVar[Envelope | None]] = ContextVar("current_envelope", default=None)
-
-
-def begin_replacing(queue: str, keys: Collection[str]) -> Envelope | None:
-    """Mark the current delivery as replaced if its handler now offers its own key anew.
-
-    Return that delivery the first time. If the offer is then ignored, the lease still holds and the
-    caller must clear the mark.
-    """
-    envelope = current_envelope.get()
-    if envelope is None or envelope.queue != queue or envelope.key not in keys:
-        return None
-    was_replaced, envelope.is_replaced = envelope.is_replaced, True
-    return None if was_replaced else envelope

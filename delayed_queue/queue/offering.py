@@ -14,12 +14,12 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import Lost, never
 from delayed_queue.durations import Duration
 from delayed_queue.exceptions import InvalidMessage, OutcomeUnknown
+from delayed_queue.handlers import begin_replacing
 from delayed_queue.instruments import headers_for
 from delayed_queue.messages import (
     MILLISECOND,
     OfferOutcome,
     ScheduledMessage,
-    begin_replacing,
     check_delay,
     check_expiry,
     check_group,

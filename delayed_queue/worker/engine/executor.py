@@ -16,7 +16,8 @@ from delayed_queue.db.kept import expect_first_statement
 from delayed_queue.db.resilience import tidy_connections
 from delayed_queue.db.wakeups import WakeChannel
 from delayed_queue.exceptions import HandlerTimeout
-from delayed_queue.messages import Envelope, current_envelope
+from delayed_queue.handlers import current_envelope
+from delayed_queue.messages import Envelope
 from delayed_queue.worker.board import Board
 from delayed_queue.worker.engine.claims import Claim
 from delayed_queue.worker.engine.consumers import AVERAGED
