@@ -15,7 +15,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.filters import BATCH, ChoiceFilter
+from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column, count_column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report
@@ -158,7 +158,7 @@ class BatchAdmin(RecordAdmin):
             return formats.quiet(_("Hidden: needs the permission delayed_queue.view_message."))
         heads = (_("queue"), _("key"), _("state"), _("time"), _("attempts"), _("why"))
         table = formats.table(heads, [self._line(each, row) for each in row.first])
-        url = self.url("delayed_queue_message_changelist", **{BATCH: row.pk})
+        url = self.url("delayed_queue_message_changelist", q=f"batch:{row.pk}")
         link = formats.link(url, _("Show the messages left"))
         return format_html('<div class="dq-groups">{}</div>{}', table, link)
 

@@ -112,7 +112,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
         "The beginning of a key; or group:, worker:, reason:, failure: or header:name= before a "
         "value."
     )
-    list_filter = (filters.KindFilter, filters.DiedFilter, filters.FailureFilter)
+    list_filter = (filters.KindFilter, filters.FailureFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
         "reason_shown", "queue", "key_column", "active", "last_worker", "attempts_column", "times",
@@ -151,7 +151,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
     def last_worker(self, row: Any) -> Any:
         """Return the worker of the last lease, by the lease's id once its row is gone."""
         names = names_of_holders([row], router.db_for_read(Worker, instance=row))
-        holder = (row.lease_id or "")[: filters.HOLDER_LENGTH]
+        holder = (row.lease_id or "")[: searching.HOLDER_LENGTH]
         return names.get(holder) or row.lease_id or formats.NOTHING
 
     @admin.display(description=_("timeline"))

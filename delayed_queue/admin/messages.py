@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final, cast
 
 from django.contrib import admin
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
@@ -34,7 +35,6 @@ _NEXT: Final = {
 _BY_SCHEDULE: Final = Keyset("scheduled_at", is_partial=True)
 _BY_LEASE: Final = Keyset("lease_id", is_text=True)
 _BY_KIND: Final = Keyset("kind", is_text=True)
-_BY_BATCH: Final = Keyset("batch_id")
 
 
 @admin.register(Message)
@@ -47,16 +47,15 @@ class MessageAdmin(KeyedRowAdmin):
         "group": searching.of_group(
             _BY_SCHEDULE, Q(lease_id__isnull=True), Q(lease_id__isnull=False)
         ),
-        "worker": searching.of_worker(_BY_LEASE), "header": searching.HEADER,
+        "lease": searching.LEASE, "worker": searching.WORKER, "batch": searching.BATCH,
+        "header": searching.HEADER,
         "failure": searching.with_text("last_error"),
     }  # fmt: skip
     search_help_text = _(
-        "The beginning of a key; or group:, worker:, failure: or header:name= before a value."
+        "The beginning of a key; or group:, worker:, lease:, batch:, failure: or header:name= "
+        "before a value."
     )
-    list_filter = (
-        filters.KindFilter, filters.StateFilter, filters.LeaseFilter, filters.WorkerFilter,
-        filters.BatchFilter,
-    )  # fmt: skip
+    list_filter = (filters.KindFilter, filters.StateFilter)
     list_display: Any = (
         "key_column", "queue_column", "state_column", "when_column", "lease_column",
         "attempts_column", "age_column",
@@ -78,10 +77,6 @@ class MessageAdmin(KeyedRowAdmin):
     )
 
     def listed_by(self, request: HttpRequest) -> Keyset:
-        if filters.BATCH in request.GET:
-            return _BY_BATCH
-        if not {filters.LEASE, filters.WORKER}.isdisjoint(request.GET):
-            return _BY_LEASE
         if request.GET.get(filters.STATE) in {RowState.LEASED, RowState.EXPIRED}:
             return _BY_LEASE
         return NEWEST_FIRST if filters.chosen_kind(request) is None else _BY_SCHEDULE
@@ -93,14 +88,14 @@ class MessageAdmin(KeyedRowAdmin):
         if self.may(request, "delayed_queue.view_worker"):
             names = names_of_holders(rows, using)
             for row in rows:
-                row.worker = names.get((row.lease_id or "")[: filters.HOLDER_LENGTH], "")
+                row.worker = names.get((row.lease_id or "")[: searching.HOLDER_LENGTH], "")
 
     @admin.display(description=_("lease"))
     def lease_column(self, row: Any) -> SafeString:
         lease_id, worker = row.lease_id, getattr(row, "worker", "")
         if lease_id is None:
             return formats.NOTHING
-        query = urlencode({filters.LEASE: lease_id})
+        query = urlencode({SEARCH_VAR: f"lease:{lease_id}"})
         return format_html(
             '<a href="?{}"><code title="{}">{}</code></a> {}',
             query, lease_id, lease_id[:8], formats.quiet(worker) if worker else "",

@@ -1,6 +1,6 @@
 """The search box: the beginning of a key, or a word such as ``group:`` before a value.
 
-An index finds the rows of a key, a group or a worker. For other words a page reads at most SCANNED
+An index finds the rows of a key, a group, a lease, a worker or a batch. For other words a page reads at most SCANNED
 rows in the order of the list and compares each; the next page continues.
 """
 
@@ -13,14 +13,16 @@ from typing import Any, Final, NamedTuple
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Left
 
-from delayed_queue.admin.filters import HOLDER_LENGTH, held_by
 from delayed_queue.admin.lists import Keyset
+from delayed_queue.admin.rows import is_id
 from delayed_queue.models import Worker
 
 Rows = QuerySet[Any]
 # The last character in the order of UTF-8, which is that of the collation C.
 _LAST: Final = "\U0010ffff"
 _MAX_WORKERS: Final = 50
+# A lease id starts with as many characters of its worker process.
+HOLDER_LENGTH: Final = 8
 
 
 class Term(NamedTuple):
@@ -82,20 +84,39 @@ def _of_group(rows: Rows, value: str, kind: str | None) -> Rows:
     return rows.none() if kind is None else rows.filter(kind=kind, group=value.strip())
 
 
+def leases_from(beginning: str) -> Q:
+    """Return the condition for messages whose lease id begins so; for "" there are none."""
+    # "g" sorts behind every hexadecimal digit.
+    found = Q(lease_id__gte=beginning, lease_id__lt=f"{beginning}g")
+    return found if beginning else Q(pk__in=[])
+
+
+def _leased(rows: Rows, value: str, kind: str | None) -> Rows:
+    return rows.filter(leases_from(value.strip()))
+
+
+def _of_batch(rows: Rows, value: str, kind: str | None) -> Rows:
+    batch = value.strip()
+    # With equality the planner would walk the primary key: only the id would order the rows.
+    return rows.filter(batch_id__gte=batch, batch_id__lte=batch) if is_id(batch) else rows.none()
+
+
+def _named(value: str) -> Q:
+    return Q(name__startswith=value.strip()) | Q(host__startswith=value.strip())
+
+
 def _held(rows: Rows, value: str, kind: str | None) -> Rows:
-    named = Q(name__startswith=value.strip()) | Q(host__startswith=value.strip())
-    workers = Worker.objects.using(rows.db).filter(named).exclude(holder="").order_by("-id")
+    workers = Worker.objects.using(rows.db).filter(_named(value)).order_by("-id")
     leases = Q(pk__in=[])
     for worker in workers[:_MAX_WORKERS]:
-        leases |= held_by(worker)
+        leases |= leases_from(worker.holder)
     return rows.filter(leases)
 
 
 def _held_at_last(value: str) -> Q:
     """Return the condition for dead letters whose last lease was of such a worker."""
-    named = Q(name__startswith=value.strip()) | Q(host__startswith=value.strip())
     lease = Left(OuterRef("lease_id"), HOLDER_LENGTH)
-    return Q(Exists(Worker.objects.filter(named, holder=lease)))
+    return Q(Exists(Worker.objects.filter(_named(value), holder=lease)))
 
 
 def _of_queue(rows: Rows, value: str, kind: str | None) -> Rows:
@@ -128,10 +149,10 @@ def of_group(keyset: Keyset, *branches: Q) -> Term:
     return Term(_of_group, keyset, branches=branches or (Q(),), needs_queue=True)
 
 
-def of_worker(keyset: Keyset) -> Term:
-    return Term(_held, keyset)
-
-
+_BY_LEASE: Final = Keyset("lease_id", is_text=True)
+LEASE: Final = Term(_leased, _BY_LEASE)
+WORKER: Final = Term(_held, _BY_LEASE)
+BATCH: Final = Term(_of_batch, Keyset("batch_id"))
 PREFIX: Final = Term(_beginning_with, Keyset("key", is_text=True), scans=True)
 HEADER: Final = Term(_of_queue, matches=_with_header, scans=True)
 LAST_WORKER: Final = Term(_of_queue, matches=_held_at_last, scans=True)

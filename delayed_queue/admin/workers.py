@@ -20,10 +20,11 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.filters import HOLDER_LENGTH, ChoiceFilter, held_by
+from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column, count_column, time_column
 from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
+from delayed_queue.admin.searching import HOLDER_LENGTH, leases_from
 from delayed_queue.models import Message, Worker
 from delayed_queue.observe.workers import ALIVE, DRAIN, MAX_LEASES, RESTART
 
@@ -150,7 +151,7 @@ class WorkerAdmin(RecordAdmin):
         if row is not None:
             messages = Message.objects.using(self.get_queryset(request).db)
             may_view = self.may(request, "delayed_queue.view_message")
-            row.is_holding = messages.filter(held_by(row)).exists() if may_view else None
+            row.is_holding = messages.filter(leases_from(row.holder)).exists() if may_view else None
         return row
 
     @admin.display(description=_("where it runs"))
@@ -212,7 +213,7 @@ class WorkerAdmin(RecordAdmin):
         return format_html("{}{}", formats.quiet(_SILENT_HELD) if is_silent(row) else "", link)
 
     def _messages_url(self, row: Worker) -> str:
-        return self.url("delayed_queue_message_changelist", worker=row.pk)
+        return self.url("delayed_queue_message_changelist", q=f"lease:{row.holder}")
 
 
 def is_silent(row: Any) -> bool:

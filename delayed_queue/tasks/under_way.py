@@ -10,8 +10,8 @@ from uuid import UUID
 from django.db.models import BinaryField, F, Func, IntegerField, QuerySet, Value
 from django.db.models.functions import Greatest
 
-from delayed_queue.admin.filters import HOLDER_LENGTH
 from delayed_queue.admin.rows import RowState, as_read, is_id, state_of
+from delayed_queue.admin.searching import HOLDER_LENGTH
 from delayed_queue.admin.workers import names_of_holders
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message

@@ -63,11 +63,11 @@ def test_b12_the_page_of_a_batch_says_who_is_left_and_why(admin_client: Client):
     left_by(batch)
     html = page(admin_client, detail(batch))
     assert all(words in html for words in ("no such row", "web-1"))
-    link = f"{MESSAGES}?batch={batch.id}"
+    link = f"{MESSAGES}?q=batch%3A{batch.id}"
     assert link in html
     assert [row.key for row in shown(admin_client, link)] == ["b", "c"]
-    assert [row.key for row in shown(admin_client, f"{MESSAGES}?batch={other.id}")] == ["d"]
-    assert shown(admin_client, f"{MESSAGES}?batch=x") == []
+    assert [row.key for row in shown(admin_client, f"{MESSAGES}?q=batch:{other.id}")] == ["d"]
+    assert shown(admin_client, f"{MESSAGES}?q=batch:x") == []
 
 
 def test_b12_members_are_shown_by_permission():
@@ -75,9 +75,9 @@ def test_b12_members_are_shown_by_permission():
     left_by(batch)
     html = page(operator("view_storedbatch"), detail(batch))
     assert "needs the permission delayed_queue.view_message" in html
-    assert "?batch=" not in html
+    assert "?q=batch" not in html
     html = page(operator("view_storedbatch", "view_message"), detail(batch))
-    assert "?batch=" in html
+    assert "?q=batch" in html
     assert "web-1" not in html
     assert "no such row" not in html
 

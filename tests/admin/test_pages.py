@@ -82,7 +82,6 @@ def test_filter_that_no_index_serves_is_neither_offered_nor_obeyed(admin_client:
     assert "state=due" not in html
     assert "choose a queue" in html
     assert admin_client.get(f"{MESSAGES}?state=due").headers["Location"] == f"{MESSAGES}?e=1"
-    assert admin_client.get(f"{LETTERS}?died=hour").headers["Location"] == f"{LETTERS}?e=1"
 
 
 def test_all_queues_drops_the_filters_and_a_search_all_but_the_queue(admin_client: Client):
@@ -93,22 +92,6 @@ def test_all_queues_drops_the_filters_and_a_search_all_but_the_queue(admin_clien
     assert '<a href="?">All</a>' in html
     assert '<input type="hidden" name="kind" value="orders|json"' in html
     assert '<input type="hidden" name="state"' not in html
-
-
-@pytest.mark.parametrize(
-    ("died", "keys"),
-    [
-        ("hour", ["minutes"]),
-        ("day", ["minutes", "hours"]),
-        ("week", ["minutes", "hours", "days"]),
-        ("older", ["weeks"]),
-    ],
-)
-def test_letters_by_time_of_death(admin_client: Client, died: str, keys: list[str]):
-    for unit in ("weeks", "days", "hours", "minutes"):
-        DeadLetterFactory.create(key=unit, died_at=from_now(**{unit: -3}))
-
-    assert keys_of(page(admin_client, f"{LETTERS}?kind=orders|json&died={died}")) == keys
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""O23: messages and dead letters are found by key, group, worker, reason, failure and header."""
+"""O23: what the search box of messages and dead letters finds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def messages() -> None:
     MessageFactory.create(key="order-12", kind="b|json", headers={"tenant": "acme", "n": 5})
     MessageFactory.create(key="invoice-1", kind="a|json", group="customer-1", leased=True)
     MessageFactory.create(key="group:odd", kind="b|json", last_error=ERROR, due=True)
-    held = MessageFactory.create(key="held", kind="b|json", leased=True)
+    MessageFactory.create(key="part", kind="b|json", batch_id=7)
+    held = MessageFactory.create(key="held", kind="b|json", leased=True, lease_id="0a1b2c3d-1")
     Worker.objects.create(
         name="web-2", host="h-7", pid=1, process=0, queues=[], version="1", rates={},
         started_at=from_now(), heartbeat_at=from_now(), holder=str(held.lease_id)[:8],
@@ -40,6 +41,8 @@ def messages() -> None:
         ("group:customer-1", "a|json", ["invoice-1", "order-1"]),
         ("group:customer-1", "b|json", []), ("group:customer-1", "", []),
         ("worker:web", "", ["held"]), ("worker:h-7", "b|json", ["held"]), ("worker:x", "", []),
+        ("lease:0a1b2c3d", "", ["held"]), ("lease:0a1b2c3d-1", "", ["held"]), ("lease:", "", []),
+        ("batch:7", "", ["part"]), ("batch:x", "", []), ("batch:²", "", []),
         ("header:tenant=acme", "", ["order-12"]), ("header:n=5", "b|json", ["order-12"]),
         ("header:tenant=ac", "", []), ("header:tenant", "", []), ("header:n=[[", "", []),
         ("failure:gatewaydown", "", ["group:odd"]), ("failure:gatewaydown", "a|json", []),
