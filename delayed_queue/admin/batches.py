@@ -1,12 +1,12 @@
-"""The unfinished batches: their progress, their members left, closing and cancelling them."""
+"""The unfinished batches: their progress, their members left, and cancelling them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -15,7 +15,6 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import RecordAdmin
-from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column, count_column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report
@@ -34,28 +33,9 @@ _SHOWN_TO: Final = {
 }  # fmt: skip
 
 
-class BatchOperation(Operation):
-    """Closes or cancels batches."""
-
+class CancelBatch(Operation):
     permission = "delayed_queue.operate_batch"
     noun = ngettext_lazy("%(count)s batch", "%(count)s batches", "count")
-
-    def name_of(self, row: Any) -> str:
-        return f"#{row.pk}"
-
-
-class CloseBatch(BatchOperation):
-    name, label, past = "close", _("Close"), _("Closed")
-    help = _("Add no more members from outside; without members left, offer the message at once.")
-
-    def fits(self, row: Any) -> bool:
-        return row.closed_at is None
-
-    def change(self, row: Any, call: Call, report: Report) -> Any:
-        return StoredBatch.objects.close(row.pk, using=call.using) or _("closed already")
-
-
-class CancelBatch(BatchOperation):
     name, label, past = "cancel", _("Cancel"), _("Cancelled")
     help = _("Never offer the message; members stay as ordinary messages.")
     warning = _(
@@ -67,25 +47,16 @@ class CancelBatch(BatchOperation):
     def change(self, row: Any, call: Call, report: Report) -> Any:
         return StoredBatch.objects.cancel(row.pk, using=call.using)
 
-
-class OpenFilter(ChoiceFilter):
-    """By state: open to producers, or waiting for the members left."""
-
-    title, parameter_name = _("state"), "state"
-
-    offered: ClassVar = {
-        "open": (_("Open"), Q(closed_at=None)),
-        "closed": (_("Closed"), Q(closed_at__isnull=False)),
-    }
+    def name_of(self, row: Any) -> str:
+        return f"#{row.pk}"
 
 
 @admin.register(StoredBatch)
 class BatchAdmin(RecordAdmin):
     """The oldest first; a batch that has finished has no row."""
 
-    operations = (CloseBatch(), CancelBatch())
+    operations = (CancelBatch(),)
     name_field = "then_key"
-    list_filter = (OpenFilter,)
     change_form_template = "admin/delayed_queue/live_detail.html"
     list_display = (
         "key_column", "queue_column", "then_column", "age_column", "state_column", "done_column",

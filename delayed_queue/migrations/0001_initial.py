@@ -231,7 +231,7 @@ class Migration(migrations.Migration):
                 "verbose_name": "batch",
                 "verbose_name_plural": "batches",
                 "db_table": "delayed_queue_batch",
-                "permissions": [("operate_batch", "Can close and cancel batches")],
+                "permissions": [("operate_batch", "Can cancel batches")],
                 "default_permissions": ["view"],
             },
         ),

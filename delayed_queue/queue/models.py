@@ -253,7 +253,7 @@ class StoredBatch(models.Model):
         verbose_name = _("batch")
         verbose_name_plural = _("batches")
         db_table = "delayed_queue_batch"
-        permissions = [("operate_batch", "Can close and cancel batches")]
+        permissions = [("operate_batch", "Can cancel batches")]
         default_permissions = ["view"]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The command that lists, shows, closes and cancels batches (B12)."""
+"""The command that lists, shows and cancels batches (B12)."""
 
 from __future__ import annotations
 
@@ -92,22 +92,6 @@ def test_b12_one_batch_shows_the_members_left_and_why():
     assert "no such row" in text
 
 
-def test_b12_closing_offers_the_message_of_a_batch_without_members_once():
-    batch = started()
-    number = batch.id
-    assert "would be closed" in run("close", number, "--dry-run")
-    assert not DelayedQueue("reports").contains_message("report")
-    assert facts("close", number)["was_changed"]
-    assert DelayedQueue("reports").contains_message("report")
-
-
-def test_b12_a_closed_batch_stays_closed():
-    batch = started("a")
-    assert facts("close", batch.id)["was_changed"]
-    assert not facts("close", batch.id)["was_changed"]
-    assert "was closed already" in run("close", batch.id, "--dry-run")
-
-
 def test_b12_cancelling_drops_the_message_and_leaves_the_members():
     batch = started("a")
     assert "would be cancelled" in run("cancel", batch.id, "--dry-run")
@@ -118,7 +102,7 @@ def test_b12_cancelling_drops_the_message_and_leaves_the_members():
     assert not DelayedQueue("reports").contains_message("report")
 
 
-@pytest.mark.parametrize("verb", ["show", "close", "cancel"])
+@pytest.mark.parametrize("verb", ["show", "cancel"])
 def test_b12_an_unknown_batch_is_an_error(verb: str):
     batch = started("a")
     batch.cancel()

@@ -1,4 +1,4 @@
-"""``manage.py queuebatches``: list the unfinished batches; show, close or cancel one of them."""
+"""``manage.py queuebatches``: list the unfinished batches; show or cancel one of them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from delayed_queue.db.clock import database_now
-from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import DRY_RUN, FORMAT, arg, at_most, count
 from delayed_queue.management.base import Outcome, Row, Verb, VerbCommand, wrong_usage
 from delayed_queue.management.tables import described, lines
 from delayed_queue.models import StoredBatch
-from delayed_queue.observe.overview import name_of
 from delayed_queue.observe.stored_batches import count_left, first_left
 
 _MAX_LISTED: Final = 1_000
-_DONE: Final = {"close": "closed", "cancel": "cancelled"}
 _WORDS: Final = {"expired": "lease expired"}
 
 
@@ -69,22 +66,13 @@ def _named(options: dict[str, Any]) -> StoredBatch:
     return row
 
 
-def _end(options: dict[str, Any]) -> Outcome:
-    """Close or cancel the batch; only report it in a dry run."""
-    row, verb = _named(options), options["command"]
-    queue = DelayedQueue(name_of(row.kind).queue, kind=row.kind, using=options["database"])
-    if verb == "close" and row.closed_at is not None:
-        was_changed, text = False, "was closed already"
-    elif options["dry_run"]:
-        was_changed, text = False, f"would be {_DONE[verb]}"
-    else:
-        batch = queue.join_batch(row.pk)
-        was_changed = batch.close() if verb == "close" else batch.cancel()
-        text = (
-            f"was {_DONE[verb]}"
-            if was_changed
-            else "has meanwhile been closed, cancelled or finished"
-        )
+def _cancel(options: dict[str, Any]) -> Outcome:
+    """Cancel the batch; only report it in a dry run."""
+    row, using = _named(options), options["database"]
+    was_changed, text = False, "would be cancelled"
+    if not options["dry_run"]:
+        was_changed = StoredBatch.objects.cancel(row.pk, using=using)
+        text = "was cancelled" if was_changed else "has meanwhile been cancelled or finished"
     facts = {"id": row.pk, "queue": row.kind, "was_changed": was_changed}
     return Outcome(f"Batch {row.pk} of {row.kind} {text}.", facts)
 
@@ -93,7 +81,7 @@ _ID: Final = arg("id", _("the id of a batch"), type=count(1, 2**63 - 1))
 
 
 class Command(VerbCommand):
-    help = gettext_noop("List the unfinished batches; show, close or cancel one of them.")
+    help = gettext_noop("List the unfinished batches; show or cancel one of them.")
     verbs = {
         "list": Verb(
             _("the unfinished batches, the oldest first"), _list,
@@ -105,12 +93,8 @@ class Command(VerbCommand):
             _("one batch, with the first members left and why"), _show,
             (_ID, at_most(25, _MAX_LISTED), FORMAT),
         ),
-        "close": Verb(
-            _("add no more members from outside; without members, offer its message"), _end,
-            (_ID, DRY_RUN, FORMAT),
-        ),
         "cancel": Verb(
-            _("never offer its message; its members stay as ordinary messages"), _end,
+            _("never offer its message; its members stay as ordinary messages"), _cancel,
             (_ID, DRY_RUN, FORMAT),
         ),
     }  # fmt: skip
