@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from django.db.models import Q
@@ -21,7 +21,7 @@ from delayed_queue.retries import written_rate
 
 _MAX_GROUPS: Final = 100
 # The limits of a single group.
-OWN: Final = ("concurrency", "weight", "interval", "burst")
+_OWN: Final = ("concurrency", "weight", "interval", "burst")
 # Values that mean "no limit", where that is not None.
 _PLAIN: Final = {"is_fair": True, "is_ordered": False, "blocks_on_dead": False}
 _WORDS: Final = {
@@ -41,14 +41,6 @@ _REASONS: Final = {
 
 def queue_of(kind: str, using: str) -> DelayedQueue:
     return DelayedQueue(name_of(kind).queue, kind=kind, using=using)
-
-
-def seen_of(row: Limit | None, fence: Iterable[str]) -> str:
-    """Return what is shown of a row: the fence of changes; empty without limits."""
-    if row is None:
-        return ""
-    found = {name: getattr(row, name) for name in fence}
-    return ", ".join(f"{name} {each}" for name, each in found.items() if each != _PLAIN.get(name))
 
 
 def limits_of(row: Limit) -> str:
@@ -76,7 +68,7 @@ def why_held(reason: str, pause: Limit | None) -> str:
 def groups_of(kind: str, using: str, *, may_change: bool) -> dict[str, Any]:
     """Return what the page of a queue shows of its groups; empty texts without limits."""
     is_set = Q(paused_at__isnull=False) | Q(group="")
-    for name in OWN:
+    for name in _OWN:
         is_set |= Q(**{f"{name}__isnull": False})
     # The row of all groups, and the first groups that are paused or limited.
     rows = list(
@@ -105,10 +97,14 @@ def _held_table(
 
 
 def _own_table(singles: Mapping[str, Limit], *, may_change: bool) -> SafeString | str:
-    found = {name: each for name, each in singles.items() if seen_of(each, OWN)}
+    found = {name: each for name, each in singles.items() if _has_own(each)}
     lines = [[name, limits_of(each)] for name, each in found.items()]
     are_held = {name: each.paused_at is not None for name, each in found.items()}
     return _table([_("Group"), _("Limits")], lines, are_held, may_change=may_change)
+
+
+def _has_own(row: Limit) -> bool:
+    return any(getattr(row, name) is not None for name in _OWN)
 
 
 def _table(

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin.fields import PauseForm, RateField, count_field, field_errors, reasons
-from delayed_queue.admin.groups import OWN, queue_of, seen_of
+from delayed_queue.admin.groups import queue_of
 from delayed_queue.admin.operations import QUEUES, Call, Operation, Report, english
 from delayed_queue.admin.queues import PAUSE_QUEUE
 from delayed_queue.exceptions import InvalidMessage
@@ -21,10 +21,6 @@ from delayed_queue.queue.groups import GroupService, named, why_not_limited
 from delayed_queue.retries import MOST, Groups, written_rate
 
 _GROUPS: Final = ngettext_lazy("%(count)s group", "%(count)s groups", "count")
-_OF_ALL: Final = (
-    "concurrency", "is_ordered", "blocks_on_dead", "is_fair", "interval", "burst",
-    "queue_interval", "queue_burst",
-)  # fmt: skip
 _ORDERS: Final = [("any", _("any")), ("fifo", _("fifo: one at a time, in order"))]
 _ON_DEAD: Final = [
     ("pass", _("pass: continue with the next message")),
@@ -34,13 +30,7 @@ _ON_DEAD: Final = [
 _TOGETHER: Final = (("concurrency", "order"), ("burst", "rate"), ("queue_burst", "queue_rate"))
 
 
-class PlainForm(forms.Form):
-    """Carries the values that were shown, so that a change by another is noticed."""
-
-    seen = forms.CharField(required=False, widget=forms.HiddenInput)
-
-
-class GroupForm(PlainForm):
+class GroupForm(forms.Form):
     """The group, unless the button named it."""
 
     group = forms.CharField(label=_("Group"), max_length=MAX_GROUP_LENGTH, strip=False)
@@ -78,7 +68,7 @@ class GroupLimitsForm(RatedForm, GroupForm):
     field_order = ("group", "concurrency", "weight", "rate", "burst")
 
 
-class AllLimitsForm(RatedForm, PlainForm):
+class AllLimitsForm(RatedForm):
     """Limits of all groups, and of the queue."""
 
     order = forms.ChoiceField(label=_("Order"), choices=_ORDERS, initial="any")
@@ -112,11 +102,8 @@ class Change(Operation):
 
     permission = PAUSE_QUEUE
     noun = _GROUPS
-    form_class: type[forms.Form] = PlainForm
     # Why a change that changes nothing is skipped.
     left: Any
-    # The columns that the operator has seen: a change by another changes them.
-    fence: tuple[str, ...] = ()
     # Changes that only take limits away are allowed for queues that can have none.
     needs_limits = True
 
@@ -128,13 +115,11 @@ class Change(Operation):
         """Return the form filled with what is stored; for a group that it names, empty."""
         kind, group = call.tokens
         row = call.queryset.filter(group=group).first()
-        stored = _stored(row) | {"seen": seen_of(row, self.fence)} if row else {}
-        form = self.form_class(data, initial=stored)
+        form = self.form_class(data, initial=_stored(row) if row else {})
         if group:
             form.fields.pop("group", None)
         elif "group" in form.fields:
             form.initial = {}
-            del form.fields["seen"]
         if form.is_valid() and self.needs_limits and (lack := why_not_limited(kind, call.using)):
             form.add_error(None, lack)
         return form
@@ -145,7 +130,7 @@ class Change(Operation):
         return {"title": title, "button": title, "queue": name_of(kind)}
 
     def rows(self, call: Call, report: Report) -> list[Any]:
-        """Return the row if it is as it was seen; a new one where there is none yet."""
+        """Return the row; a new one where there is none yet."""
         kind, group = call.tokens
         row = Limit(kind=kind, group=group or call.options.get("group", ""))
         # Before the row: changes of a topic lock the topic before the limits, too.
@@ -153,10 +138,6 @@ class Change(Operation):
             report.leave(_("no longer can have limits"), self.name_of(row))
             return []
         stored = call.written.filter(group=row.group).select_for_update().first()
-        now = seen_of(stored, self.fence)
-        if call.options.get("seen", now) != now:
-            report.leave(_("changed meanwhile"), self.name_of(row))
-            return []
         return [stored or row]
 
     def change(self, row: Any, call: Call, report: Report) -> Any:
@@ -183,7 +164,6 @@ class LimitAll(Change):
         "affected. The limits hold until the handler declares different ones."
     )
     form_class = AllLimitsForm
-    fence = _OF_ALL
 
     def alter(self, groups: GroupService, group: str, call: Call) -> bool:
         groups.set(Groups(**_given(call)))
@@ -194,7 +174,6 @@ class Clear(Change):
     name, label = "clear_limits", _("Remove the limits of all groups")
     past, noun, left = _("Removed the limits of"), QUEUES, _("without limits already")
     warning = _("Limits of single groups and pauses remain.")
-    fence = _OF_ALL
     needs_limits = False
 
     def alter(self, groups: GroupService, group: str, call: Call) -> bool:
@@ -210,7 +189,6 @@ class LimitOne(Change):
         "the group's own limits. Takes effect with the next claim of each worker."
     )
     form_class = GroupLimitsForm
-    fence = OWN
 
     def alter(self, groups: GroupService, group: str, call: Call) -> bool:
         groups.limit(group, **_given(call))
@@ -235,7 +213,6 @@ class ResumeGroup(Change):
     past, left = _("Resumed"), _("not held")
     warning = _("Its messages are delivered again; its dead letters no longer block it.")
     form_class = GroupForm
-    fence = ("paused_at",)
     needs_limits = False
 
     def alter(self, groups: GroupService, group: str, call: Call) -> bool:
@@ -246,7 +223,7 @@ CHANGES: Final[tuple[Change, ...]] = (LimitAll(), LimitOne(), PauseGroup(), Resu
 
 
 def _given(call: Call) -> dict[str, Any]:
-    return {name: each for name, each in call.options.items() if name not in ("group", "seen")}
+    return {name: each for name, each in call.options.items() if name != "group"}
 
 
 def _stored(row: Limit) -> dict[str, Any]:
