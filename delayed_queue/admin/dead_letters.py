@@ -12,8 +12,7 @@ from django.contrib.admin.models import DELETION
 from django.db import router
 from django.http import HttpRequest
 from django.urls import path
-from django.utils.html import escape, format_html
-from django.utils.safestring import SafeString
+from django.utils.html import format_html
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
@@ -25,10 +24,9 @@ from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock, parse_ids
 from delayed_queue.admin.workers import names_of_holders
-from delayed_queue.models import DeadLetter, Message, Worker
+from delayed_queue.models import DeadLetter, Worker
 
 _ALIVE: Final = _("because a message has their key, or a newer dead letter of the key was redriven")
-_OUTCOMES: Final = {True: _("created"), False: _("overwritten")}
 _BY_DEATH: Final = Keyset("died_at", descending=True)
 _OF_ONE_KEY: Final = Keyset(descending=True, hides_index=True)
 
@@ -52,7 +50,6 @@ class Redrive(LetterOperation):
     )
     permission = "delayed_queue.redrive_deadletter"
     wakes = True
-    overwrites = False
 
     def rows(self, call: Call, report: Report) -> list[Any]:
         """Lock the jobs, then their letters: the order in which a job is deleted."""
@@ -61,28 +58,9 @@ class Redrive(LetterOperation):
         return lock(call, ids, report)
 
     def apply(self, rows: list[Any], call: Call, report: Report) -> Iterator[tuple[Any, Any]]:
-        ids = [row.id for row in rows]
-        answers = DeadLetter.objects.redrive(ids, overwrite=self.overwrites, using=call.using)
-        created = {each.id: each.created for each in answers if each.created is not None}
-        for row in rows:
-            row.outcome = _OUTCOMES[created[row.id]] if row.id in created else None
-            yield row, row.outcome is not None or _ALIVE
-
-    def name_of(self, row: Any) -> str:
-        return row.key if row.outcome is None else f"{row.key} ({row.outcome})"
-
-    def audit(self, row: Any, call: Call) -> str:
-        return f"Redriven, {english(row.outcome)}. Queue {row.kind}, key {row.key!r}."
-
-
-class Overwrite(Redrive):
-    name, label = "overwrite", _("Redrive, overwriting")
-    help = _("Offer the dead letter again even if a message has its key; that message is replaced.")
-    warning = _(
-        "A message that has the key of one of these dead letters is replaced: its "
-        "payload and schedule are lost, and its lease ends."
-    )
-    overwrites = True
+        answers = DeadLetter.objects.redrive([row.id for row in rows], using=call.using)
+        done = {each.id for each in answers if each.created}
+        yield from ((row, row.id in done or _ALIVE) for row in rows)
 
 
 class DropLetter(LetterOperation):
@@ -101,7 +79,7 @@ class DropLetter(LetterOperation):
 class DeadLetterAdmin(KeyedRowAdmin):
     """The latest deaths first."""
 
-    operations = (Redrive(), Overwrite(), DropLetter())
+    operations = (Redrive(), DropLetter())
     terms: ClassVar = {
         "": searching.PREFIX, "key": searching.whole_key(_OF_ONE_KEY),
         "group": searching.of_group(_BY_DEATH), "header": searching.HEADER,
@@ -115,7 +93,7 @@ class DeadLetterAdmin(KeyedRowAdmin):
     list_filter = (filters.KindFilter, filters.FailureFilter)
     list_display = ("key_column", "queue_column", "reason_column", "attempts_column", "died_column")
     readonly_fields = (
-        "reason_shown", "queue", "key_column", "active", "last_worker", "attempts_column", "times",
+        "reason_shown", "queue", "key_column", "last_worker", "attempts_column", "times",
         "last_failure", "first_failure", "headers_shown", "payload_shown",
     )  # fmt: skip
 
@@ -136,16 +114,6 @@ class DeadLetterAdmin(KeyedRowAdmin):
             "<strong>{}</strong>", formats.printable(row.reason[: formats.MAX_SHOWN])
         ),
     )
-
-    @admin.display(description=_("key in use"))
-    def active(self, row: Any) -> SafeString:
-        """Return whether a message has the key, so that a redrive is skipped."""
-        messages = Message.objects.using(router.db_for_read(Message, instance=row))
-        message = messages.filter(key=row.key, kind=row.kind).only("id").first()
-        if message is None:
-            return escape(_("no message has this key now"))
-        url = self.url("delayed_queue_message_change", message.id)
-        return formats.link(url, _("yes, a message has this key"))
 
     @admin.display(description=_("last worker"))
     def last_worker(self, row: Any) -> Any:

@@ -17,7 +17,6 @@ ON_MESSAGES = {
 }
 ON_LETTERS = {
     "redrive": "redrive_deadletter",
-    "overwrite": "redrive_deadletter",
     "drop": "drop_deadletter",
 }
 CONFIRMED = {"confirmed": "yes", "reason": "by phone"}

@@ -129,7 +129,7 @@ def test_tokens_carry_any_lease_id_of_another_service(admin_client: Client, leas
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("action", ["release", "deliver", "redrive", "overwrite"])
+@pytest.mark.parametrize("action", ["release", "deliver", "redrive"])
 def test_sleeping_workers_are_woken(other, admin_client, action):
     MessageFactory.create(
         kind="woken|json", leased=action == "release", scheduled=action != "release"
@@ -167,14 +167,18 @@ def test_message_that_a_handler_holds_is_not_waited_for(other, admin_client, act
 
 @pytest.mark.django_db(transaction=True)
 def test_redrive_does_not_hang_behind_a_handler(other, admin_client, monkeypatch):
-    """A transaction holds the active message: the dead letter stays, and the page reports it."""
+    """A transaction offers a message of the key: the dead letter stays, and the page says so."""
     monkeypatch.setattr("delayed_queue.admin.operations._MAX_WAIT", 50)
-    MessageFactory.create(key="k")
-    DeadLetterFactory.create(key="k")
+    letter = DeadLetterFactory.create(key="k")
     selected = tokens(page(admin_client, LETTERS))
     with other.transaction():
-        other.execute('SELECT id FROM delayed_queue WHERE "pKey" = %s FOR UPDATE', ["k"])
-        response = post(admin_client, LETTERS, "overwrite", selected, **CONFIRMED)
+        other.execute(
+            """INSERT INTO delayed_queue (
+                "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt"
+            ) VALUES ('k', %s, '', 0, 0, 0)""",
+            [letter.kind],
+        )
+        response = post(admin_client, LETTERS, "redrive", selected)
 
     assert told(response) == [
         "Nothing was changed: another transaction holds one of the rows. Try again."
