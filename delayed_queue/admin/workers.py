@@ -26,7 +26,7 @@ from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.admin.rows import DatabaseClock, RowState, state_of
 from delayed_queue.admin.searching import HOLDER_LENGTH, leases_from
 from delayed_queue.models import Message, Worker
-from delayed_queue.observe.workers import ALIVE, DRAIN, MAX_LEASES, RESTART
+from delayed_queue.observe.workers import ALIVE, DRAIN, RESTART
 
 _NONE_HELD: Final = _("It holds no messages.")
 _GONE: Final = _(
@@ -112,7 +112,7 @@ class WorkerAdmin(RecordAdmin):
     list_display = (
         "key_column", "where_column", "heartbeat_column", "rate_column", "running_column",
         "threads_column", "in_flight_column", "done_column", "failed_column", "dead_column",
-        "lost_column", "leases_column",
+        "lost_column",
     )  # fmt: skip
     readonly_fields = (
         "heartbeat_column", "host_column", "pid_column", "process_column", "started_column",
@@ -185,14 +185,6 @@ class WorkerAdmin(RecordAdmin):
             formats.key_label(found.key), found.thread,
         )  # fmt: skip
 
-    @admin.display(description=_("leases"))
-    def leases_column(self, row: Worker) -> SafeString:
-        if not row.lease_ids:
-            return formats.NOTHING
-        number = len(row.lease_ids)
-        more = "+" if number >= MAX_LEASES else ""
-        return formats.link(self._messages_url(row), f"{number}{more}")
-
     # The detail page
 
     @admin.display(description=_("queues, by priority"))
@@ -209,11 +201,9 @@ class WorkerAdmin(RecordAdmin):
             return formats.quiet(_("Hidden: needs the permission delayed_queue.view_message."))
         if not row.is_holding:
             return formats.quiet(_GONE if is_silent(row) else _NONE_HELD)
-        link = formats.link(self._messages_url(row), _("Show the messages that it holds"))
+        url = self.url("delayed_queue_message_changelist", q=f"lease:{row.holder}")
+        link = formats.link(url, _("Show the messages that it holds"))
         return format_html("{}{}", formats.quiet(_SILENT_HELD) if is_silent(row) else "", link)
-
-    def _messages_url(self, row: Worker) -> str:
-        return self.url("delayed_queue_message_changelist", q=f"lease:{row.holder}")
 
 
 def is_silent(row: Any) -> bool:

@@ -427,12 +427,6 @@ class Migration(migrations.Migration):
                 ("dead", models.BigIntegerField(db_default=0)),
                 ("lost", models.BigIntegerField(db_default=0)),
                 ("rates", models.JSONField(db_default=models.Value({}, models.JSONField()))),
-                (
-                    "lease_ids",
-                    models.JSONField(
-                        db_column="leaseIds", db_default=models.Value([], models.JSONField())
-                    ),
-                ),
                 ("holder", models.CharField(blank=True, db_default="", max_length=8)),
                 ("scanned", models.TextField(blank=True, db_default="")),
                 ("scan_seconds", models.FloatField(db_column="scanSeconds", db_default=0.0)),

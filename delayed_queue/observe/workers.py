@@ -24,8 +24,6 @@ ALIVE: Final = 3 * BEAT
 DRAIN: Final = "drain"
 RESTART: Final = "restart"
 COMMANDS: Final = "commands of workers"
-# At most N lease ids in a worker's row, where operators find the holder of a lease.
-MAX_LEASES: Final = 20
 # At most N live workers are summed up.
 MAX_SUMMED: Final = 10_000
 
@@ -98,7 +96,7 @@ class WorkerManager(models.Manager["Worker"]):
     def live(self, *, using: str = DEFAULT_DB_ALIAS) -> LiveWorkers:
         """Read the live workers."""
         now = database_now(using)
-        rows = self.using(using).filter(heartbeat_at__gt=now - ALIVE).defer("lease_ids")
+        rows = self.using(using).filter(heartbeat_at__gt=now - ALIVE)
         return LiveWorkers(now, list(rows.order_by("-heartbeat_at", "-pk")[:MAX_SUMMED]))
 
     def announce_commands(self, *, using: str = DEFAULT_DB_ALIAS) -> None:
@@ -140,7 +138,6 @@ class Worker(models.Model):
     dead = models.BigIntegerField(db_default=0)
     lost = models.BigIntegerField(db_default=0)
     rates = models.JSONField(db_default=Value({}, models.JSONField()))
-    lease_ids = models.JSONField(db_column="leaseIds", db_default=Value([], models.JSONField()))
     # The start of its lease ids.
     holder = models.CharField(max_length=8, blank=True, db_default="")
     # The queue with the slowest full scan.

@@ -83,18 +83,17 @@ SELECT
 FROM (SELECT i * 7919::bigint % {ROWS} AS n FROM generate_series(1, {ROWS}) AS i) AS scrambled,
     (SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now) AS clock
 """  # noqa: S608
-# A hundred live workers with twenty leases each; nine hundred silent; a hundred paused queues.
-FILL_WORKERS: Final = f"""
+# A hundred live workers, nine hundred silent ones, and fifty paused queues.
+FILL_WORKERS: Final = """
 INSERT INTO delayed_queue_worker (
-    name, host, pid, queues, version, "startedAt", "heartbeatAt", rates, "leaseIds"
+    name, host, pid, queues, version, "startedAt", "heartbeatAt", rates
 )
 SELECT
     'worker-' || n, 'host', n, '["small-1", "bulk"]', '1.0', now,
-    CASE WHEN n <= 100 THEN now ELSE now - 60000 END, '{{"bulk": 5}}',
-    (SELECT jsonb_agg('lease-' || {ROWS // 100} - 1 - each) FROM generate_series(0, 19) AS each)
+    CASE WHEN n <= 100 THEN now ELSE now - 60000 END, '{"bulk": 5}'
 FROM generate_series(1, 1000) AS n,
     (SELECT floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now) AS clock
-"""  # noqa: S608
+"""
 FILL_PAUSES: Final = """
 INSERT INTO delayed_queue_limit ("pKind", "pausedAt", reason)
 SELECT 'paused-' || n || '|json', 0, 'maintenance' FROM generate_series(1, 50) AS n

@@ -95,7 +95,7 @@ def furnish() -> None:
             queues=list(QUEUES), version="0.1.0", started_at=from_now(hours=-9),
             heartbeat_at=from_now(minutes=5), in_flight=10, done=184_000 + 977 * number,
             failed=213, dead=12, lost=0, rates=dict.fromkeys(QUEUES, 8.4),
-            lease_ids=leases[number::3], holder=HOLDERS[number],
+            holder=HOLDERS[number],
         )  # fmt: skip
     _history()
     assert Message.objects.count() > 1000

@@ -18,7 +18,7 @@ from django.db import connections
 
 import delayed_queue
 from delayed_queue.models import Worker
-from delayed_queue.observe.workers import BEAT, MAX_LEASES
+from delayed_queue.observe.workers import BEAT
 from delayed_queue.worker.engine.heartbeat import Heartbeat, Snapshot
 from tests.support.factories import worker_row
 from tests.support.processes import wait_until
@@ -110,13 +110,6 @@ def test_w12_rates_are_those_since_the_last_beat():
     # In a tenth of a second each, or longer on a slow machine.
     assert 0 < rates["orders"] <= 1000
     assert rates["orders"] == pytest.approx(5 * rates["mail"], rel=0.01)
-
-
-def test_w12_of_the_leases_it_tells_the_latest():
-    leases = [f"lease-{each}" for each in range(MAX_LEASES + 5)]
-    with beating(Teller(replace(IDLE, lease_ids=leases))):
-        wait_until(lambda: only().lease_ids)
-        assert only().lease_ids == leases[5:]
 
 
 def test_w12_a_row_that_somebody_removed_is_written_anew():

@@ -28,7 +28,7 @@ from delayed_queue.fields import DatabaseNow
 from delayed_queue.logs import described, log
 from delayed_queue.observe.history import Sampler
 from delayed_queue.observe.snapshots import SnapshotWatch
-from delayed_queue.observe.workers import ALIVE, BEAT, COMMANDS, MAX_LEASES, Worker
+from delayed_queue.observe.workers import ALIVE, BEAT, COMMANDS, Worker
 from delayed_queue.queue.bulk import RUNS
 from delayed_queue.worker.engine.chores import Chores
 from delayed_queue.worker.engine.consumers import SlowestScan
@@ -47,7 +47,7 @@ _RETIRE_TIMEOUT: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A worker's identity, counts and ``lease_ids``, oldest first."""
+    """A worker's identity and counts."""
 
     name: str
     process: int = 0
@@ -62,7 +62,6 @@ class Snapshot:
     dead: int = 0
     lost: int = 0
     done_by_queue: Mapping[str, int] = field(default_factory=dict)
-    lease_ids: Sequence[str] = ()
     tallies: Sequence[Tally] = ()
     scan: SlowestScan = field(default_factory=SlowestScan)
     # Recently refused writes, by queue and SQLSTATE.
@@ -75,8 +74,7 @@ class Snapshot:
             "in_flight", "done", "failed", "dead", "lost", "refused",
         )  # fmt: skip
         same = {name: getattr(self, name) for name in names}
-        lease_ids = self.lease_ids[-MAX_LEASES:]
-        return {**same, **self.scan._asdict(), **self.load.columns(), "lease_ids": lease_ids}
+        return {**same, **self.scan._asdict(), **self.load.columns()}
 
 
 @dataclass(frozen=True, slots=True)

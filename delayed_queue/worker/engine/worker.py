@@ -111,7 +111,6 @@ class Worker:
             lost=counts.lost,
             done_by_queue=done,
             tallies=[consumer.tally for consumer in self.consumers],
-            lease_ids=list(dict.fromkeys(each.lease_id for each in self._keeper.claims())),
             scan=slowest_scan(self.consumers),
             refused=self._loop.refusals.shown(),
         )
