@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR
@@ -16,15 +16,13 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats
 from delayed_queue.admin.filters import KIND, chosen_kind
 from delayed_queue.admin.formats import MAX_READ, column, number, quiet, show_payload
-from delayed_queue.admin.lists import Keyset, KeysetChangeList
+from delayed_queue.admin.lists import NEWEST_FIRST, Keyset
 from delayed_queue.admin.operating import OperatingAdmin
 from delayed_queue.admin.operations import Call, parse_ids
 from delayed_queue.admin.rows import as_read, find
 from delayed_queue.admin.searching import Search, Term, search_of
 from delayed_queue.observe.overview import name_of
 from delayed_queue.queue.hooks import hooks
-
-NEWEST_FIRST: Final = Keyset(descending=True)
 
 
 class QueueModelAdmin(OperatingAdmin):
@@ -36,7 +34,6 @@ class QueueModelAdmin(OperatingAdmin):
     search_help_text: ClassVar[Any] = _(
         "The whole key, exactly as it was offered. All queues are searched."
     )
-    change_list_template = "admin/delayed_queue/keyset_change_list.html"
     change_form_template = "admin/delayed_queue/row_detail.html"
 
     # The words of the search box; without any it finds a whole key.
@@ -54,9 +51,6 @@ class QueueModelAdmin(OperatingAdmin):
 
     def search_in(self, request: HttpRequest) -> Search | None:
         return search_of(self.terms, request.GET.get(SEARCH_VAR, ""), chosen_kind(request))
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
-        return KeysetChangeList
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

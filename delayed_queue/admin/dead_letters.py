@@ -13,15 +13,16 @@ from django.db import router
 from django.http import HttpRequest
 from django.urls import path
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import filters, formats, searching
-from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin
+from delayed_queue.admin.base import KeyedRowAdmin
 from delayed_queue.admin.failures import failures_view
 from delayed_queue.admin.formats import column, time_column
-from delayed_queue.admin.lists import Keyset
+from delayed_queue.admin.lists import NEWEST_FIRST, Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english, lock, parse_ids
 from delayed_queue.admin.workers import names_of_holders
 from delayed_queue.models import DeadLetter, Worker

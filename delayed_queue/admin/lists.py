@@ -13,13 +13,11 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.core.paginator import Paginator
 from django.db.models import BooleanField, Expression, F, Func, Q, QuerySet, UUIDField, Value
 from django.db.models.lookups import GreaterThan, LessThan
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.functional import cached_property
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 else:
     _Base = admin.ModelAdmin  # cannot be subscripted at run time on Django 5.2
 
-MAX_LISTED: Final = 5_000
 # The script's texts are attributes of its tag, in the language of the page.
 LIVE: Final = forms.Script(
     "delayed_queue/live.js",
@@ -123,24 +120,18 @@ def _bigint(text: str) -> int:
     return number
 
 
-class CappedPaginator(Paginator):  # type: ignore[type-arg] # not subscriptable at run time
-    """Counts up to a cap; filters and searches reach the rows beyond it."""
-
-    @cached_property
-    def count(self) -> int:
-        rows: Any = self.object_list
-        return len(rows.values_list("pk", flat=True)[:MAX_LISTED])
+NEWEST_FIRST: Final = Keyset(descending=True)
 
 
 class ListAdmin(_Base):
     """Read-only pages of bounded cost."""
 
     list_heading: Any = ""
+    change_list_template: Any = "admin/delayed_queue/keyset_change_list.html"
     object_history_template = "admin/delayed_queue/object_history.html"
     list_filter: ClassVar[Any] = ()
     list_per_page = 100
     list_max_show_all = 0
-    paginator = CappedPaginator
     empty_value_display = "—"
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # they count every choice over the whole table
@@ -154,9 +145,12 @@ class ListAdmin(_Base):
         css = {"all": ["delayed_queue/admin.css"]}
         js = [LIVE]
 
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
+        return KeysetChangeList
+
     def keyset_of(self, request: HttpRequest) -> Keyset:
         """Return the order of the list; an index gives it under the list's filters."""
-        raise NotImplementedError
+        return NEWEST_FIRST
 
     def search_in(self, request: HttpRequest) -> Any:
         """Return the search of the list, or None."""

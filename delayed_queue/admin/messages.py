@@ -16,10 +16,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import filters, formats, searching
-from delayed_queue.admin.base import NEWEST_FIRST, KeyedRowAdmin, QueueModelAdmin
+from delayed_queue.admin.base import KeyedRowAdmin, QueueModelAdmin
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.history import history_view
-from delayed_queue.admin.lists import Keyset
+from delayed_queue.admin.lists import NEWEST_FIRST, Keyset
 from delayed_queue.admin.message_operations import MESSAGE_OPERATIONS, Seen
 from delayed_queue.admin.overview import queues_view
 from delayed_queue.admin.rows import RowState, state_of

@@ -18,14 +18,12 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import link, number, printable
-from delayed_queue.admin.lists import KeysetChangeList, ListAdmin
+from delayed_queue.admin.lists import ListAdmin
 from delayed_queue.admin.operations import Call, Operation, Report, primary_keys
 from delayed_queue.exceptions import DelayedQueueError
 
 ORIGIN: Final = "origin"
 CONFIRMED: Final = "confirmed"
-# Rows of "select all", which acts beyond the page that is shown.
-_MAX_SELECTED: Final = 1_000
 
 
 class OperatingAdmin(ListAdmin):
@@ -103,7 +101,8 @@ class OperatingAdmin(ListAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         named = {each.name: each for each in self.operations}
-        operation, tokens = named.get(request.POST.get("action", "")), self._chosen(request)
+        operation = named.get(request.POST.get("action", ""))
+        tokens = request.POST.getlist(ACTION_CHECKBOX_NAME)
         if operation is None or not tokens:
             text = _("Choose an action and at least one row. Nothing was changed.")
             self.message_user(request, text, messages.WARNING)
@@ -183,13 +182,6 @@ class OperatingAdmin(ListAdmin):
             above=link(self.list_url(), capfirst(self.opts.verbose_name_plural)),
             back=self._back_url(request, call),
         )  # fmt: skip
-
-    def _chosen(self, request: HttpRequest) -> list[str]:
-        is_paged = not issubclass(self.get_changelist(request), KeysetChangeList)
-        if is_paged and request.POST.get("select_across") == "1":
-            rows = self.get_changelist_instance(request).get_queryset(request)
-            return [self.token_of(row) for row in rows[:_MAX_SELECTED]]
-        return request.POST.getlist(ACTION_CHECKBOX_NAME)
 
     def rows_of(self, call: Call) -> QuerySet[Any]:
         """Return the rows of the tokens as they are now."""

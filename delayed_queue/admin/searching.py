@@ -1,7 +1,7 @@
 """The search box: the beginning of a key, or a word such as ``group:`` before a value.
 
-An index finds the rows of a key, a group, a lease, a worker or a batch. For other words a page reads at most SCANNED
-rows in the order of the list and compares each; the next page continues.
+An index finds the rows of a key, a group, a lease, a worker or a batch. For other words a page
+reads at most SCANNED rows in the order of the list and compares each; the next page continues.
 """
 
 from __future__ import annotations

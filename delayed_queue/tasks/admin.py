@@ -15,11 +15,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import NEWEST_FIRST
 from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column, time_column
 from delayed_queue.admin.history import Figure, figure_of
-from delayed_queue.admin.lists import AFTER, Keyset, KeysetChangeList
+from delayed_queue.admin.lists import AFTER
 from delayed_queue.admin.operating import OperatingAdmin
 from delayed_queue.admin.rows import RowState, state_of
 from delayed_queue.models import Message, StoredBatch
@@ -166,12 +165,6 @@ class TaskResultAdmin(OperatingAdmin):
         return str(row.task)
 
     # The list
-
-    def keyset_of(self, request: HttpRequest) -> Keyset:
-        return NEWEST_FIRST
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
-        return KeysetChangeList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         # The list shows none of these, and they may be large.

@@ -11,7 +11,7 @@ from django.test import Client
 from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.models import Message, StoredBatch
 from delayed_queue.queue.batches import MessageBatch
-from tests.admin.support import MESSAGES, operator, page, post, tokens, told
+from tests.admin.support import MESSAGES, operator, page, post, told
 from tests.support.factories import worker_row
 
 pytestmark = pytest.mark.django_db

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from django.apps import apps
 from django.contrib import admin
-from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, resolve, reverse
@@ -19,7 +19,7 @@ from django.utils.http import urlencode
 from django.utils.translation import override
 from pytest_django import Settings
 
-from delayed_queue.admin.lists import AFTER, KeysetChangeList
+from delayed_queue.admin.lists import AFTER
 from tests.admin.support import page, post, tokens
 from tests.support import gallery
 
@@ -133,8 +133,7 @@ def parameters(model_admin: Any) -> set[str]:
     filters = [
         getattr(each, "parameter_name", f"{each}__exact") for each in model_admin.list_filter
     ]
-    position = AFTER if issubclass(model_admin.get_changelist(None), KeysetChangeList) else PAGE_VAR
-    return {*filters, SEARCH_VAR, position}
+    return {*filters, SEARCH_VAR, AFTER}
 
 
 @pytest.mark.parametrize("typed", TYPED)

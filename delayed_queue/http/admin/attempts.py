@@ -14,10 +14,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.base import NEWEST_FIRST, RecordAdmin
+from delayed_queue.admin.base import RecordAdmin
 from delayed_queue.admin.filters import LinkedFilter
 from delayed_queue.admin.formats import column, time_column
-from delayed_queue.admin.lists import Keyset
+from delayed_queue.admin.lists import NEWEST_FIRST, Keyset
 from delayed_queue.http.callbacks.calls import Failure
 from delayed_queue.http.jobs.kinds import Way, parse_kind
 from delayed_queue.http.models import CallbackAttempt

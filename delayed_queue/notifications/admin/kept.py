@@ -93,7 +93,6 @@ class TemplateAdmin(ShownOnly):
     list_display = ("name", "channel", "version", "subject", "category", "created_at")
     list_filter = ("channel",)
     search_fields = ("name",)
-    ordering = ("name", "channel", "-version")
     add_fields = WRITTEN
     readonly_fields = (
         "name", "channel", "version", "subject", "body_shown", "html_shown", "category",
@@ -120,7 +119,6 @@ class SuppressionAdmin(ShownOnly):
     form = SuppressionForm
     list_heading = _("Suppressions")
     list_display = ("id", "channel", "category_column", "reason", "created_at")
-    ordering = ("-id",)
     actions = ()
     add_fields = ("recipient", "channel", "category", "reason")
     readonly_fields = ("channel", "category", "reason", "created_at")
@@ -155,7 +153,6 @@ class ParkedRequestAdmin(ShownOnly):
 
     list_heading = _("Parked requests")
     list_display = ("reason", "origin", "tenant", "times", "size_column", "parked_column")
-    ordering = ("-parked_at", "-id")
     actions = ()
     operations = (RetryParked(),)
     readonly_fields = (

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin import formats
 from delayed_queue.admin.filters import ChoiceFilter
 from delayed_queue.admin.formats import column, count_column, time_column
-from delayed_queue.admin.lists import Keyset, KeysetChangeList
+from delayed_queue.admin.lists import NEWEST_FIRST, Keyset
 from delayed_queue.admin.operations import Call
 from delayed_queue.messages import MessageState
 from delayed_queue.notifications import managing
@@ -91,7 +91,6 @@ class StatusFilter(ChoiceFilter):
     }
 
 
-_BY_ID: Final = Keyset(descending=True)
 _BY_STATUS: Final = Keyset("status", is_text=True, descending=True)
 
 
@@ -137,11 +136,8 @@ class NotificationAdmin(ShownOnly):
         rows: QuerySet[Any] = super().get_queryset(request).defer(*CONTENTS)
         return rows
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[KeysetChangeList]:
-        return KeysetChangeList
-
     def keyset_of(self, request: HttpRequest) -> Keyset:
-        return _BY_STATUS if StatusFilter.parameter_name in request.GET else _BY_ID
+        return _BY_STATUS if StatusFilter.parameter_name in request.GET else NEWEST_FIRST
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
