@@ -127,7 +127,7 @@ class ListAdmin(_Base):
     """Read-only pages of bounded cost."""
 
     list_heading: Any = ""
-    change_list_template: Any = "admin/delayed_queue/keyset_change_list.html"
+    change_list_template = "admin/delayed_queue/keyset_change_list.html"
     object_history_template = "admin/delayed_queue/object_history.html"
     list_filter: ClassVar[Any] = ()
     list_per_page = 100

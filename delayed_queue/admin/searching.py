@@ -106,7 +106,7 @@ def _named(value: str) -> Q:
 
 
 def _held(rows: Rows, value: str, kind: str | None) -> Rows:
-    workers = Worker.objects.using(rows.db).filter(_named(value)).order_by("-id")
+    workers = Worker.objects.using(rows.db).filter(_named(value)).exclude(holder="").order_by("-id")
     leases = Q(pk__in=[])
     for worker in workers[:_MAX_WORKERS]:
         leases |= leases_from(worker.holder)

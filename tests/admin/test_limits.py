@@ -72,7 +72,8 @@ def ask(client: Client, name: str, group: str = "") -> str:
 
 
 def change(client: Client, change_name: str, target: str = "", **data: str) -> Any:
-    """Confirm the change."""
+    """Press a button of the page, and confirm the change."""
+    ask(client, change_name, target)
     return client.post(URL, {change_name: target, "confirmed": "yes", **data})
 
 

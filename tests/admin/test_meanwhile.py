@@ -167,7 +167,7 @@ def test_message_that_a_handler_holds_is_not_waited_for(other, admin_client, act
 
 @pytest.mark.django_db(transaction=True)
 def test_redrive_does_not_hang_behind_a_handler(other, admin_client, monkeypatch):
-    """A transaction offers a message of the key: the dead letter stays, and the page says so."""
+    """A transaction offers a message of the key: the dead letter stays, and the page reports it."""
     monkeypatch.setattr("delayed_queue.admin.operations._MAX_WAIT", 50)
     letter = DeadLetterFactory.create(key="k")
     selected = tokens(page(admin_client, LETTERS))
