@@ -16,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import ProgrammingError, connection, transaction
 from django.db.models import QuerySet
 from django.test.utils import override_settings
 from django.urls import reverse
@@ -28,7 +29,6 @@ from django.urls import reverse
 from delayed_queue.models import DeadLetter, Message, Worker
 from example_project.demo.clients import Threads
 from example_project.demo.report import Console, DemoError, Outcome, Stalled
-from example_project.management.commands.migrate import locks
 
 MANAGE: Final = (sys.executable, "-m", "example_project.demo.child")
 WORKER: Final = ("runqueueworker", "--processes", "0", "--no-color")
@@ -295,9 +295,24 @@ def start_database() -> str:
     if embedded:
         embedded.start()
     call_command("migrate", verbosity=0, interactive=False)
+    _check_tables()
     where = "embedded" if embedded else f"at {connection.settings_dict['HOST'] or 'its socket'}"
     version = ".".join(map(str, connection.get_database_version()))
     return f"PostgreSQL {version} ({where}), database {connection.settings_dict['NAME']}"
+
+
+def _check_tables() -> None:
+    """Raise if a table lacks a column of this version: before a release there is no upgrade."""
+    try:
+        for model in apps.get_models():
+            model._default_manager.order_by().first()
+    except ProgrammingError as error:
+        embedded = settings.EMBEDDED_POSTGRES
+        way = f"`python manage.py queuedb stop`, remove {embedded.home}" if embedded else "Drop it"
+        raise DemoError(
+            "The database was made by another version of the project, before the first release: "
+            f"{str(error).splitlines()[0]}. {way}, and run this again."
+        ) from error
 
 
 def database_now() -> datetime:
@@ -317,8 +332,11 @@ def alone() -> Iterator[None]:
     other: Any = connection.copy()
     with closing(other):
         other.set_autocommit(False)
-        if not locks(other, LOCK):
-            raise DemoError("Another demo is running on this database. Stop it first.")
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [LOCK])
+            if not cursor.fetchone()[0]:
+                raise DemoError("Another demo is running on this database. Stop it first.")
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield
 
 

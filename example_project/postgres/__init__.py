@@ -6,7 +6,6 @@ from example_project.postgres.binaries import find_binaries, installed_binaries
 from example_project.postgres.exceptions import BinariesNotFoundError, LauncherError
 from example_project.postgres.server import (
     EmbeddedPostgres,
-    ServerStatus,
     database_url,
     default_directory,
     make_directory,
@@ -16,7 +15,6 @@ __all__ = [
     "BinariesNotFoundError",
     "EmbeddedPostgres",
     "LauncherError",
-    "ServerStatus",
     "database_url",
     "default_directory",
     "find_binaries",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import os
@@ -36,18 +35,6 @@ SOCKET_PATH_LIMIT: Final = 103
 # Crash recovery of 4 GB of WAL takes minutes on a slow disk.
 TIMEOUT: Final = 300
 UNSAFE: Final = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServerStatus:
-    """The data of one server; `url` carries the password."""
-
-    running: bool
-    pid: int | None = None
-    url: str | None = None
-    version: str | None = None
-    data_directory: str | None = None
-    binaries: str | None = None
 
 
 def default_directory() -> Path:
@@ -163,17 +150,15 @@ class EmbeddedPostgres:
             self._wait_until(lambda: not self._is_alive(), "end")
             return True
 
-    def status(self) -> ServerStatus:
-        """Return the state of the server; it has a pid only while it replies."""
-        running = self._ping() in {"OK", "REJECT"}
-        return ServerStatus(
-            running=running,
-            pid=self._pid() if running else None,
-            url=self.url if self._port_file.exists() else None,
-            version=self.version,
-            data_directory=str(self.data_directory),
-            binaries=str(self.binaries),
-        )
+    @property
+    def pid(self) -> int | None:
+        """The process id of the server; None unless it replies."""
+        if self._ping() not in {"OK", "REJECT"}:
+            return None
+        try:
+            return int(self._pid_file.read_text().split()[0])
+        except FileNotFoundError:  # it ended just now
+            return None
 
     # Is it alive? A pid is no proof: a zombie or another process may have it. Two proofs exist: a
     # reply on the socket, and a lock that the postmaster inherits and that the kernel releases
@@ -250,12 +235,6 @@ class EmbeddedPostgres:
             if connection.execute(query, [DATABASE]).fetchone() is None:
                 statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE))
                 connection.execute(statement)
-
-    def _pid(self) -> int | None:
-        try:
-            return int(self._pid_file.read_text().split()[0])
-        except FileNotFoundError:  # it ended just now
-            return None
 
     def run(self, program: str, *arguments: str, inherited: Collection[int] = ()) -> None:
         command = [str(self._programs / program), *arguments]

@@ -101,7 +101,7 @@ def migrate(url: str) -> None:
 @contextmanager
 def stopped(server: EmbeddedPostgres) -> Iterator[None]:
     """Stop all processes of the server by SIGSTOP: it accepts connections and answers nothing."""
-    postmaster = psutil.Process(server.status().pid)
+    postmaster = psutil.Process(server.pid)
     postmaster.suspend()  # it starts no more of them
     processes = [postmaster, *postmaster.children(recursive=True)]
     for each in processes[1:]:
@@ -116,7 +116,7 @@ def stopped(server: EmbeddedPostgres) -> Iterator[None]:
 
 def crash(server: EmbeddedPostgres) -> None:
     """Stop the server as ``pg_ctl -m immediate`` does, and return once it has ended."""
-    pid = server.status().pid
+    pid = server.pid
     assert pid is not None
     os.kill(pid, signal.SIGQUIT)
     wait_until(lambda: not psutil.pid_exists(pid))

@@ -145,7 +145,7 @@ def test_j8_a_server_that_is_killed_after_the_answer_has_lost_nothing(server):
 
 
 def kill(server: EmbeddedPostgres) -> None:
-    pid = server.status().pid
+    pid = server.pid
     assert pid is not None
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     for each in processes:
