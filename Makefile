@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
 .DEFAULT_GOAL := help
 .SILENT: $(VENV)/installed
-.PHONY: help demo demo-all serve test test-all check lint types layers migrations metrics map docs bench bench-batches bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs pictures projects
+.PHONY: help demo demo-all serve test test-all check lint types layers migrations metrics map docs bench bench-batches bench-peers bench-growth bench-notifications bench-spark chaos stop clean bench-http package pairs projects
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -104,9 +104,6 @@ package: $(VENV)/packagers ## the sdist and the wheel in dist, and whether they 
 
 bench: $(VENV)/installed ## every call beside bare SQL
 	$(BIN)/python -m benchmarks $(ARGS)
-
-pictures: $(VENV)/installed ## the screenshots of the README, taken anew; needs Chromium
-	README_PICTURES=docs/images $(BIN)/python -m pytest -m long tests/project/test_pictures.py
 
 $(VENV)/bench: $(VENV)/installed
 	$(INSTALL) --group bench

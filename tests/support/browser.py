@@ -147,10 +147,10 @@ class Browser:
             raise BrowserError(str(answer))
         return answer["result"].get("value")
 
-    def shoot(self, path: Path, height: int = 2500) -> None:
-        """Save a picture of the page, down to the height in pixels."""
+    def shoot(self, path: Path) -> None:
+        """Save a picture of the page, down to 2,500 pixels."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], height)}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 2500)}
         picture = self.call(
             "Page.captureScreenshot", captureBeyondViewport=True, clip={**clip, "scale": 1}
         )
