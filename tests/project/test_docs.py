@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import re
@@ -120,14 +121,17 @@ class TestExceptions:
         drawn = list(_drawn(exceptions.DelayedQueueError))
         assert tree.text.splitlines() == drawn
 
-    def test_each_class_has_its_section(self) -> None:
+    def test_each_class_has_its_row(self) -> None:
         classes = {
-            each.__name__
-            for each in vars(exceptions).values()
+            name: each
+            for name, each in vars(exceptions).items()
             if isinstance(each, type) and issubclass(each, exceptions.DelayedQueueError)
         }
-        sections = documents.headings(EXCEPTIONS, 2)
-        assert set(sections) - {"Signals of handlers"} == classes
+        rows = documents.table(EXCEPTIONS, "exception", "also a", "raised when")
+        documented = {documents.code(row[0]): row[1].strip("`") for row in rows}
+        assert documented.keys() == classes.keys()
+        for name, builtin in documented.items():
+            assert not builtin or issubclass(classes[name], getattr(builtins, builtin))
 
 
 def _drawn(cls: type, indent: str = "") -> Iterator[str]:

@@ -95,9 +95,8 @@ def code(cell: str) -> str:
     return match[1]
 
 
-def headings(page: Path, level: int | None = None) -> list[str]:
-    marks = "#{1,6}" if level is None else "#" * level
-    return re.findall(rf"^{marks} +(.+?) *$", prose(page), re.MULTILINE)
+def headings(page: Path) -> list[str]:
+    return re.findall(r"^#{1,6} +(.+?) *$", prose(page), re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:

@@ -21,18 +21,3 @@ def test_the_message_defaults_to_the_docstring(error: type[DelayedQueueError]):
     assert str(error()) == str(error.__doc__).splitlines()[0]
     assert str(error("this")) == "this"
     assert str(error("")) == ""
-
-
-@pytest.mark.parametrize(
-    ("error", "builtin"),
-    [
-        (exceptions.InvalidConfiguration, ValueError),
-        (exceptions.InvalidMessage, ValueError),
-        (exceptions.PayloadNotEncodable, ValueError),
-        (exceptions.PayloadNotDecodable, ValueError),
-        (exceptions.ConfirmationRequired, ValueError),
-        (exceptions.HandlerNotFound, LookupError),
-    ],
-)
-def test_errors_that_have_a_builtin_sense(error: type[Exception], builtin: type[Exception]):
-    assert issubclass(error, builtin)
