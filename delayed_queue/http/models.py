@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from django.core.validators import MaxValueValidator, MinValueValidator
+from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import Value
 from django.utils.translation import gettext_lazy as _
@@ -25,22 +25,13 @@ class TopicManager(AddStore, FindStore, ConsumeStore, TopicStore[M]):
 
 
 class Topic(models.Model):
-    """The settings of a topic: shards, leases and retries of its jobs.
+    """A topic and its shards, which only ``configure_topic`` changes.
 
-    An empty ladder means the default one, a NULL ttr (milliseconds) the lease duration of the
-    settings. Only ``delayed_queue.http.jobs.configure_topic`` changes ``shards``. ``hosts``, whose
-    callbacks have a shard each, grow as jobs are added.
+    ``hosts``, whose callbacks have a shard each, grow as jobs are added.
     """
 
     name = models.CharField(_("name"), max_length=80, db_collation="C")
-    shards = models.IntegerField(
-        db_default=1, default=1, validators=[MinValueValidator(1), MaxValueValidator(64)]
-    )
-    ladder = models.TextField(blank=True, db_default="", default="")
-    jitter = models.FloatField(
-        db_default=0.0, default=0.0, validators=[MinValueValidator(0.0), MaxValueValidator(1.0)]
-    )
-    ttr = models.BigIntegerField(null=True, blank=True, validators=[MinValueValidator(1000)])
+    shards = models.IntegerField(db_default=1, default=1)
     created_at = EpochMillisecondField(db_column="createdAt")
     hosts = models.TextField(blank=True, db_default="", default="", editable=False)
 

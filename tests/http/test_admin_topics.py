@@ -47,7 +47,7 @@ def of(topic: str) -> str:
 
 
 def test_the_list_counts_the_jobs_of_all_shards_and_ways(admin_client: Client):
-    configure_topic("orders", shards=3, ladder="1s 2m")
+    configure_topic("orders", shards=3)
     add("orders", 5)
     add("orders", 0)
     add_jobs([job_from({"topic": "orders", "jobId": "u", "url": "https://example.com/"})])
@@ -56,7 +56,7 @@ def test_the_list_counts_the_jobs_of_all_shards_and_ways(admin_client: Client):
     (gone, *_) = pop_jobs("orders", 1)
     bury_job("orders", gone.job_id, gone.lease_token)
 
-    assert rows(admin_client, TOPICS) == ["orders open 4 1 1 1 1s 2m 3"]
+    assert rows(admin_client, TOPICS) == ["orders open 4 1 1 1 3"]
     assert popped.job_id != gone.job_id
 
 
@@ -68,48 +68,36 @@ def test_its_page_leads_to_the_limits_of_each_shard(admin_client: Client):
 
 
 def test_a_topic_is_made_and_changed_by_a_form(admin_client: Client):
-    made = {"name": "refunds", "ladder": "1s 5s", "jitter": "0.2", "hold": "30", "shards": "2"}
-    admin_client.post(f"{TOPICS}add/", made)
-    topic = read_topic("refunds")
-    assert (topic.ladder, topic.jitter, topic.ttr, topic.shards) == ("1s 5s", 0.2, 30_000, 2)
-
-    admin_client.post(of("refunds"), {"ladder": "", "jitter": "0", "hold": "", "shards": "4"})
-    topic = read_topic("refunds")
-    assert (topic.name, topic.ladder, topic.jitter, topic.ttr, topic.shards) == (
-        "refunds", "", 0.0, None, 4
-    )  # fmt: skip
+    admin_client.post(f"{TOPICS}add/", {"name": "refunds", "shards": "2"})
+    assert read_topic("refunds").shards == 2
+    admin_client.post(of("refunds"), {"shards": "4"})
+    assert read_topic("refunds").shards == 4
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
         ({"name": "two words"}, "is invalid: use A-Z"),
-        ({"ladder": "1x"}, "is not a duration"),
-        ({"jitter": "2"}, "less than or equal to 1"),
-        ({"hold": "0"}, "TTR must be a duration from 1s to 1d"),
         ({"shards": "65"}, "less than or equal to 64"),
     ],
 )
 def test_what_no_topic_can_be_is_refused_at_its_field(admin_client, change, error):
-    made = {"name": "t", "ladder": "", "jitter": "0", "hold": "", "shards": "1", **change}
-    answer = admin_client.post(f"{TOPICS}add/", made)
+    answer = admin_client.post(f"{TOPICS}add/", {"name": "t", "shards": "1", **change})
     assert error in text(answer.content.decode())
     assert not Topic.objects.exists()
 
 
 def test_adding_a_topic_that_exists_is_refused_and_changes_nothing(admin_client: Client):
     configure_topic("orders", shards=2)
-    made = {"name": "orders", "ladder": "5s", "jitter": "0", "hold": "", "shards": "3"}
-    answer = admin_client.post(f"{TOPICS}add/", made)
+    answer = admin_client.post(f"{TOPICS}add/", {"name": "orders", "shards": "3"})
     assert "already exists" in text(answer.content.decode())
-    assert (read_topic("orders").shards, read_topic("orders").ladder) == (2, "")
+    assert read_topic("orders").shards == 2
 
 
 def test_shards_that_hold_jobs_do_not_go(admin_client: Client):
     configure_topic("orders", shards=8)
     add("orders", 40)
-    fewer = {"ladder": "", "jitter": "0", "hold": "", "shards": "1"}
-    answer = admin_client.post(of("orders"), fewer)
+    answer = admin_client.post(of("orders"), {"shards": "1"})
     assert "cannot lose shards that hold jobs" in text(answer.content.decode())
     assert read_topic("orders").shards == 8
 

@@ -139,7 +139,7 @@ FROM generate_series(0, 10) AS queue, generate_series(0, 11519) AS minute
 
 # Each kind of message is a topic, too, with four shards. Answers lie a second apart.
 _TOPICS: Final = scrambled(
-    "delayed_queue_topic", 10_005, ladder="''", jitter="0", createdAt=f"{NOW}",
+    "delayed_queue_topic", 10_005, createdAt=f"{NOW}",
     name="CASE WHEN n < 5 THEN (ARRAY['bulk', 'due', 'scheduled', 'leased', 'mixed'])[n + 1]"
     " ELSE 'topic-' || n END",
     shards="CASE WHEN n < 5 THEN 4 ELSE 1 END",

@@ -46,8 +46,8 @@ FILL: Final = (
     FROM generate_series(%(first)s::int, %(last)s::int) AS n
     """,
     """
-    INSERT INTO delayed_queue_topic (name, shards, ladder, jitter, "createdAt")
-    SELECT 'topic-' || n, 1, '', 0, 0
+    INSERT INTO delayed_queue_topic (name, shards, "createdAt")
+    SELECT 'topic-' || n, 1, 0
     FROM generate_series(%(first)s::int, %(last)s::int) AS n
     """,
 )

@@ -46,7 +46,6 @@ TRACEBACK: Final = (
     + "example_project.gateway.GatewayTimeout: the gateway did not answer within three seconds"
 )
 FAILED: Final = "attempts exhausted: example_project.gateway.GatewayTimeout"
-LADDER: Final = "15s 3m 10m 30m 1h 3h 6h"
 PIXEL: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg"
     "=="
@@ -143,7 +142,7 @@ def _schedules() -> None:
 
 def _topics() -> None:
     now = datetime.now(UTC)
-    Topic.objects.create(name=TOPIC, shards=8, ladder=LADDER, ttr=30_000, created_at=now)
+    Topic.objects.create(name=TOPIC, shards=8, created_at=now)
     Topic.objects.create(name="refunds", created_at=now)
     for number, name in enumerate(("billing", "a partner with a name of some length, read only")):
         ApiToken.objects.create(

@@ -1,32 +1,26 @@
-"""The topics: their settings, their counts, and pausing them."""
+"""The topics: their shards, their counts, and pausing them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Final
 
-from django import forms
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
-from delayed_queue.admin.fields import DurationField, PauseForm, count_field, reasons
+from delayed_queue.admin.fields import PauseForm, count_field, reasons
 from delayed_queue.admin.formats import column
 from delayed_queue.admin.operations import GONE, Call, Operation, Report, parse_ids, unnamed
 from delayed_queue.admin.queues import PAUSE_QUEUE
-from delayed_queue.durations import write_duration
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.jobs.catalogue import configure_topic, pause_topic, resume_topic
-from delayed_queue.http.jobs.jobs import DEFAULT_LADDER, MAX_TTR, check_ladder
 from delayed_queue.http.jobs.kinds import check_topic, kinds_of_topic, topic_kind
 from delayed_queue.http.models import Topic
-from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import Limit
 from delayed_queue.observe.overview import depths, total
 
@@ -38,24 +32,10 @@ _STATES: Final = {
 
 
 class TopicForm(StoringForm):
-    """The settings of a topic. Only under the lock of adding is it known that shards can go."""
+    """A topic and its shards. Only under the lock of adding is it known that shards can go."""
 
     error_field = "shards"
 
-    ladder = forms.CharField(
-        label=_("Ladder"),
-        required=False, widget=forms.TextInput(attrs={"size": 60}),
-        help_text=format_lazy("{} {}.", _("The delays after failures. Empty:"), DEFAULT_LADDER),
-    )  # fmt: skip
-    jitter = forms.FloatField(
-        label=_("Jitter"),
-        min_value=0, max_value=1, initial=0.0,
-        help_text=_("Spreads each delay: 0.2 means ± 20 %."),
-    )  # fmt: skip
-    hold = DurationField(
-        _("TTR"), _("How long a consumer may hold a job, for example 5m. Empty: LEASE_DURATION."),
-        timedelta(seconds=1), MAX_TTR,
-    )  # fmt: skip
     shards = count_field(
         _("Shards"),
         _("Can only be lowered while the removed shards hold no jobs, dead ones included."),
@@ -68,28 +48,16 @@ class TopicForm(StoringForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        topic = self.instance
-        if topic.pk is not None:
-            hold = None if topic.ttr is None else write_duration(topic.ttr * MILLISECOND)
-            self.initial.update(
-                ladder=topic.ladder, jitter=topic.jitter, hold=hold, shards=topic.shards
-            )
+        if self.instance.pk is not None:
+            self.initial.update(shards=self.instance.shards)
 
     def clean_name(self) -> str:
         with reasons():
             return check_topic(self.cleaned_data["name"])
 
-    def clean_ladder(self) -> str:
-        ladder: str = self.cleaned_data["ladder"]
-        with reasons():
-            return check_ladder(ladder) if ladder.strip() else ""
-
     def store(self, cleaned: dict[str, Any], using: str) -> Topic:
         name = self.instance.name if self.instance.pk else cleaned["name"]
-        configure_topic(
-            name, shards=cleaned["shards"], ladder=cleaned["ladder"], jitter=cleaned["jitter"],
-            ttr=cleaned["hold"], using=using,
-        )  # fmt: skip
+        configure_topic(name, shards=cleaned["shards"], using=using)
         return Topic.objects.using(using).get(name=name)
 
 
@@ -163,9 +131,9 @@ class TopicAdmin(StoredByForm):
     operations = (Pause(), Resume())
     list_display = (
         "key_column", "state_column", "ready_column", "delayed_column", "reserved_column",
-        "dead_column", "ladder_column", "shards_column",
+        "dead_column", "shards_column",
     )  # fmt: skip
-    add_fields = ("name", "ladder", "jitter", "hold", "shards")
+    add_fields = ("name", "shards")
     readonly_fields = ("state_column", "holds")
 
     def complete(self, request: HttpRequest, rows: Sequence[Any], using: str) -> None:
@@ -197,12 +165,6 @@ class TopicAdmin(StoredByForm):
     def dead_column(self, row: Any) -> SafeString:
         count = row.counts["dead"]
         return formats.alarm(count.value, formats.counted(count))
-
-    @admin.display(description=_("ladder"))
-    def ladder_column(self, row: Any) -> SafeString:
-        if not row.ladder:
-            return format_html('<span class="dq-quiet">{}</span>', _("default"))
-        return format_html('<span class="dq-at">{}</span>', row.ladder)
 
     # The detail page
 

@@ -26,13 +26,10 @@ calls: Final = Endpoints("topics")
 
 @dataclass
 class TopicReply:
-    """The settings of a topic's jobs; ``ttr`` in seconds, null is the server's."""
+    """A topic."""
 
     name: str
     shards: int
-    ladder: str
-    jitter: float
-    ttr: float | None
 
 
 @dataclass
@@ -55,14 +52,7 @@ def topics(request: ApiRequest) -> list[TopicReply]:
     found = list_topics(using=api_settings().DATABASE)
     is_ours = reaches(request.auth)
     # Without the hosts, which are of all tokens' jobs.
-    return [
-        TopicReply(
-            each.name, each.shards, each.ladder, each.jitter,
-            None if each.ttr is None else each.ttr / 1000,
-        )
-        for each in found
-        if is_ours(each.name)
-    ]  # fmt: skip
+    return [TopicReply(each.name, each.shards) for each in found if is_ours(each.name)]
 
 
 @calls.get("topics/<topic>/stats", "read")

@@ -144,14 +144,14 @@ _contexts: Final[LoopLocal[str, DeliveryContext]] = LoopLocal(
 
 
 @lru_cache(maxsize=10_000)
-def deliverer(using: str, kind: str, ladder: str, jitter: float, *, has_one_host: bool) -> Deliver:
+def deliverer(using: str, kind: str, *, has_one_host: bool) -> Deliver:
     """Return the handler of a shard's callbacks: the same object for the same shard.
 
     A shard with one host rests while the host takes nothing: the worker claims none of it.
     """
 
     async def deliver(envelope: Envelope) -> None:
-        callback = _read(envelope, kind, ladder, jitter)
+        callback = _read(envelope, kind)
         try:
             await _deliver(_contexts.of(using), callback)
         except Deferred as error:
@@ -183,12 +183,12 @@ async def _deliver(context: DeliveryContext, callback: Callback) -> None:
     raise Retry(least_wait(callback.wait, result.retry_after), text)
 
 
-def _read(envelope: Envelope, kind: str, ladder: str, jitter: float) -> Callback:
+def _read(envelope: Envelope, kind: str) -> Callback:
     headers: dict[str, Any] = envelope.headers or {}
     url = url_of(headers)
     if url is None:
         raise Reject("no url")
-    policy = policy_of_job(headers, ladder, jitter)
+    policy = policy_of_job(headers)
     attempt = initial_retry(headers) + envelope.attempt
     if attempt > max(policy.max_attempts, initial_retry(headers) + 1):
         # Its last delivery was counted, but died with its worker.
@@ -219,9 +219,7 @@ def handlers_of_topics(using: str) -> Iterator[Handler]:
     while topics := Topic.objects.after(after, PAGE, using=using):
         for topic in topics:
             for shard, kind in enumerate(kinds_of(topic, Way.CALLBACK)):
-                function = deliverer(
-                    using, kind, topic.ladder, topic.jitter, has_one_host=shard < OWN_SHARDS
-                )
+                function = deliverer(using, kind, has_one_host=shard < OWN_SHARDS)
                 yield Handler(topic.name, function, codec, kind, _POLICY)
         if len(topics) < PAGE:
             return

@@ -1,11 +1,10 @@
-"""Topics and their settings: read, create, change, count and pause them."""
+"""Topics: read, create, change, count and pause them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -15,10 +14,8 @@ from delayed_queue.conf import get_settings
 from delayed_queue.db.resilience import announce, never, repeat
 from delayed_queue.db.statements import notify
 from delayed_queue.db.wakeups import channel_of
-from delayed_queue.durations import Duration, check_duration
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.handlers import storable
-from delayed_queue.http.jobs.jobs import MAX_TTR, check_jitter, check_ladder
 from delayed_queue.http.jobs.kinds import (
     MAX_SHARDS,
     WAKE_CHANNEL,
@@ -32,7 +29,6 @@ from delayed_queue.http.jobs.kinds import (
 )
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.topics import TopicRow
-from delayed_queue.messages import MILLISECOND
 from delayed_queue.models import DeadLetter, Limit, Message, StoredBatch
 from delayed_queue.observe.overview import depths
 from delayed_queue.queue.groups import declaration
@@ -51,8 +47,8 @@ _ONE_SHARD: Final = (
 _known: Final[dict[tuple[str, str], tuple[TopicRow, float]]] = {}
 
 
-def treatment_of(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Return the settings of the topic, at most five seconds old; the defaults without a row."""
+def known_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
+    """Return the topic as it was at most five seconds ago; with one shard if it has no row."""
     row, until = _known.get((using, topic), (None, 0.0))
     if row is not None and until > time.monotonic():
         return row
@@ -60,7 +56,7 @@ def treatment_of(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 
 
 def read_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Return the current settings of the topic."""
+    """Return the topic as it is now."""
     row = repeat(using, partial(Topic.objects.read, topic, using=using))
     if row is None:
         _known.pop((using, topic), None)
@@ -69,13 +65,13 @@ def read_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 
 
 def ensure_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Return the settings of the topic; create it if it is missing."""
+    """Return the topic; create it if it is missing."""
     found = _known.get((using, topic))
     return found[0] if found is not None else create_topic(topic, using=using)
 
 
 def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
-    """Create the topic unless it exists; return its current settings.
+    """Create the topic unless it exists; return it as it is now.
 
     Creating waits for redrives of a queue of that name, and locks it until the end of the
     transaction.
@@ -94,35 +90,30 @@ def create_topic(topic: str, *, using: str = DEFAULT_DB_ALIAS) -> TopicRow:
 def configure_topic(
     topic: str,
     *,
-    shards: int = _KEEP,
-    ladder: str | list[Any] = _KEEP,
-    jitter: float = _KEEP,
-    ttr: Duration | None = _KEEP,
+    shards: int | None = None,
     groups: Groups | None = _KEEP,
     using: str = DEFAULT_DB_ALIAS,
 ) -> TopicRow:
-    """Change the given settings of a topic; create it if it is missing. Return all settings.
+    """Change what is given of a topic; create it if it is missing. Return it.
 
     Shards can be added at any time, and removed only while they hold no job, dead ones included;
-    else InvalidConfiguration. Waits for transactions that add jobs to the topic. An empty ladder is
-    the default one. ``groups`` limits the jobs, and callbacks per host; a topic with limits has one
-    shard, which has all jobs of a group.
+    else InvalidConfiguration. Waits for transactions that add jobs to the topic. ``groups`` limits
+    the jobs, and callbacks per host; None removes the limits. A topic with limits has one shard,
+    which has all jobs of a group.
     """
-    given = {"shards": shards, "ladder": ladder, "jitter": jitter, "ttr": ttr}
-    changes = {
-        name: _CHECKS[name](value) for name, value in given.items() if value is not _KEEP
-    }  # fmt: skip
-    create_topic(topic, using=using)
+    if shards is not None and (type(shards) is not int or not 1 <= shards <= MAX_SHARDS):
+        raise InvalidConfiguration(f"shards must be from 1 to {MAX_SHARDS}, not {shards!r}.")
     if groups is not _KEEP and not isinstance(groups, Groups | None):
         raise InvalidConfiguration(f"groups must be a Groups or None, not {groups!r}.")
-    return repeat(using, partial(_configure, topic, changes, groups, using), doubt=never)
+    create_topic(topic, using=using)
+    return repeat(using, partial(_configure, topic, shards, groups, using), doubt=never)
 
 
-def _configure(topic: str, changes: dict[str, Any], groups: Groups | None, using: str) -> TopicRow:
+def _configure(topic: str, shards: int | None, groups: Groups | None, using: str) -> TopicRow:
     with transaction.atomic(using=using):
         Topic.objects.lock(topic, using=using)
         before = hold_topic(topic, using=using)
-        after = before._replace(**changes)
+        after = before._replace(shards=shards or before.shards)
         _check_empty(_beyond(before, after), using)
         Topic.objects.configure(after, using=using)
         _limit_alike(before, after, using)
@@ -154,7 +145,7 @@ def _add_hosts(topic: str, hosts: list[str], using: str) -> TopicRow:
 
 
 def hold_topic(topic: str, *, using: str) -> TopicRow:
-    """Return the settings of the topic, locked until the end of the transaction."""
+    """Return the topic, locked until the end of the transaction."""
     row = Topic.objects.hold(topic, using=using)
     return TopicRow(topic) if row is None else row
 
@@ -234,37 +225,6 @@ def list_topics(*, using: str = DEFAULT_DB_ALIAS) -> list[TopicRow]:
     by_name = {each: TopicRow(each) for each in topics_in(kinds)}
     by_name |= {row.name: row for row in rows}
     return [by_name[name] for name in sorted(by_name)]
-
-
-def default_ttr(topic: TopicRow) -> int:
-    """Return the milliseconds that a consumer may hold a job without a ttr of its own."""
-    if topic.ttr is not None:
-        return topic.ttr
-    return get_settings().LEASE_DURATION // MILLISECOND
-
-
-def _check_shards(shards: Any) -> int:
-    if type(shards) is not int or not 1 <= shards <= MAX_SHARDS:
-        raise InvalidConfiguration(f"shards must be from 1 to {MAX_SHARDS}, not {shards!r}.")
-    return shards
-
-
-def _check_ladder(ladder: Any) -> str:
-    return check_ladder(ladder) if ladder else ""
-
-
-def _check_ttr(ttr: Any) -> int | None:
-    if ttr is None:
-        return None
-    return check_duration("ttr", ttr, timedelta(seconds=1), MAX_TTR) // MILLISECOND
-
-
-_CHECKS: Final = {
-    "shards": _check_shards,
-    "ladder": _check_ladder,
-    "jitter": check_jitter,
-    "ttr": _check_ttr,
-}
 
 
 @dataclass(frozen=True, slots=True)

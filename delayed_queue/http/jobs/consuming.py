@@ -31,7 +31,7 @@ from delayed_queue.exceptions import InvalidMessage, PayloadNotDecodable, Resour
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.handlers import error_text
 from delayed_queue.http.jobs.adding import find_job, find_row, job_of
-from delayed_queue.http.jobs.catalogue import default_ttr, kinds_of, read_topic, treatment_of, wake
+from delayed_queue.http.jobs.catalogue import kinds_of, known_topic, read_topic, wake
 from delayed_queue.http.jobs.dead import dead_jobs
 from delayed_queue.http.jobs.jobs import (
     CODEC,
@@ -49,7 +49,6 @@ from delayed_queue.http.jobs.jobs import (
 from delayed_queue.http.jobs.kinds import Way, check_topic, kinds_of_topic, topic_kind
 from delayed_queue.http.models import Topic
 from delayed_queue.http.store.finding import JobRow
-from delayed_queue.http.store.topics import TopicRow
 from delayed_queue.logs import log
 from delayed_queue.messages import MILLISECOND, from_milliseconds
 from delayed_queue.models import Limit, Message
@@ -71,8 +70,8 @@ _TURN_WAIT_MS: Final = 1_000
 class Pop:
     """A request for up to ``count`` due jobs of a topic that have no url.
 
-    Each is leased for ``ttr``, or else for the time of the job, the topic or the settings. Shards
-    take turns unless one is named; within one, earlier jobs come first.
+    Each is leased for ``ttr``, or else for the time of the job or the settings. Shards take turns
+    unless one is named; within one, earlier jobs come first.
     """
 
     topic: str
@@ -83,28 +82,26 @@ class Pop:
 
     def claim(self) -> list[PoppedJob]:
         """Lease what is due, and return it. Raises InvalidMessage for a shard that is missing."""
-        treatment = treatment_of(check_topic(self.topic), using=self.using)
-        kinds = self._kinds(treatment.shards)
+        topic = known_topic(check_topic(self.topic), using=self.using)
+        kinds = self._kinds(topic.shards)
         jobs: list[PoppedJob] = []
         while len(jobs) < self.count:
             left = self.count - len(jobs)
-            token, rows = repeat(self.using, partial(self._take, kinds, left, treatment))
+            token, rows = repeat(self.using, partial(self._take, kinds, left))
             limited = limited_topic(self.topic, self.using)
             if not rows and limited.kind in kinds and limited.is_limited():
-                token, rows = limited.pop(left, treatment, self.ttr)
+                token, rows = limited.pop(left, self.ttr)
             if not rows:
                 break
-            opened = (_open(row, token, treatment, self.using) for row in rows)
+            opened = (_open(row, token, self.topic, self.using) for row in rows)
             jobs.extend(job for job in opened if job is not None)
         return jobs
 
-    def _take(
-        self, kinds: Sequence[str], limit: int, topic: TopicRow
-    ) -> tuple[str, list[LeasedRow]]:
+    def _take(self, kinds: Sequence[str], limit: int) -> tuple[str, list[LeasedRow]]:
         token = str(uuid4())  # a new lease for each try, as in a poll
         ttr = None if self.ttr is None else self.ttr // MILLISECOND
         rows = Topic.objects.pop(
-            kinds, limit, token, ttr=ttr, default_ttr=default_ttr(topic), using=self.using
+            kinds, limit, token, ttr=ttr, default_ttr=default_ttr(), using=self.using
         )
         return token, rows
 
@@ -120,7 +117,7 @@ class Pop:
 
     def kinds(self) -> list[str]:
         """Return the kinds to claim from; a job of one of them may end a wait."""
-        return self._kinds(treatment_of(self.topic, using=self.using).shards)
+        return self._kinds(known_topic(self.topic, using=self.using).shards)
 
     def next_in(self) -> float:
         """Return the seconds to the next due time, permit of a group, or poll interval."""
@@ -168,10 +165,8 @@ class LimitedTopic:
         # Without limits no claim updates the time of the next permit.
         return max(self._permit_at - time.monotonic(), 0.0) if self._is_limited else math.inf
 
-    def pop(
-        self, limit: int, topic: TopicRow, ttr: timedelta | None
-    ) -> tuple[str, list[LeasedRow]]:
-        lease = default_ttr(topic) * MILLISECOND if ttr is None else ttr
+    def pop(self, limit: int, ttr: timedelta | None) -> tuple[str, list[LeasedRow]]:
+        lease = get_settings().LEASE_DURATION if ttr is None else ttr
         queue = DelayedQueue(self._topic, kind=self.kind, lease_duration=lease, using=self._using)
         try:
             with self._turn:
@@ -204,22 +199,27 @@ class LimitedTopic:
         return [row._replace(leased_until=until.get(row.id, row.leased_until)) for row in rows]
 
 
+def default_ttr() -> int:
+    """Return the milliseconds that a consumer may hold a job without a ttr of its own."""
+    return get_settings().LEASE_DURATION // MILLISECOND
+
+
 @lru_cache(maxsize=1000)
 def limited_topic(topic: str, using: str) -> LimitedTopic:
     """Return the process's claims of a topic with limits."""
     return LimitedTopic(topic, using)
 
 
-def _open(row: LeasedRow, token: str, topic: TopicRow, using: str) -> PoppedJob | None:
+def _open(row: LeasedRow, token: str, topic: str, using: str) -> PoppedJob | None:
     """Return the job; None when it had expired, or became a dead letter."""
     if row.expires_in is not None and row.expires_in <= 0:
         repeat(using, _deletion(row, token, EXPIRED, using), doubt=never)
-        log(logging.INFO, "expired", queue=topic.name, key=row.key)
+        log(logging.INFO, "expired", queue=topic, key=row.key)
         return None
     headers = read_headers(row.headers)
     attempt = initial_retry(headers) + row.attempts
     is_repeated = row.attempts > 1
-    if is_repeated and attempt > policy_of_job(headers, topic.ladder, topic.jitter).max_attempts:
+    if is_repeated and attempt > policy_of_job(headers).max_attempts:
         _bury(row, token, EXHAUSTED, LEASE_EXPIRED, using)
         return None
     try:
@@ -285,10 +285,7 @@ def release_job(
     row = _held_row(topic, job_id, lease_token, using)
     if isinstance(row, Answer):
         return row
-    treatment = treatment_of(topic, using=using)
-    wait = delay_after_failure(
-        read_headers(row.headers), row.attempts, treatment.ladder, treatment.jitter
-    )
+    wait = delay_after_failure(read_headers(row.headers), row.attempts)
     if wait is None:
         return _buried(topic, row, lease_token, EXHAUSTED, RELEASED, using)
     chosen = wait if delay is None else delay
@@ -312,7 +309,7 @@ def touch_job(
     if isinstance(row, Answer):
         return row
     own = ttr_of_job(read_headers(row.headers))
-    lease = default_ttr(treatment_of(topic, using=using)) if own is None else own // MILLISECOND
+    lease = default_ttr() if own is None else own // MILLISECOND
     extend = partial(Message.objects.extend, [lease_token], [row.id], lease, using=using)
     return _held(repeat(using, extend, doubt=never))
 

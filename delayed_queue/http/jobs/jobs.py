@@ -25,53 +25,34 @@ _MIN_TTR: Final = timedelta(milliseconds=1)
 
 
 def check_ladder(ladder: Any) -> str:
-    """Return a ladder, a text or list of durations, in its stored form: ``"15s 3m 10m"``.
-
-    A number in a list is one of seconds. Raises InvalidConfiguration.
-    """
-    if isinstance(ladder, list):
-        # Before any of them is looked at: they may be a hundred thousand.
-        ladder = " ".join(_step(each) for each in _few(ladder))
+    """Return a ladder in its stored form: ``"15s 3m 10m"``. Raises InvalidConfiguration."""
     if not isinstance(ladder, str):
-        raise InvalidConfiguration("A ladder is a text or a list of durations, as in '15s 3m'.")
-    steps = _few(ladder.split(maxsplit=MAX_STEPS))
+        raise InvalidConfiguration("A ladder is a text of durations, as in '15s 3m'.")
+    steps = ladder.split(maxsplit=MAX_STEPS)
+    if len(steps) > MAX_STEPS:
+        raise InvalidConfiguration(f"A ladder has at most {MAX_STEPS} steps.")
     RetryPolicy.ladder(" ".join(steps))
     return " ".join(steps)
 
 
-def _few(steps: list[Any]) -> list[Any]:
-    if len(steps) > MAX_STEPS:
-        raise InvalidConfiguration(f"A ladder has at most {MAX_STEPS} steps.")
-    return steps
-
-
-def _step(step: Any) -> str:
-    if isinstance(step, str) and len(step.split(maxsplit=1)) == 1:
-        return step
-    if _is_number(step):
-        return f"{step}s"
-    raise InvalidConfiguration("A step of a ladder is a duration as in '15s', or seconds.")
-
-
 @lru_cache(maxsize=1000)
 def policy_named(ladder: str, jitter: float) -> RetryPolicy:
-    """Return the policy of a stored ladder; the empty one is the default."""
-    return RetryPolicy.ladder(ladder or DEFAULT_LADDER, jitter=jitter)
+    """Return the policy of a stored ladder."""
+    return RetryPolicy.ladder(ladder, jitter=jitter)
 
 
-def policy_of_job(headers: Mapping[str, Any], ladder: str = "", jitter: float = 0.0) -> RetryPolicy:
-    """Return the policy of a job by its headers, where they say nothing that of its topic.
+def policy_of_job(headers: Mapping[str, Any]) -> RetryPolicy:
+    """Return the policy of a job by its headers, by default the default ladder.
 
     Messages may be offered without the HTTP API, so headers may have any value. Invalid ones count
     as missing.
     """
-    own, own_jitter = headers.get("ladder"), headers.get("jitter")
-    if _is_number(own_jitter) and 0 <= own_jitter <= 1:
-        jitter = float(own_jitter)
+    ladder, given = headers.get("ladder"), headers.get("jitter")
+    jitter = float(given) if _is_number(given) and 0 <= given <= 1 else 0.0
     try:
-        return policy_named(check_ladder(own) if own else ladder, jitter)
+        return policy_named(check_ladder(ladder) if ladder else DEFAULT_LADDER, jitter)
     except InvalidConfiguration:
-        return policy_named(ladder, jitter)
+        return policy_named(DEFAULT_LADDER, jitter)
 
 
 def initial_retry(headers: Mapping[str, Any]) -> int:
@@ -80,12 +61,9 @@ def initial_retry(headers: Mapping[str, Any]) -> int:
     return retry if type(retry) is int and 0 <= retry <= MAX_RETRY else 0
 
 
-def delay_after_failure(
-    headers: Mapping[str, Any], attempts: int, ladder: str = "", jitter: float = 0.0
-) -> timedelta | None:
+def delay_after_failure(headers: Mapping[str, Any], attempts: int) -> timedelta | None:
     """Return the wait after this delivery has failed; None when it was the last."""
-    attempt = initial_retry(headers) + attempts
-    return policy_of_job(headers, ladder, jitter).delay_after(attempt)
+    return policy_of_job(headers).delay_after(initial_retry(headers) + attempts)
 
 
 def ttr_of_job(headers: Mapping[str, Any]) -> timedelta | None:
@@ -221,12 +199,6 @@ class PoppedJob:
     group: str | None = None
     batch_counts: BatchCounts | None = None
     batch: int | None = None
-
-
-def check_jitter(jitter: Any) -> float:
-    if not _is_number(jitter) or not 0 <= jitter <= 1:
-        raise InvalidConfiguration("jitter is a number from 0 to 1.")
-    return float(jitter)
 
 
 def read_headers(headers: str | None) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Wait(float):
 
 
 class Ladder(str):
-    """A retry ladder in its stored form, read from a text or a list."""
+    """A retry ladder in its stored form."""
 
     __slots__ = ()
 
@@ -112,14 +112,7 @@ def check_run_at(run_at: Any) -> int:
     return milliseconds
 
 
-_STEP: Final = [
-    {"type": "string", "pattern": f"^{_DURATION}$", "examples": ["15s", "3m"]},
-    {"type": "integer", "minimum": 0, "maximum": 10**9, "description": "Seconds."},
-]
-_LADDER: Final = [
-    {"type": "string", "pattern": f"^{_DURATION}( {_DURATION}){{0,{MAX_STEPS - 1}}}$"},
-    {"type": "array", "minItems": 1, "maxItems": MAX_STEPS, "items": {"anyOf": _STEP}},
-]
+_LADDER: Final = rf"^{_DURATION}( {_DURATION}){{0,{MAX_STEPS - 1}}}$"
 
 
 def _seconds(least: timedelta, most: timedelta) -> Custom:
@@ -136,7 +129,7 @@ CUSTOM[Delay] = _seconds(ZERO, MAX_DELAY)
 CUSTOM[Ttr] = _seconds(timedelta(seconds=1), MAX_TTR)
 CUSTOM[Wait] = _seconds(ZERO, LONGEST)
 CUSTOM[Instant] = Custom(check_run_at, {"type": "string", "format": "date-time"})
-CUSTOM[Ladder] = Custom(check_ladder, {"anyOf": _LADDER})
+CUSTOM[Ladder] = Custom(check_ladder, {"type": "string", "pattern": _LADDER})
 
 _TOPIC_RULE: Final = "Use A-Z, a-z, 0-9, '.', '_', ':' and '-'; do not start with '.', ':' or '-'."
 _ID_RULE: Final = "It has no slash and no control characters, and is neither '.' nor '..'."
@@ -169,7 +162,7 @@ _Retry = Annotated[int, between(0, MAX_RETRY, "Failures so far: where on the lad
 _Ttr = Annotated[Ttr, Meta(description="How long a consumer may hold the job.")]
 _Ladder = Annotated[
     Ladder,
-    Meta(description=f"The delay after each failure. Default: the topic's, or {DEFAULT_LADDER}."),
+    Meta(description=f"The delay after each failure. Default: {DEFAULT_LADDER}."),
 ]
 _Jitter = Annotated[float, between(0, 1, "Spreads each delay: 0.2 means ± 20 %.")]
 _Group = Annotated[

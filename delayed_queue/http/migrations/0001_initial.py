@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.validators import MaxValueValidator, MinValueValidator
+from django.core.validators import MinValueValidator
 from django.db import migrations, models
 
 from delayed_queue.fields import EpochMillisecondField
@@ -39,29 +39,7 @@ class Migration(migrations.Migration):
             fields=[
                 _id(),
                 ("name", models.CharField(verbose_name="name", db_collation="C", max_length=80)),
-                (
-                    "shards",
-                    models.IntegerField(
-                        db_default=1,
-                        default=1,
-                        validators=[MinValueValidator(1), MaxValueValidator(64)],
-                    ),
-                ),
-                ("ladder", models.TextField(blank=True, db_default="", default="")),
-                (
-                    "jitter",
-                    models.FloatField(
-                        db_default=0.0,
-                        default=0.0,
-                        validators=[MinValueValidator(0.0), MaxValueValidator(1.0)],
-                    ),
-                ),
-                (
-                    "ttr",
-                    models.BigIntegerField(
-                        blank=True, null=True, validators=[MinValueValidator(1000)]
-                    ),
-                ),
+                ("shards", models.IntegerField(db_default=1, default=1)),
                 ("created_at", EpochMillisecondField(db_column="createdAt")),
                 ("hosts", models.TextField(blank=True, db_default="", default="", editable=False)),
             ],

@@ -141,16 +141,13 @@ M = TypeVar("M", bound=models.Model)
 
 
 class TopicRow(NamedTuple):
-    """The settings of a topic as stored; ``ttr`` in milliseconds.
+    """A topic as stored.
 
     ``hosts``: the hosts whose callbacks have a shard each, in that order, separated by spaces.
     """
 
     name: str
     shards: int = 1
-    ladder: str = ""
-    jitter: float = 0.0
-    ttr: int | None = None
     hosts: str = ""
 
 

@@ -51,11 +51,9 @@ HOSTILE: Final[dict[str, Callable[[int], bytes]]] = {
         b'"0', b'"jobI'
     ),
     "long unknown names": lambda size: unknown_names(size, 1000),
-    "steps of a ladder": lambda size: job_with("ladder", size, "1"),
     "digits of a step": lambda size: text("ladder", size, "9"),
     "points of a step": lambda size: text("ladder", size, "9."),
     "blanks of a ladder": lambda size: text("ladder", size, "1s "),
-    "blanks of a step": lambda size: job_with("ladder", 200, '" ' + " " * (size - 300) + '"'),
     "an instant": lambda size: text("runAt", size, "2"),
     "a host of another script": lambda size: text("url", 2000, "é").replace(b':"', b':"http://', 3),
     "labels of a host": lambda size: text("url", 1900, "a.").replace(b'"url": "', b'"url": "http://'),

@@ -55,7 +55,7 @@ def envelope(receiver: Receiver) -> Envelope:
 
 async def adeliver(envelope: Envelope) -> None:
     try:
-        await deliverer("default", KIND, "", 0.0, has_one_host=True)(envelope)
+        await deliverer("default", KIND, has_one_host=True)(envelope)
     finally:
         # The loop's shutdown would otherwise use a thread that keeps its connection.
         await asyncio.get_running_loop().shutdown_asyncgens()
@@ -144,7 +144,7 @@ class TestTrouble:
 
         async def run() -> None:
             with pytest.raises(Snooze):
-                await deliverer("default", KIND, "", 0.0, has_one_host=True)(envelope)
+                await deliverer("default", KIND, has_one_host=True)(envelope)
             await asyncio.to_thread(other.execute, "ROLLBACK")
             # Waits for the current call of the gate's thread.
             await asyncio.get_running_loop().shutdown_asyncgens()

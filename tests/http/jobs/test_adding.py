@@ -127,7 +127,7 @@ def test_any_json_is_a_body(body: Any) -> None:
 
 
 def test_what_a_job_asks_for_travels_in_its_headers() -> None:
-    add(url=URL, ladder=["15s", 3.5], ttr=30, retry=2, jitter=0.2, delay=1)
+    add(url=URL, ladder="15s 3.5s", ttr=30, retry=2, jitter=0.2, delay=1)
 
     message = Message.objects.get()
     assert message.headers == {

@@ -62,20 +62,13 @@ def test_j1_each_wait_begins_at_the_end_of_the_failed_attempt() -> None:
     assert not Message.objects.exists()
 
 
-def test_j1_the_jobs_ladder_goes_before_the_topics() -> None:
-    configure_topic("orders", ladder="1m")
-    add("topic")
-    add("own", ladder="2m 3m")
-    jobs = {each.job_id: each for each in pop_jobs("orders", 2)}
-    before = server_now()
-    for name, job in jobs.items():
-        release_job("orders", name, job.lease_token)
-
-    for name, minutes in (("topic", 1), ("own", 2)):
-        run_at = found(name).run_at
-        assert run_at is not None
-        wait = timedelta(minutes=minutes)
-        assert before + wait <= run_at <= server_now() + wait
+def test_j1_a_job_may_have_a_ladder_of_its_own() -> None:
+    add(ladder="2m 3m")
+    job, before, wait = popped(), server_now(), timedelta(minutes=2)
+    release_job("orders", "a", job.lease_token)
+    run_at = found().run_at
+    assert run_at is not None
+    assert before + wait <= run_at <= server_now() + wait
 
 
 def test_j1_jitter_spreads_each_wait() -> None:
@@ -151,11 +144,9 @@ def test_a_body_that_is_no_json_makes_a_dead_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "own", "of_topic", "expected"),
-    [(7, 30, 60, 7), (None, 30, 60, 30), (None, None, 60, 60), (None, None, None, 300)],
+    ("asked", "own", "expected"), [(7, 30, 7), (None, 30, 30), (None, None, 300)]
 )
-def test_how_long_a_lease_lasts(asked, own, of_topic, expected):
-    configure_topic("orders", ttr=None if of_topic is None else timedelta(seconds=of_topic))
+def test_how_long_a_lease_lasts(asked, own, expected):
     add(ttr=own)
     before = server_now()
     (job,) = pop_jobs("orders", ttr=None if asked is None else timedelta(seconds=asked))

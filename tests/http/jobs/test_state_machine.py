@@ -28,7 +28,7 @@ from delayed_queue.models import Message
 from tests.http.jobs.support import URL, add, let_pass, pop_jobs
 
 IDS: Final = ("a", "é")  # few, so that they collide
-LADDER: Final = (60,)
+RETRY_SECONDS: Final = 60  # the only step of the ladder
 TTR: Final = 30
 numbers: Final = itertools.count()
 
@@ -81,8 +81,6 @@ class Topic(RuleBasedStateMachine):
         self.active: dict[str, Active] = {}
         self.dead: list[Dead] = []
         forget_topics()
-        ladder = " ".join(f"{each}s" for each in LADDER)
-        configure_topic(self.name, ladder=ladder, ttr=timedelta(seconds=TTR))
 
     @rule(
         job_id=ids, body=bodies, delay=st.sampled_from([0, 0, 100]),
@@ -95,8 +93,9 @@ class Topic(RuleBasedStateMachine):
         exists = job_id in self.active or self._letter(job_id) is not None
         is_update = if_exists == "update" and job_id in self.active
         outcome = add(
-            job_id, self.name, body=body, delay=delay, url=url, retry=retry, if_exists=if_exists
-        ).outcome
+            job_id, self.name, body=body, delay=delay, url=url, retry=retry, ttr=TTR,
+            ladder=f"{RETRY_SECONDS}s", if_exists=if_exists,
+        ).outcome  # fmt: skip
         if exists and if_exists != "update":
             assert outcome == (None if if_exists == "fail" else "ignored")
             return
@@ -109,7 +108,7 @@ class Topic(RuleBasedStateMachine):
         due = {name for name, job in self.active.items() if job.state == "ready" and not job.url}
         for name in sorted(due):
             job = self.active[name]
-            if job.attempts and job.retry + job.attempts >= len(LADDER) + 1:
+            if job.attempts and job.retry + job.attempts >= 2:
                 # The lease of the last attempt expired. The pop may have stopped before it, at its
                 # limit. A job that it found is a dead letter.
                 found = find_job(self.name, name)
@@ -150,11 +149,11 @@ class Topic(RuleBasedStateMachine):
             return
         active = self.active[job.job_id]
         failures = active.retry + active.attempts
-        if failures > len(LADDER):
+        if failures > 1:
             self._bury(job.job_id)
         else:
             active.token = None
-            active.due = LADDER[failures - 1] if delay is None else delay
+            active.due = RETRY_SECONDS if delay is None else delay
 
     @rule(job=held)
     def touch(self, job: PoppedJob) -> None:

@@ -188,8 +188,8 @@ def scene(admin: Connection, *, is_leased: bool) -> None:
     admin.execute("DELETE FROM delayed_queue_dead_letter")
     admin.execute("DELETE FROM delayed_queue")
     admin.execute(
-        """INSERT INTO delayed_queue_topic (name, shards, ladder, jitter, "createdAt")
-        VALUES ('orders', 1, '', 0, 0) ON CONFLICT DO NOTHING"""
+        """INSERT INTO delayed_queue_topic (name, shards, "createdAt")
+        VALUES ('orders', 1, 0) ON CONFLICT DO NOTHING"""
     )
     lease_id, due_at = ("leased", FAR) if is_leased else (None, 0)
     admin.execute(

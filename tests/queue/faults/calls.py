@@ -285,7 +285,7 @@ ON_JOBS: Final[dict[str, Case]] = {
         "INSERT INTO delayed_queue_topic", lambda it: partial(catalogue.create_topic, it.tag),
     ),
     "catalogue.configure_topic": (
-        COMMIT, lambda it: partial(catalogue.configure_topic, it.topic(), jitter=0.1),
+        COMMIT, lambda it: partial(catalogue.configure_topic, it.topic(), shards=2),
     ),
     "catalogue.pause_topic": (COMMIT, lambda it: partial(catalogue.pause_topic, it.topic())),
     "catalogue.resume_topic": (COMMIT, lambda it: partial(catalogue.resume_topic, it.topic())),

@@ -62,7 +62,7 @@ INTERNAL: Final = {
     "bulk": {"step"},
     "adding": {"add_batch", "find_row", "write_jobs"},
     "catalogue": {
-        "ensure_hosts", "ensure_topic", "hold_topic", "treatment_of", "wake", "why_not_limited",
+        "ensure_hosts", "ensure_topic", "hold_topic", "known_topic", "wake", "why_not_limited",
     },
     "Pop": {"give_back", "kinds", "next_in"},
     "consuming": {"limited_topic"},
