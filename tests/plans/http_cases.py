@@ -64,7 +64,6 @@ JOBS: Final = [
     *cases("FIND_JOB", TOPICS, KEYS, DEAD_KEYS, **_BULK, max_rows=20, fixed=40),
     *cases("DROP_JOB", TOPICS, KEYS, PRIMARY, **_BULK, max_rows=20, fixed=40),
     *cases("DROP_DEAD_JOB", TOPICS, DEAD_KEYS, **_BULK, key="dead-5", max_rows=20, fixed=40),
-    *cases("FINISH_JOB", TOPICS, KEYS, topic="leased", key="key-170000", max_rows=20, fixed=60),
     *cases("POP_JOBS", DUE, PRIMARY, LIMITS, limit=Each(1, 100), ttr=None, default_ttr=LEASE,
            kinds=Each(*(kinds_of_topic(each, 4, Way.PULLED) for each in ("bulk", "due", "mixed"))),
            lease_id="mine", max_buffers=40, fixed=400),

@@ -236,22 +236,11 @@ def finish_job(
     topic: str, job_id: str, lease_token: str, *, using: str = DEFAULT_DB_ALIAS
 ) -> Answer:
     """Delete the job, if the lease still holds it."""
-    finish = partial(Topic.objects.finish, topic, job_id, lease_token, using=using)
-    # After a lost connection, "not finished" may be because the lost try has done it.
-    finished, exists = repeat(using, finish, doubt=lambda answer: not answer[0])
-    answer = Answer.DONE if finished else Answer.MISSING
-    if exists and not finished:
-        answer = _finish_member(topic, job_id, lease_token, using)
-    if answer is Answer.DONE:
-        _wake_group(topic, using)
-    return answer
-
-
-def _finish_member(topic: str, job_id: str, lease_token: str, using: str) -> Answer:
     row = _held_row(topic, job_id, lease_token, using)
     if isinstance(row, Answer):
         return row
-    return _held(repeat(using, _deletion(row, lease_token, DONE, using), doubt=nothing))
+    finished = repeat(using, _deletion(row, lease_token, DONE, using), doubt=nothing)
+    return _ended(topic, finished, using)
 
 
 def _deletion(
@@ -287,7 +276,7 @@ def release_job(
         return row
     wait = delay_after_failure(read_headers(row.headers), row.attempts)
     if wait is None:
-        return _buried(topic, row, lease_token, EXHAUSTED, RELEASED, using)
+        return _ended(topic, _bury(row, lease_token, EXHAUSTED, RELEASED, using), using)
     chosen = wait if delay is None else delay
     release = partial(
         Message.objects.release, lease_token, [row.id], delay=-(-chosen // MILLISECOND),
@@ -319,16 +308,14 @@ def bury_job(topic: str, job_id: str, lease_token: str, *, using: str = DEFAULT_
     row = _held_row(topic, job_id, lease_token, using)
     if isinstance(row, Answer):
         return row
-    return _buried(topic, row, lease_token, BURIED, None, using)
+    return _ended(topic, _bury(row, lease_token, BURIED, None, using), using)
 
 
-def _buried(
-    topic: str, row: JobRow, token: str, reason: str, error: str | None, using: str
-) -> Answer:
-    answer = _held(_bury(row, token, reason, error, using))
-    if answer is Answer.DONE:
+def _ended(topic: str, ended: Sequence[int], using: str) -> Answer:
+    """Return the answer; wake consumers that wait for a job of the group."""
+    if ended:
         _wake_group(topic, using)
-    return answer
+    return _held(ended)
 
 
 def _bury(
@@ -345,17 +332,13 @@ def _bury(
 def _held_row(topic: str, job_id: str, lease_token: str, using: str) -> JobRow | Answer:
     """Return the row of the job, or the answer when the lease does not hold it."""
     row = find_row(topic, job_id, using=using)
-    if row is None or row.is_dead or row.lease_id != lease_token:
-        return _refusal(row is not None)
-    return row
+    if row is None:
+        return Answer.MISSING
+    return Answer.STALE if row.is_dead or row.lease_id != lease_token else row
 
 
 def _held(rows: Sequence[Any]) -> Answer:
     return Answer.DONE if rows else Answer.STALE
-
-
-def _refusal(exists: bool) -> Answer:
-    return Answer.STALE if exists else Answer.MISSING
 
 
 # Number of jobs of a kind that are searched for those of one state.

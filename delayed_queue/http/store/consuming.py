@@ -1,4 +1,4 @@
-"""Statements that lease and finish due jobs."""
+"""Statements that lease due jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from django.db import DEFAULT_DB_ALIAS
 
 from delayed_queue.db.sql import CLOCK, rows_of
 from delayed_queue.db.statements import fetch
-from delayed_queue.http.store.kinds import PLACES
 from delayed_queue.queue.store.claim import (
     LeasedRow,
     earliest_first,
@@ -49,35 +48,6 @@ WHERE id = ANY (%(ids)b::bigint[])
 RETURNING id, "scheduledAt"
 """
 
-# Delete a job that is under the lease and in no batch, and say whether the topic has, or had, one
-# of that id.
-# Reads: topic_name, delayed_queue__PKeyPlusKindUniqueIndex, dead_letter_key.
-FINISH_JOB: Final[LiteralString] = f"""
-WITH{PLACES},
-finished AS (
-    DELETE FROM delayed_queue
-    WHERE "pKey" = %(key)s
-        AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
-        AND COALESCE("lockUuid" = %(lease_id)s, false)
-        AND "batchId" IS NULL
-    RETURNING id
-)
-SELECT
-    EXISTS (SELECT 1 FROM finished),
-    EXISTS (
-        SELECT 1
-        FROM delayed_queue
-        WHERE "pKey" = %(key)s
-            AND "pKind" = ANY ((SELECT kinds FROM places)::text[])
-    )
-    OR EXISTS (
-        SELECT 1
-        FROM delayed_queue_dead_letter
-        WHERE "pKey" = %(key)s
-            AND COALESCE("pKind" = ANY ((SELECT kinds FROM places)::text[]), false)
-    )
-"""
-
 
 class ConsumeStore:
     """The statements about jobs that fall due."""
@@ -108,14 +78,3 @@ class ConsumeStore:
             "lease_id": lease_id, "ids": list(ttrs), "ttrs": list(ttrs.values()), "now": None,
         }  # fmt: skip
         return dict(fetch(using, HOLD_FOR, params))
-
-    def finish(
-        self, topic: str, key: str, lease_id: str, *, using: str = DEFAULT_DB_ALIAS
-    ) -> tuple[bool, bool]:
-        """Delete the job under this lease; return whether it was, and whether there was one.
-
-        A member of a batch stays.
-        """
-        params = {"topic": topic, "key": key, "lease_id": lease_id}
-        finished, exists = fetch(using, FINISH_JOB, params)[0]
-        return finished, exists

@@ -211,7 +211,7 @@ class TestPopping:
 
     @pytest.mark.parametrize("call", [finish_job, release_job, touch_job, bury_job])
     def test_a_consumer_that_waits_for_who_took_its_job_over_is_told(self, other, admin, call):
-        """FINISH_JOB and the others: compare the lease again with the updated row."""
+        """The statement compares the lease again with the updated row."""
         add()
         token = popped().lease_token
         other.execute("BEGIN")
