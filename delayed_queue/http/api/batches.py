@@ -1,4 +1,4 @@
-"""Batches: opened, read, closed and cancelled."""
+"""Batches: opened and closed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ from django.http import HttpResponse
 from msgspec import Meta, Struct
 
 from delayed_queue.exceptions import InvalidJob
-from delayed_queue.http.api.auth import ApiRequest, allows, demand
+from delayed_queue.http.api.auth import ApiRequest, demand
 from delayed_queue.http.api.bodies import as_json
 from delayed_queue.http.api.endpoints import Endpoints
-from delayed_queue.http.api.jobs import ADDS, answered_once, job_of
+from delayed_queue.http.api.jobs import ADDS, answered_once, job_of, may_join
 from delayed_queue.http.api.parameters import Id
 from delayed_queue.http.api.problems import invalid, missing
 from delayed_queue.http.conf import api_settings
-from delayed_queue.http.jobs.batches import (
-    JobBatch,
-    OnDead,
-    cancel_batch,
-    close_batch,
-    find_batch,
-    open_batch,
-)
+from delayed_queue.http.jobs.batches import OnDead, close_batch, open_batch
 from delayed_queue.http.jobs.idempotency import KeptAnswer
 from delayed_queue.http.jobs.jobs import NewJob
 
@@ -78,30 +71,12 @@ def _read_then(request: ApiRequest, fields: dict[str, Any]) -> NewJob:
     return then
 
 
-@calls.get("batches/<batch_id>", "read", errors=[404])
-def read_one(request: ApiRequest, batch_id: Id) -> JobBatch:
-    """Return the progress of a batch; one that has finished is missing."""
-    return _covered(request, "read", batch_id)
-
-
 @calls.post("batches/<batch_id>/close", "add", errors=[404])
 def close(request: ApiRequest, batch_id: Id) -> None:
-    """Add no more jobs. Without jobs left, ``then`` is added at once."""
-    _covered(request, "add", batch_id)
+    """Add no more jobs. Without jobs left, ``then`` is added at once.
+
+    A batch that has finished, or of a topic that the token does not cover, is missing.
+    """
+    if not may_join(request, batch_id):
+        raise missing("batch")
     close_batch(batch_id, using=api_settings().DATABASE)
-
-
-@calls.delete("batches/<batch_id>", "delete", errors=[404])
-def cancel(request: ApiRequest, batch_id: Id) -> None:
-    """Never add ``then``; the jobs stay."""
-    _covered(request, "delete", batch_id)
-    if not cancel_batch(batch_id, using=api_settings().DATABASE):
-        raise missing("batch")
-
-
-def _covered(request: ApiRequest, verb: str, batch_id: int) -> JobBatch:
-    """Return the batch; one of a topic that the token does not cover is missing."""
-    found = find_batch(batch_id, using=api_settings().DATABASE)
-    if found is None or not allows(request, verb, found.topic):
-        raise missing("batch")
-    return found

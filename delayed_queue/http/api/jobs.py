@@ -127,12 +127,13 @@ def job_of(
 
 
 def _add_now(request: ApiRequest, job: NewJob, if_exists: IfExists) -> KeptAnswer:
-    if job.batch is not None and not _may_join(request, job.batch):
+    if job.batch is not None and not may_join(request, job.batch):
         raise _no_batch()
     return answer_of(add_job(job, if_exists=if_exists, using=api_settings().DATABASE))
 
 
-def _may_join(request: ApiRequest, batch: int) -> bool:
+def may_join(request: ApiRequest, batch: int) -> bool:
+    """Return whether the batch exists, and the token covers its topic."""
     topic = topic_of_batch(batch, using=api_settings().DATABASE)
     return topic is not None and allows(request, "add", topic)
 
@@ -246,8 +247,8 @@ def add_bulk(request: ApiRequest, query: AddQuery) -> HttpResponse:
     charge(request, len(items))
     # Cached, because most jobs of a bulk are of one topic.
     demand_topic = lru_cache(partial(demand, request, "add"))
-    may_join = lru_cache(partial(_may_join, request))
-    results = [_read_item(each, demand_topic, may_join) for each in items]
+    may_join_batch = lru_cache(partial(may_join, request))
+    results = [_read_item(each, demand_topic, may_join_batch) for each in items]
     jobs = [each for each in results if isinstance(each, NewJob)]
     added = iter(add_jobs(jobs, if_exists=query.if_exists, using=api_settings().DATABASE))
     answers = [
@@ -269,7 +270,7 @@ def _items(request: ApiRequest) -> list[Any]:
 
 
 def _read_item(
-    item: Any, demand_topic: Callable[[str], None], may_join: Callable[[int], bool]
+    item: Any, demand_topic: Callable[[str], None], may_join_batch: Callable[[int], bool]
 ) -> NewJob | Problem:
     try:
         fields = read_object(item) if isinstance(item, bytes) else check_object(item)
@@ -278,7 +279,7 @@ def _read_item(
         problem = problem_of(error)
         assert problem is not None  # noqa: S101 # these have one
         return problem
-    if job.batch is not None and not may_join(job.batch):
+    if job.batch is not None and not may_join_batch(job.batch):
         return _no_batch()
     limit = api_settings().BODY_BYTES
     if len(job.payload) > limit:

@@ -195,9 +195,7 @@ ON_BATCHES: Final[dict[str, Case]] = {
         OPENING, lambda it: it.topic() and partial(batches.open_batch, it.new_job()),
     ),
     "batches.topic_of_batch": (ANY, lambda it: partial(batches.topic_of_batch, it.job_batch())),
-    "batches.find_batch": (ANY, lambda it: partial(batches.find_batch, it.job_batch())),
     "batches.close_batch": (ANY, lambda it: partial(batches.close_batch, it.job_batch())),
-    "batches.cancel_batch": (ANY, lambda it: partial(batches.cancel_batch, it.job_batch())),
 }  # fmt: skip
 ON_GROUPS: Final[dict[str, Case]] = {
     "held": (ANY, lambda it: it.queue.groups.held),
