@@ -1,16 +1,14 @@
-"""The app of the HTTP service, and its checks: access, topics and callbacks."""
+"""The app of the HTTP service, and its checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
-from django.urls import URLResolver, get_resolver
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.checks import check_alias
@@ -78,49 +76,6 @@ def check_api(app_configs: Sequence[AppConfig] | None = None, **kwargs: Any) -> 
     text = "The HTTP API does not require a token."
     hint = f"Set {SETTING}['API']['PUBLIC'] to False."
     return [Error(text, hint=hint, id="delayed_queue.E004", obj=SETTING)]
-
-
-@register(Tags.urls)
-def check_topics(
-    app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
-    """W007: the mounted API serves no topic. W011: it refuses jobs with a url."""
-    configured = getattr(settings, SETTING, {})
-    if find_problems(configured) or not _is_served():
-        return []
-    if not api_settings().TOPICS:
-        text = "The HTTP API is in the URLs but serves no topics, so it refuses every job."
-        hint = f"List the topics: {SETTING} = {{'API': {{'TOPICS': ['orders']}}}}."
-        return [checks.Warning(text, hint=hint, id="delayed_queue.W007", obj=SETTING)]
-    section = configured.get("CALLBACKS", {})
-    # An ENABLED that is written down is a decision, False too.
-    if not isinstance(section, Mapping) or "ENABLED" in section:
-        return []
-    text = "The HTTP API is in the URLs but callbacks are off, so it refuses jobs with a url."
-    hint = (
-        f"Set {SETTING}['CALLBACKS']['ENABLED'] to True, for web servers and workers, or to False "
-        "where jobs are only popped."
-    )
-    return [checks.Warning(text, hint=hint, id="delayed_queue.W011", obj=SETTING)]
-
-
-def _is_served() -> bool:
-    """Return whether a url leads to the API, or to one that a project has built of endpoints."""
-    if not getattr(settings, "ROOT_URLCONF", None):
-        return False
-    return any(map(_is_of_api, _views_of(get_resolver())))
-
-
-def _views_of(resolver: URLResolver) -> Iterator[Any]:
-    for each in resolver.url_patterns:
-        if isinstance(each, URLResolver):
-            yield from _views_of(each)
-        else:
-            yield each.callback
-
-
-def _is_of_api(view: Any) -> bool:
-    return str(getattr(view, "__module__", "")).startswith("delayed_queue.http.api.openapi")
 
 
 def missing_extra(error: ExtraNotInstalled) -> CheckMessage:

@@ -112,7 +112,6 @@ PROVOKED: Final[dict[str, dict[str, Any]]] = {
     "E004": SERVED | {"API": {**SERVED["API"], "PUBLIC": True}},
     "E008": SERVED | {"NOTIFICATIONS": {"HASH_KEY": "k", "SECRETS": ["wrong"]}},
     "W005": SERVED | {"CRON": [{"queue": "leger", "key_prefix": "h", "schedule": "@hourly"}]},
-    "W007": HASHED,
     "W008": SERVED
     | {
         "NOTIFICATIONS": {
@@ -121,7 +120,6 @@ PROVOKED: Final[dict[str, dict[str, Any]]] = {
         }
     },
     "W009": {name: SERVED[name] for name in ("API", "CALLBACKS")},
-    "W011": HASHED | {"API": SERVED["API"]},
     "W015": SERVED
     | {
         "NOTIFICATIONS": {
