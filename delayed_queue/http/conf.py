@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from ipaddress import ip_network
@@ -28,7 +28,6 @@ from delayed_queue.durations import LONGEST
 
 _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:.]+", re.IGNORECASE)
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,79}\*?", re.ASCII)
-_SHORTEST_KEY: Final = 32
 # Characters of an idempotency key.
 MAX_KEY: Final = 200
 
@@ -42,10 +41,6 @@ def _is_network(value: Any) -> bool:
         return isinstance(value, str) and ip_network(value) is not None
     except ValueError:
         return False
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, str) and len(value) >= _SHORTEST_KEY
 
 
 def _is_rate(value: Any) -> bool:
@@ -63,7 +58,6 @@ _HOSTS: Final = Rule(each(_is_host), "It must be a list of names, as in '*.corp.
 _NETWORKS: Final = Rule(each(_is_network), "It must be a list of CIDR, as in '10.1.0.0/16'.")
 _PORTS: Final = Rule(each(count_to(65_535)), "It must be a list of ints from 1 to 65535.")
 _PATH: Final = Rule(lambda value: isinstance(value, str), "It must be a path, or empty.")
-_KEYS: Final = Rule(each(_is_key), "It must be a list of texts of 32 characters or more.")
 _RETRY_AFTER: Final = lasting(timedelta(0), timedelta(days=365))
 _PAUSE: Final = lasting(timedelta(milliseconds=100), timedelta(hours=1))
 _RETENTION: Final = lasting(timedelta(minutes=1), LONGEST)
@@ -91,8 +85,6 @@ class CallbackSettings:
     ``CONNECTIONS``: the maximum of callbacks that one event loop has on the wire.
     ``RETRY_AFTER_LIMIT``: the longest wait that a ``Retry-After`` header can cause.
     ``CA_FILE``: trusted certificates besides the system's, in PEM; empty for none.
-    ``SECRET_KEYS``: keys that seal the secrets of endpoints, newest first; empty derives one from
-    Django's ``SECRET_KEY``.
     ``BREAKER_FAILURES``: failures in a row after which all workers suspend a host.
     ``BREAKER_PAUSE``: the first suspension; doubled while probes fail, up to an hour.
     ``ATTEMPTS_RETENTION``: how long the log of attempts is kept.
@@ -107,7 +99,6 @@ class CallbackSettings:
     CONNECTIONS: Annotated[int, counts(1, 10_000)] = 200
     RETRY_AFTER_LIMIT: Annotated[timedelta, _RETRY_AFTER] = timedelta(hours=24)
     CA_FILE: Annotated[str, _PATH] = ""
-    SECRET_KEYS: Annotated[Sequence[str], _KEYS] = field(default=(), repr=False)
     BREAKER_FAILURES: Annotated[int, counts(1, 1000)] = 5
     BREAKER_PAUSE: Annotated[timedelta, _PAUSE] = timedelta(seconds=30)
     ATTEMPTS_RETENTION: Annotated[timedelta, _RETENTION] = timedelta(days=30)
@@ -120,7 +111,6 @@ class ApiSettings:
     ``TOPICS``: the served topics: names, or prefixes with a star; a queue with a handler only by
     its full name.
     ``PUBLIC``: answer requests without a token; for development only.
-    ``METRICS_PUBLIC``: serve ``/metrics`` without a token.
     ``DATABASE``: the alias of tokens and topics.
     ``THREADS``: database threads of a server process, one connection each.
     ``TOKEN_CACHE``: how long a process trusts a token that it has read.
@@ -137,7 +127,6 @@ class ApiSettings:
 
     TOPICS: Annotated[Sequence[str], _TOPICS] = ()
     PUBLIC: Annotated[bool, _FLAG] = False
-    METRICS_PUBLIC: Annotated[bool, _FLAG] = False
     DATABASE: Annotated[str, _ALIAS] = "default"
     THREADS: Annotated[int, counts(1, 1000)] = 8
     TOKEN_CACHE: Annotated[timedelta, _UP_TO_5_MINUTES] = timedelta(seconds=5)

@@ -91,10 +91,8 @@ def metrics(request: HttpRequest) -> HttpResponse:
     """Expose all queues and this process to Prometheus; needs a token with the verb metrics."""
     if find_spec("prometheus_client") is None:
         raise Problem(404, "not_found", detail="prometheus-client is not installed on the server.")
-    settings = api_settings()
-    if not settings.METRICS_PUBLIC:
-        check(grant_of(request), "metrics", None)
+    check(grant_of(request), "metrics", None)
     module: Any = import_module("delayed_queue.observe.metrics")
-    collector = module.QueueCollector(using=settings.DATABASE)
+    collector = module.QueueCollector(using=api_settings().DATABASE)
     body, content_type = module.exposition(collector, accept=request.headers.get("Accept", ""))
     return HttpResponse(body, content_type=content_type)

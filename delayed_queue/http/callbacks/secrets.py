@@ -14,7 +14,6 @@ from django.conf import settings
 from django.utils.encoding import force_bytes
 
 from delayed_queue.exceptions import SecretNotReadable
-from delayed_queue.http.conf import callback_settings
 
 ROTATION: Final = timedelta(hours=24)
 # Part of each key: another text makes stored secrets unreadable.
@@ -34,14 +33,6 @@ def unseal(text: str) -> str:
         raise SecretNotReadable from error
 
 
-def reseal(text: str) -> str:
-    """Return the same secret sealed with the newest key, so that older keys can be dropped."""
-    try:
-        return _box().rotate(text.encode()).decode()
-    except InvalidToken as error:
-        raise SecretNotReadable from error
-
-
 def in_force(
     current: str, previous: str, rotated_at: datetime | None, now: datetime
 ) -> tuple[str, ...]:
@@ -52,7 +43,7 @@ def in_force(
 
 
 def _box() -> MultiFernet:
-    return box_of((*callback_settings().SECRET_KEYS, *secret_keys()), _PURPOSE)
+    return box_of(secret_keys(), _PURPOSE)
 
 
 def secret_keys() -> tuple[str | bytes, ...]:

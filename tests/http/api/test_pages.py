@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 from django.test import Client
-from pytest_django import Settings
 
 from delayed_queue import DelayedQueue
 from tests.http.api.test_frame import problem
@@ -52,10 +51,6 @@ class TestMetrics:
         assert client.get("/queue/metrics").status_code == 401
         others = make_client("others", verbs=["add", "read", "delete", "consume", "manage"])
         assert others.get("/queue/metrics").status_code == 403
-
-    def test_they_may_be_public(self, client: Client, settings: Settings):
-        settings.DELAYED_QUEUE = {"API": {"METRICS_PUBLIC": True}}
-        assert client.get("/queue/metrics").status_code == 200
 
 
 def test_described_paths_are_those_it_is_mounted_at(client: Client):
