@@ -11,11 +11,12 @@ from django.urls import path
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from delayed_queue.conf import MIB
-from delayed_queue.http.api import Api, ApiRequest, Endpoints, Problem
-from delayed_queue.http.api.auth import charge, demand_scope
+from delayed_queue.http.api.auth import ApiRequest, charge, demand_scope
 from delayed_queue.http.api.bodies import JSON, NDJSON, lines_of, parse, reply
+from delayed_queue.http.api.endpoints import Endpoints
+from delayed_queue.http.api.openapi import Api
 from delayed_queue.http.api.parameters import Time, shown
-from delayed_queue.http.api.problems import invalid
+from delayed_queue.http.api.problems import Problem, invalid
 from delayed_queue.notifications import intake, managing
 from delayed_queue.notifications.conf import get_settings
 from delayed_queue.notifications.events import receive

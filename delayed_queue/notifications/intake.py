@@ -164,8 +164,8 @@ def accept(
 def read_json(body: bytes) -> Any:
     """Return the JSON value of one request, read strictly; a Refused for malformed JSON."""
     # Imported late: the admin's pages, which retry parked requests, need no HTTP API.
-    from delayed_queue.http.api import Problem
     from delayed_queue.http.api.bodies import parse
+    from delayed_queue.http.api.problems import Problem
 
     try:
         return parse(body, DEPTH)

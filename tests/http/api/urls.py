@@ -10,7 +10,10 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from msgspec import Meta, Struct
 
-from delayed_queue.http.api import Api, ApiRequest, Endpoints, Problem, demand
+from delayed_queue.http.api.auth import ApiRequest, demand
+from delayed_queue.http.api.endpoints import Endpoints
+from delayed_queue.http.api.openapi import Api
+from delayed_queue.http.api.problems import Problem
 from delayed_queue.http.api.waiting import waiting_pops
 
 calls = Endpoints("orders")
