@@ -14,14 +14,13 @@ from delayed_queue.db.sql import rows_of
 from delayed_queue.notifications.models import (
     Notification,
     ParkedRequest,
-    Priority,
     Reception,
     Status,
     first_id_at,
     time_of,
 )
 from delayed_queue.notifications.services import USING, dispatch_queues, fetch
-from delayed_queue.observe.overview import Count, QueueDepth, cap_for, depths
+from delayed_queue.observe.overview import Count, depths
 
 CAP: Final = 10_000
 CALLS: Final = 5_000
@@ -102,14 +101,6 @@ class ProviderFigures(NamedTuple):
         return (self.failed + self.doubtful) / judged if judged else 0.0
 
 
-class DispatchQueue(NamedTuple):
-    """A queue of the dispatcher."""
-
-    priority: str
-    channel: str
-    depth: QueueDepth
-
-
 def states() -> dict[Status, Count]:
     """Return how many notifications there are in each state, counted to a cap."""
     # A range, in the order of the index: for one value the planner may read the primary key.
@@ -154,15 +145,10 @@ def sent_per_second(providers: Sequence[ProviderFigures]) -> float:
     return sum(each.sent / max(each.seconds, 1.0) for each in providers)
 
 
-def queues() -> list[DispatchQueue]:
-    """Return the queues of the dispatcher, urgent ones first."""
-    kinds = {queue.kind: place for place, queue in dispatch_queues().items()}
-    found = [
-        DispatchQueue(*kinds[each.kind], each)
-        for each in depths(list(kinds), cap=cap_for(len(kinds)), using=USING)
-    ]
-    order = list(Priority)
-    return sorted(found, key=lambda each: (order.index(Priority(each.priority)), each.channel))
+def longest_wait() -> timedelta | None:
+    """Return the age of the oldest message that is due; None if none is."""
+    found = depths([each.kind for each in dispatch_queues().values()], using=USING)
+    return max((each.oldest_due_age for each in found if each.oldest_due_age), default=None)
 
 
 def parked() -> Count:

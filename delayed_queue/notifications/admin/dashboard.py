@@ -1,8 +1,8 @@
-"""The service at a glance: states, queues, providers, and what failed last."""
+"""The service at a glance: rates, states and providers; and the page of one provider."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from django.http import HttpRequest, HttpResponse
@@ -10,16 +10,11 @@ from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.formats import human, moment, number, per_second, percent, relative
 from delayed_queue.db.clock import database_now
-from delayed_queue.notifications import managing, monitor
+from delayed_queue.notifications import monitor
 from delayed_queue.notifications.admin.base import APP, ShownOnly, badge
-from delayed_queue.notifications.models import Channel, Priority, Status
-from delayed_queue.notifications.monitor import DispatchQueue, ProviderFigures
+from delayed_queue.notifications.monitor import ProviderFigures
 from delayed_queue.notifications.services import USING
 
-LATE: Final = {
-    "urgent": timedelta(seconds=10), "normal": timedelta(minutes=5), "bulk": timedelta(hours=1),
-}  # fmt: skip
-LATEST_FAILURES: Final = 10
 ALARMING_SHARE: Final = 0.05
 
 
@@ -56,42 +51,21 @@ def provider_view(model_admin: ShownOnly, request: HttpRequest, name: str) -> Ht
 
 def _figures() -> dict[str, Any]:
     now = database_now(USING)
-    queues, providers = monitor.queues(), monitor.providers()
-    failed = managing.page([Status.FAILED], None, None, LATEST_FAILURES).items
-    ages = [each.depth.oldest_due_age for each in queues if each.depth.oldest_due_age]
+    providers, oldest = monitor.providers(), monitor.longest_wait()
     return {
         "states": [(badge(state), state, count) for state, count in monitor.states().items()],
-        "queues": [_row_of(each) for each in queues],
         "providers": [_provider(each, now) for each in providers],
         "accepted": per_second(monitor.accepted_per_second(now)),
         "sent": per_second(monitor.sent_per_second(providers)),
-        "oldest": human(max(ages)) if ages else "",
-        "is_late": any(map(_is_late, queues)),
+        "oldest": human(oldest) if oldest else "",
         "calls_cap": number(monitor.CALLS),
         "cap": number(monitor.CAP),
         "parked": monitor.parked(),
-        "failures": [(each, _ago(each.ended_at, now)) for each in failed],
-    }
-
-
-def _is_late(queue: DispatchQueue) -> bool:
-    age = queue.depth.oldest_due_age
-    return age is not None and age > LATE[queue.priority]
-
-
-def _row_of(queue: DispatchQueue) -> dict[str, Any]:
-    age = queue.depth.oldest_due_age
-    return {
-        "priority": Priority(queue.priority).label,
-        "channel": Channel(queue.channel).label,
-        "depth": queue.depth,
-        "age": human(age) if age else "",
-        "is_late": _is_late(queue),
     }
 
 
 def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
-    share = figures.share_failing
+    share, at = figures.share_failing, figures.last_failure_at
     return {
         "counts": [
             (_("Sent"), number(figures.sent)),
@@ -106,9 +80,5 @@ def _provider(figures: ProviderFigures, now: datetime) -> dict[str, Any]:
         "share": percent(share) if figures.name else "—",
         "percent": round(share * 100) if figures.name else 0,
         "is_failing": bool(figures.name) and share > ALARMING_SHARE,
-        "last_failure": _ago(figures.last_failure_at, now),
+        "last_failure": at and moment(at, relative(min(at, now), now)),
     }
-
-
-def _ago(at: datetime | None, now: datetime) -> Any:
-    return "" if at is None else moment(at, relative(min(at, now), now))
