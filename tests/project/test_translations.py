@@ -225,10 +225,7 @@ def test_the_pages_are_in_the_language_of_the_project(admin_client: Client, sett
         "queueoverview/history/?kind=orders|json": ("Verlauf von orders", "Laufzeit"),
         "../delayed_queue_http/topic/add/": ("Kann nur sinken",),
         "../delayed_queue_notifications/": ("Auf einen Blick", "beginnen Sie hier"),
-        "../delayed_queue_notifications/notification/dashboard/": (
-            "längste Wartezeit",
-            "Durchschnitt",
-        ),
+        "../delayed_queue_notifications/notification/dashboard/": ("wartet am längsten",),
         "../delayed_queue_spark/pipelinereport/": ("Noch gibt es keinen Bericht",),
         "../delayed_queue_tasks/taskresult/": ("Der Anfang einer Id",),
     }
