@@ -103,7 +103,6 @@ def test_rotating_shows_the_new_secret_once_and_keeps_the_old_one(admin_client: 
     assert said.endswith(unseal(endpoint.secret))
     assert unseal(endpoint.previous_secret) == old
     assert unseal(endpoint.secret) not in LogEntry.objects.get().change_message
-    assert "old secret ends" in text(page(admin_client, f"{ENDPOINTS}{endpoint.pk}/change/"))
 
 
 def test_disabling_and_enabling_again():

@@ -22,7 +22,6 @@ from delayed_queue.admin.operations import Call, Operation, Report
 from delayed_queue.http.admin.forms import StoredByForm, StoringForm
 from delayed_queue.http.admin.tokens import at_once
 from delayed_queue.http.callbacks import operating
-from delayed_queue.http.callbacks.secrets import ROTATION
 from delayed_queue.http.jobs.kinds import Way, topic_kind
 from delayed_queue.http.models import Endpoint, Host, Topic
 from delayed_queue.observe.overview import depths, total
@@ -217,7 +216,7 @@ class EndpointAdmin(StoredByForm):
         "key_column", "state_column", "rate_column", "concurrency_column", "rotated_column",
     )  # fmt: skip
     add_fields = ("url", *_LIMITS)
-    readonly_fields = ("state_column", "times")
+    readonly_fields = ("state_column", "rotated_column")
 
     key_column = column(_("endpoint"), lambda row: formats.key_label(row.prefix))
     concurrency_column = column(
@@ -244,13 +243,3 @@ class EndpointAdmin(StoredByForm):
     def rotated_column(self, row: Any) -> SafeString:
         at = row.rotated_at or row.created_at
         return formats.moment(at, f"{_('made')} {formats.relative(at, row.read_at)}")
-
-    @admin.display(description=_("timeline"))
-    def times(self, row: Any) -> SafeString:
-        events = [
-            (row.created_at, _("made")),
-            (row.rotated_at, _("secret rotated")),
-            (row.rotated_at and row.rotated_at + ROTATION, _("old secret ends")),
-            (row.disabled_at, _("disabled")),
-        ]
-        return formats.timeline(events, row.read_at)

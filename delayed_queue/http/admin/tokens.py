@@ -108,7 +108,7 @@ class ApiTokenAdmin(StoredByForm):
         "used_column", "expires_column",
     )  # fmt: skip
     add_fields = ("name", "verbs", "topics", "days", "rate", "burst")
-    readonly_fields = (*list_display[1:-1], "prefix_column", "times")
+    readonly_fields = (*list_display[1:], "prefix_column")
 
     key_column = column(_("token"), lambda row: formats.key_label(row.name))
     prefix_column = column(_("begins with"), lambda row: formats.code(f"{row.prefix}…"))
@@ -136,13 +136,3 @@ class ApiTokenAdmin(StoredByForm):
             return str(_("default"))
         burst = "" if row.burst is None else f", {at_once(row.burst)}"
         return formats.per_second(row.rate) + burst
-
-    @admin.display(description=_("timeline"))
-    def times(self, row: Any) -> SafeString:
-        events = [
-            (row.created_at, _("made")),
-            (row.last_used_at, _("last used")),
-            (row.expires_at, _("expires")),
-            (row.disabled_at, _("revoked")),
-        ]
-        return formats.timeline(events, row.read_at)
