@@ -116,7 +116,7 @@ def check_count(items: S, most: int) -> S:
 
 
 def admit(request: HttpRequest, limit: Limit, types: Collection[str]) -> None:
-    """Read the body, or raise Problem 413 or 415; without types, any type is ignored.
+    """Read the body, or raise Problem 413 or 415; 400 for JSON where the call takes no body.
 
     Reads one byte more than allowed, because Content-Length may be absent or wrong.
     """
@@ -130,6 +130,10 @@ def admit(request: HttpRequest, limit: Limit, types: Collection[str]) -> None:
         raise too_large(most)
     if body and types:
         _check_type(request, types)
+    # Many clients send an empty object with each POST.
+    elif request.content_type == JSON and body.strip() not in (b"", b"{}"):
+        detail = "This call takes no body; its parameters are in the query."
+        raise Problem(400, "invalid_request", "Invalid request", detail)
     # ``request.body`` keeps it here; after read() alone it would raise.
     request._body = body  # noqa: SLF001
 

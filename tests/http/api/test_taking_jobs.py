@@ -58,6 +58,13 @@ class TestConsuming:
         assert response.status_code == 400
         assert errors_of(response) == {("query", query.partition("=")[0])}
 
+    def test_a_pop_whose_parameters_are_in_a_body_is_refused(self, caller: Client) -> None:
+        post(caller, "/jobs", JOB)
+        response = post(caller, "/topics/orders/pop", {"count": 5})
+        assert response.status_code == 400
+        assert "in the query" in response.json()["detail"]
+        assert len(pop(caller)) == 1
+
 
 class TestDead:
     def test_j2_a_dead_job_is_listed_replayed_and_deleted(self, caller: Client) -> None:
