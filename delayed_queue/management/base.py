@@ -126,7 +126,7 @@ class VerbCommand(QueueCommand):
 
     def handle(self, **options: Any) -> None:
         verb = self.verbs[options["command"]]
-        result = verb.run({**options, "stderr": self.stderr})
+        result = verb.run(options)
         self.write(result, options.get("format", ""), none=verb.none, columns=verb.columns)
 
 

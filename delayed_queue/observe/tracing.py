@@ -24,19 +24,16 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 class OpenTelemetryInstrument:
     """Writes the trace context of an offer into its headers, and traces handlers under it.
 
-    A handler's span is linked to the offer's, and its child. ``link=True`` starts a separate
-    trace instead, for messages with long delays. Spans have ids and never payloads.
+    A handler's span is linked to the offer's, and its child. Spans have ids and never payloads.
     ``record_exceptions=False`` leaves out the texts of errors and keeps their types.
     """
 
     def __init__(
         self,
         *,
-        link: bool = False,
         record_exceptions: bool = True,
         tracer_provider: TracerProvider | None = None,
     ) -> None:
-        self._link = link
         self._record_exceptions = record_exceptions
         self._tracer = trace.get_tracer("delayed_queue", __version__, tracer_provider)
 
@@ -69,7 +66,7 @@ class OpenTelemetryInstrument:
         origin = trace.get_current_span(offered).get_span_context()
         return self._tracer.start_as_current_span(
             f"handle {envelope.handler or envelope.queue}",
-            context=context.Context() if self._link else offered,
+            context=offered,
             kind=SpanKind.CONSUMER,
             attributes=_attributes(envelope),
             links=[Link(origin)] if origin.is_valid else [],

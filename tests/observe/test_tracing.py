@@ -130,16 +130,6 @@ class TestThroughAWorker:
         assert process.status.status_code is StatusCode.UNSET
         assert not any(SECRET in each.to_json() for each in (create, process))
 
-    def test_a_linked_trace_is_one_of_its_own(self, settings: LazySettings) -> None:
-        traces = Traces()
-        use(settings, traces, link=True)
-        DelayedQueue("orders").offer_or_update("A-17", 1)
-        worked(orders=pass_by)
-        create, process = traces.one("offer orders"), traces.one("handle orders")
-        assert process.parent is None
-        assert ids(process)[0] != ids(create)[0]
-        assert linked(process) == [ids(create)]
-
     def test_each_attempt_is_a_child_of_the_offer(self, settings: LazySettings) -> None:
         traces = Traces()
         use(settings, traces)

@@ -8,7 +8,6 @@ import re
 from base64 import b64encode
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 from django.core.management.base import CommandError
@@ -101,17 +100,7 @@ def _start(options: dict[str, Any]) -> Outcome:
 
 
 def _export(options: dict[str, Any]) -> Iterator[str]:
-    letters, name = _plan(options).letters(options["database"]), options["output"]
-    if name is None:
-        return map(_exported, letters)
-    try:
-        # An existing file may be the only copy of letters that were dropped since.
-        with Path(name).open("x", encoding="utf-8") as file:
-            written = sum(file.write(f"{_exported(each)}\n") > 0 for each in letters)
-    except OSError as error:
-        raise CommandError(f"{name} cannot be written: {error.strerror}.") from error
-    options["stderr"].write(f"Written to {name}: {_letters(written)}.")
-    return iter(())
+    return map(_exported, _plan(options).letters(options["database"]))
 
 
 def _prune(options: dict[str, Any]) -> Outcome:
@@ -268,7 +257,7 @@ class Command(VerbCommand):
         "drop": Verb(_("drop all dead letters of a failure or a queue"), _start, _RUN),
         "export": Verb(
             _("export dead letters as lines of JSON"), _export,
-            (*_FILTER, text("--output", "FILE", _("a new file (default: standard output)"))),
+            _FILTER,
         ),
         "prune": Verb(
             _("delete old dead letters now"), _prune,
