@@ -13,7 +13,7 @@ from django.test import Client
 
 from delayed_queue import DelayedQueue
 from delayed_queue.admin.failures import RunForm
-from delayed_queue.models import BulkRun, DeadLetter
+from delayed_queue.models import BulkRun
 from tests.admin.lists import keys_of
 from tests.admin.support import LETTERS, operator, page, post, tokens
 from tests.support.factories import DeadLetterFactory, from_now
@@ -62,12 +62,6 @@ def test_a_letter_of_another_program_has_a_group_too(admin_client: Client):
     assert len(keys_of(page(admin_client, f"{LETTERS}?{line['query']}"))) == 1
 
 
-def test_counts_stop_and_say_so():
-    DeadLetterFactory.create_batch(3)
-    (group,) = DeadLetter.objects.groups(cap=2)
-    assert group.letters == 2
-
-
 ADMIN = "/admin/delayed_queue/bulkrun/"
 
 
@@ -75,12 +69,6 @@ def shown(response: Any) -> str:
     """Return the HTML of a page that requires a confirmation."""
     assert response.status_code == 200
     return unescape(response.content.decode())
-
-
-def test_one_dead_letter_is_one(admin_client: Client):
-    DeadLetterFactory.create(fingerprint="a" * 16)
-    asked = admin_client.post(FAILURES, {"redrive": f"{'a' * 16}:orders|json"}).content.decode()
-    assert "<strong>1</strong> dead letter of orders" in asked
 
 
 def begin(client: Client, action: str = "", target: str = "", **data: str) -> Any:
@@ -152,12 +140,6 @@ def test_what_makes_no_run_together_is_told_above_the_fields(admin_client, typed
     kept = {name: f'name="{name}" value="{value}"' in html for name, value in typed.items()}
     assert all(kept.values()), kept
     assert not BulkRun.objects.exists()
-
-
-def test_a_time_before_there_were_any_is_long_enough(admin_client: Client):
-    DeadLetterFactory.create(fingerprint="a")
-    begin(admin_client, "redrive", "a:orders|json", newer_than="999999999d")
-    assert BulkRun.objects.get().total == 1
 
 
 def test_a_run_is_paused_resumed_and_cancelled(admin_client: Client):

@@ -46,14 +46,6 @@ def test_each_change_is_recorded(admin_client, admin_user, action, flag, text):
         assert text.partition(",")[0] in page(admin_client, f"{MESSAGES}{message.pk}/history/")
 
 
-def test_longest_key_is_recorded_in_full(admin_client: Client):
-    key = "k" * 200
-    MessageFactory.create(key=key, kind="q" * 100, leased=True)
-    run(admin_client, "release")
-
-    assert key in LogEntry.objects.get().get_change_message()
-
-
 @pytest.mark.parametrize("action", ["release", "reject"])
 def test_without_its_record_a_change_does_not_happen(admin_client: Client, action: str):
     """One transaction: the audit fails, so the operation is rolled back."""

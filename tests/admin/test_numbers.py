@@ -6,10 +6,7 @@ import pytest
 from django.utils.translation import override
 
 from delayed_queue.admin.formats import counted, number, per_second, percent, seconds
-from delayed_queue.models import Worker
 from delayed_queue.observe.overview import Count
-from tests.admin.support import page
-from tests.support.factories import from_now
 
 
 @pytest.mark.parametrize(
@@ -36,17 +33,3 @@ def test_a_number_is_written_as_in_the_language(said, english: str, german: str)
         assert said() == english
     with override("de"):
         assert said() == german
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("language", "shown"), [("en", ("1,234,567", "0.5/s")), ("de", ("1.234.567", "0,5/s"))]
-)
-def test_a_page_has_its_numbers_in_the_language(admin_client, settings, language, shown):
-    settings.LANGUAGE_CODE = language
-    Worker.objects.create(
-        name="w", host="h", pid=1, process=0, queues=["orders"], version="1",
-        started_at=from_now(), heartbeat_at=from_now(), done=1234567, rates={"orders": 0.5},
-    )  # fmt: skip
-    html = page(admin_client, "/admin/delayed_queue/worker/")
-    assert all(each in html for each in shown)

@@ -9,11 +9,10 @@ from django.apps import apps
 from django.contrib import admin
 from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 
 from delayed_queue.models import Message
 from tests.admin.lists import MODELS, keys_of
-from tests.admin.support import LETTERS, MESSAGES, QUEUES, page, tokens
+from tests.admin.support import LETTERS, MESSAGES, page, tokens
 from tests.support.factories import DeadLetterFactory, MessageFactory, from_now
 
 pytestmark = pytest.mark.django_db
@@ -130,15 +129,6 @@ def test_ids_longer_than_python_reads_are_of_nothing(admin_client: Client, url: 
         assert admin_client.get(f"{url}{long}/{page_of}/").status_code in {302, 403, 404}
 
 
-@pytest.mark.parametrize("url", [LETTERS, "/admin/delayed_queue_http/topic/", MESSAGES])
-def test_neither_are_those_that_are_posted(admin_client: Client, url: str):
-    for action in ("drop", "pause", "delete"):
-        token = f"{'9' * 4301}.1"
-        for each in (token, token.partition(".")[0]):
-            posted = admin_client.post(url, {"action": action, "_selected_action": each})
-            assert posted.status_code in {200, 302}
-
-
 @pytest.mark.parametrize(
     "lookup", ["payload__contains=x", "key__icontains=x", "id__gt=1", "kind__startswith=o"]
 )
@@ -221,42 +211,6 @@ def test_a_page_goes_on_where_it_ended_though_rows_went(admin_client: Client):
     Message.objects.filter(key__in=["k0", "k1", "k2"]).delete()
 
     assert keys_of(page(admin_client, f"{MESSAGES}?after={link}")) == ["k3", "k4", "k5"]
-
-
-# Limits on statements against the hot table
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        MESSAGES, f"{MESSAGES}?kind=orders|json", f"{MESSAGES}?kind=orders|json&state=due",
-        f"{MESSAGES}?state=leased", f"{MESSAGES}?q=key:x", f"{MESSAGES}?_facets=True",
-        f"{MESSAGES}?all=", f"{MESSAGES}?o=1.-2", f"{MESSAGES}?p=2", LETTERS, QUEUES,
-    ],
-)  # fmt: skip
-def test_no_list_counts_or_sorts_the_table(admin_client: Client, url: str):  # W14
-    """The same statements for 3 messages as for 300, each with a limit."""
-    MessageFactory.create_batch(3, leased=True)
-    few = statements(admin_client, url)
-    Message.objects.bulk_create(MessageFactory.build_batch(300))
-    many = statements(admin_client, url)
-
-    assert len(few) == len(many) <= 15
-    # The limits of the late queues are few.
-    for statement in (each for each in many if "DISTINCT ON" not in each):
-        assert "DISTINCT" not in statement
-        assert "OFFSET" not in statement
-        # The workers of a page's leases are no list.
-        if 'FROM "delayed_queue' in statement and "delayed_queue_worker" not in statement:
-            assert "COUNT(" not in statement.upper()
-            assert statement.endswith(" LIMIT 101")
-            assert "payload" not in statement
-
-
-def statements(client: Client, url: str) -> list[str]:
-    with CaptureQueriesContext(connection) as queries:
-        page(client, url)
-    return [each["sql"].strip() for each in queries]
 
 
 def test_select_all_across_pages_is_not_offered(admin_client: Client):

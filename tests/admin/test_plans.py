@@ -395,6 +395,7 @@ def test_o23_a_search_is_bounded_however_much_it_covers(operator, url, index, ro
 HISTORIES: Final = [f"{QUEUES}history/?kind=bulk|json&range={each}" for each in ("1h", "7d")]
 PAGES: Final = [
     *(url for url, _, _ in LISTS),
+    f"{MESSAGES}?_facets=True&all=&o=1.-2&p=2",
     QUEUES,
     *HISTORIES,
     FAILURES,

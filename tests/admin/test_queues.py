@@ -16,7 +16,7 @@ from django.utils.translation import override
 
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
 from delayed_queue.admin import overview
-from delayed_queue.models import Limit, Message, QueueOverview, Sample, Schedule, Worker
+from delayed_queue.models import Limit, QueueOverview, Sample, Schedule, Worker
 from delayed_queue.observe.overview import MAX_KINDS, cap_for
 from delayed_queue.observe.snapshots import Snapshot, oldest_snapshot
 from delayed_queue.observe.store import last_sampled
@@ -140,21 +140,6 @@ def test_the_title_says_what_is_wrong(admin_client: Client):
     assert f"<title>{wrong} |" in html
     # Operators without the permission to see dead letters see no count of them.
     assert "2 dead" not in page(operator("view_message"), QUEUES)
-
-
-def test_beyond_ten_thousand_counts_are_estimated(admin_client, monkeypatch):
-    """For a table large enough to be sampled; the small queue is exact."""
-    monkeypatch.setattr("delayed_queue.observe.store._SMALL_PAGES", 1)
-    monkeypatch.setattr("delayed_queue.observe.overview.EXACT", 100)
-    monkeypatch.setattr("delayed_queue.observe.overview._CLEARLY_MORE", 150)
-    for kind, count in (("big|json", 600), ("small|json", 90)):
-        Message.objects.bulk_create(MessageFactory.build_batch(count, kind=kind, due=True))
-    found = admin_client.get(QUEUES).context["lines"]
-    lines = {each.depth.name.queue: each for each in found}
-    assert str(lines["big"].depth.due) == "≈ 600"
-    # The lateness of an estimated queue is exact.
-    assert lines["big"].lateness
-    assert str(lines["small"].depth.due) == "90"
 
 
 def test_a_queue_of_twenty_thousand_shows_an_estimate(admin_client: Client):  # O3
@@ -363,14 +348,6 @@ STANDBY: Final = PREPARED._replace(holder="standby", name="7", elsewhere="")
 def test_its_holder_is_named_in_the_language_of_the_page(snapshot, language, holder, place):
     with override(language):
         assert (overview.holder_of(snapshot), snapshot.place) == (holder, place)
-
-
-@pytest.mark.parametrize("snapshot", [SESSION, PREPARED, STANDBY])
-def test_in_english_these_are_the_words_of_the_log(snapshot: Snapshot):
-    def holder(said: str) -> str:
-        return said.partition(", for ")[0]
-
-    assert holder(overview.holder_of(snapshot)) == holder(str(snapshot))
 
 
 def names_the_oldest(shown: str) -> bool:

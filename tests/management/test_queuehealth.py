@@ -71,11 +71,6 @@ class TestQueues:
         DeadLetterFactory.create()
         assert reasons("--max-dead", "0") == ["orders: 1+ dead letters; at most 0 are allowed"]
 
-    def test_it_counts_further_than_statistics_do(self) -> None:
-        MessageFactory.create_batch(12)
-        assert reasons("--max-due", "12") == []
-        assert len(reasons("--max-due", "11")) == 1
-
     def test_only_the_queues_that_were_named_are_judged(self) -> None:
         MessageFactory.create_batch(3)
         assert reasons("--queue", "ledger", "--max-due", "1") == []
@@ -170,9 +165,3 @@ def test_every_option_is_documented(name: str) -> None:
     own = documents.options_of(command) - documents.options_of(BaseCommand())
     assert own
     assert {option for option in own if option not in page} == set()
-
-
-def test_spans_are_seconds() -> None:
-    MessageFactory.create(scheduled_at=from_now(seconds=-5))
-    assert reasons("--max-age", "3600.5") == reasons("--max-age", "1h") == []
-    assert len(reasons("--max-age", "0.5")) == 1

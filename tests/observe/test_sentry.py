@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import sentry_sdk
 from django.conf import LazySettings
 from sentry_sdk.envelope import Envelope as SentryEnvelope
-from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from delayed_queue import DelayedQueue, Envelope, Reject, Retry, Snooze
@@ -117,20 +115,3 @@ def test_answers_are_not_errors(sent: list[dict[str, Any]], answer: Exception) -
     handle(answering, "A-1")
     assert seen
     assert sent == []
-
-
-def test_lines_of_the_log_are_crumbs_of_their_message(sent, settings):
-    sentry_sdk.init(
-        dsn="http://key@127.0.0.1:9/1",
-        transport=sentry_sdk.get_client().transport,
-        default_integrations=False,
-        integrations=[LoggingIntegration()],
-    )
-
-    def telling(envelope: Envelope) -> None:
-        logging.getLogger("shop").warning("looked for it")
-        failing(envelope)
-
-    handle(telling, "A-1")
-    [event] = [each for each in sent if "exception" in each]
-    assert crumbs_of(event) == ["looked for it"]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
-import psycopg
 import pytest
-from django.db import transaction
 
-from delayed_queue.exceptions import BatchClosed
 from delayed_queue.messages import Envelope
 from delayed_queue.models import Message, StoredBatch
-from delayed_queue.tasks import join_task_batch, task_batch
+from delayed_queue.tasks import task_batch
 from delayed_queue.tasks.priorities import TaskQueue
 from delayed_queue.tasks.serving import UNLIMITED, servings
 from delayed_queue.testing.draining import deliver_treated
-from tests.support.concurrency import calling, together, wait_until_blocked
+from tests.support.concurrency import together
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 ROUNDS: Final = 8
@@ -57,20 +53,6 @@ def counts(batch: Any) -> dict[str, int]:
     }
 
 
-def test_b7_the_second_of_two_last_members_waits_and_offers_then(
-    work: Any, admin: psycopg.Connection[Any]
-) -> None:
-    batch, _ = filled(work, (work.add, 1), (work.pay, "a"))
-    first, second = begun(), begun()
-    with ExitStack() as stack:
-        with transaction.atomic():
-            assert end(first)
-            started = stack.enter_context(calling(partial(end, second)))
-            wait_until_blocked(admin, started)
-        assert started.answer()
-    assert counts(batch) == {"total": 2, "done": 2}
-
-
 @pytest.mark.parametrize("task", ["add", "fail", "pay"])
 def test_b7_two_last_members_that_end_together_offer_one_then(work: Any, task: str) -> None:
     outcome = "dead" if task == "fail" else "done"
@@ -102,24 +84,6 @@ def test_b10_a_member_is_cancelled_or_ends_and_counts_once(work: Any, backend: A
         calls: list[Callable[[], Any]] = [partial(end, begun()), partial(backend.cancel, result.id)]
         together(calls)
         assert counts(batch) == {"total": 1, "done": 1}
-
-
-def test_b9_a_producer_and_the_end_of_a_batch_lose_no_member(work: Any) -> None:
-    for turn in range(ROUNDS):
-        batch = task_batch(work.summarize.using(queue_name="second"), args=["report"])
-
-        def join(number: int = batch.id, turn: int = turn) -> bool:
-            try:
-                join_task_batch(number).enqueue(work.add, turn)
-            except BatchClosed:
-                return False
-            return True
-
-        calls: list[Callable[[], Any]] = [batch.close, join]
-        _, has_joined = together(calls)
-        if has_joined:
-            assert end(begun())
-        assert counts(batch).get("total", 0) == int(has_joined)
 
 
 @pytest.mark.parametrize("priority", [0, 5])

@@ -13,17 +13,11 @@ from django.utils import timezone
 
 from delayed_queue.exceptions import BatchClosed, InvalidConfiguration, InvalidMessage
 from delayed_queue.models import DeadLetter, Message, StoredBatch
-from delayed_queue.queue.store.finishing import COUNT_MEMBERS, FINISH_BATCHES
-from delayed_queue.queue.store.settle import DEAD_LETTER
 from delayed_queue.tasks import join_task_batch, task_batch
 from delayed_queue.tasks._api import InvalidTask, task_backends
 from delayed_queue.tasks.models import TaskResult
 from delayed_queue.tasks.priorities import TaskQueue
-from delayed_queue.tasks.serving import servings
-from delayed_queue.tasks.store import ACKNOWLEDGE_TASKS, RECORD_ATTEMPTS
 from delayed_queue.tasks.testing import drain
-from delayed_queue.worker.engine.claims import Claim
-from delayed_queue.worker.engine.settling import Counts, Settler
 from tests.support.processes import wait_until
 from tests.support.running import running
 from tests.tasks.conftest import configured, drained, worker_of_tasks
@@ -260,47 +254,6 @@ class TestImmediately:
             assert batch.enqueue_many(work.add, [2])[0].return_value == 2
         batch.then.refresh()
         assert batch.then.return_value[1]["total"] == 3
-
-    def test_b12_members_may_add_members(self, work: Any) -> None:
-        with batch_of(work) as batch:
-            batch.enqueue(work.fan_out, 2)
-        batch.then.refresh()
-        assert batch.then.return_value[1]["done"] == 7
-
-
-class TestCost:
-    def test_b11_only_members_add_statements(self, work: Any) -> None:
-        """A task without a batch is settled by the statements of before."""
-        for enqueue, before in ((lambda each: each.enqueue(1), True), (None, False)):
-            with batch_of(work) as batch:
-                assert batch.id
-                for task in (work.add, work.fail):
-                    (enqueue or (lambda each: batch.enqueue(each, 1)))(task)
-                steps = settlements()
-            own = [RECORD_ATTEMPTS, ACKNOWLEDGE_TASKS, DEAD_LETTER]
-            if before:
-                assert sorted(steps) == sorted(own)
-            else:
-                assert (steps[0], steps[-1]) == (COUNT_MEMBERS, FINISH_BATCHES)
-                assert sorted(steps[1:-1]) == sorted(own)
-            Message.objects.all().delete()
-
-
-def settlements() -> list[str]:
-    """Return the statements by which a worker settles one done and one dead task."""
-    serving, found = servings["default"], TaskQueue("default", 0, "default").try_poll_many(10)
-    done, dead = found
-    for each in found:
-        serving.manner(each)
-    serving.call(done)
-    consumer = worker_of_tasks().consumers[0]
-    claim = Claim(consumer, found.lease_id, list(found), 0.0)
-    claim.done.append(done.message_id)
-    try:
-        serving.call(dead)
-    except ValueError as error:
-        claim.failures.append((dead, error))
-    return [each.step[0] for each in Settler(None, Counts()).settlements([claim])]
 
 
 @pytest.fixture
