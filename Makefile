@@ -126,7 +126,6 @@ bench-notifications: $(VENV)/bench ## the dispatcher with providers that take 10
 bench-http: $(VENV)/bench ## jobs and callbacks over HTTP, uvicorn and gunicorn
 	$(BIN)/python -m benchmarks.http $(ARGS)
 	$(BIN)/python -m benchmarks.callbacks $(ARGS)
-	$(BIN)/python -m benchmarks.callback_workers $(ARGS)
 
 bench-spark: $(VENV)/bench ## the data source for Spark beside COPY and JDBC, on one server
 	$(BIN)/python -m benchmarks.spark $(ARGS)

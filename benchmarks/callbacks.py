@@ -1,6 +1,7 @@
-"""Callbacks of one process beside bare aiohttp: ``python -m benchmarks.callbacks``.
+"""Callbacks as a worker sends them: ``python -m benchmarks.callbacks``.
 
-The receiver is a process of its own. The clients take turns in one process and one event loop.
+Throughput of one ``runqueueworker``: claim, send, log the attempt, delete. The receiver is a
+process of its own.
 """
 
 from __future__ import annotations
@@ -9,33 +10,36 @@ import asyncio
 import multiprocessing
 import time
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
-from multiprocessing.connection import Connection
-from statistics import median
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any, Final
 
-import aiohttp
-import django
-from django.conf import settings
-
+from benchmarks.shared.database import Connection, benchmark_database, conninfo_of
 from benchmarks.shared.machine import describe
+from benchmarks.shared.processes import cpu_seconds, running
 from benchmarks.shared.reporting import Options, Report, Table
-from benchmarks.shared.rounds import spread
+from benchmarks.shared.workers import worker_environment
+from delayed_queue.codecs import channel_of
+from delayed_queue.http.jobs.kinds import Way, topic_kind
 
 DELAYS_MS: Final = (0, 100)
 BODY: Final = b'{"orderId": "4711", "state": "unpaid", "note": "' + b"x" * 200 + b'"}'
 RESPONSE: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\nok"
-WARM_UP_SECONDS: Final = 0.2
-BARE: Final = "aiohttp, bare"
-Send = Callable[[], Awaitable[None]]
-
-
-class Turn(NamedTuple):
-    """Callbacks a second, and the CPU time of each."""
-
-    rate: float
-    cpu_us: float
+KIND: Final = topic_kind("orders", 0, Way.CALLBACK)
+TOPIC: Final = """
+INSERT INTO delayed_queue_topic (name, hosts, "createdAt")
+VALUES ('orders', %s, 0)
+"""
+ADD: Final = """
+INSERT INTO delayed_queue (
+    "pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt", headers
+)
+SELECT %(prefix)s || n, %(kind)s, %(body)s, n, n, n, jsonb_build_object('url', %(url)s::text)
+FROM generate_series(1, %(count)s) AS n
+"""
+LEFT: Final = "SELECT FROM delayed_queue LIMIT 1"
 
 
 class Receiver(asyncio.Protocol):
@@ -57,7 +61,7 @@ class Receiver(asyncio.Protocol):
             loop.call_later(self.delay, self._transport.write, RESPONSE)
 
 
-def _receive(ports: Connection) -> None:
+def _receive(ports: Pipe) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for delay in DELAYS_MS:
@@ -70,106 +74,62 @@ def _receive(ports: Connection) -> None:
 
 
 @contextmanager
-def listening(listen: Callable[[Connection], None], count: int) -> Iterator[list[int]]:
-    """Run a listener in a process of its own; yield the ports that it sends."""
+def receiving() -> Iterator[dict[int, int]]:
+    """Run a receiver in a process of its own; yield its port for each delay."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=listen, args=(theirs,), daemon=True)
+    process = multiprocessing.Process(target=_receive, args=(theirs,), daemon=True)
     process.start()
     try:
-        yield [ours.recv() for _ in range(count)]
+        yield {delay: ours.recv() for delay in DELAYS_MS}
     finally:
         process.kill()
         process.join()
 
 
-@contextmanager
-def receiving() -> Iterator[dict[int, int]]:
-    """Run a receiver; yield its port for each delay."""
-    with listening(_receive, len(DELAYS_MS)) as ports:
-        yield dict(zip(DELAYS_MS, ports, strict=True))
-
-
 def main() -> None:
-    """Measure bare aiohttp, our client, and our client with signatures, at each delay."""
-    options = _options()
-    apps = ["delayed_queue", "delayed_queue.http"]
-    settings.configure(SECRET_KEY="benchmark" * 5, USE_TZ=True, INSTALLED_APPS=apps)
-    django.setup()
-    title = f"Callbacks of one process, {options.concurrency} at a time"
-    header = ("client", "response after", "per second", "CPU each, µs", "of bare")
-    report, table = Report(describe()), Table(title, header)
-    with receiving() as ports:
+    """Measure a worker with each delay of the receiver."""
+    options = Options(".callbacks", __doc__).size("count", 20_000, 2_000, "callbacks")
+    parsed = options.size("concurrency", 100, 100, "callbacks at a time").parse()
+    header = ("response after", "callbacks a second", "CPU each, µs")
+    table = Table(f"One worker process, {parsed.concurrency} at a time", header)
+    apps = ("delayed_queue.http", "delayed_queue.notifications")
+    with receiving() as ports, benchmark_database(parsed.database_url, apps) as connection:
+        report = Report(describe(connection), [table])
         for delay, port in ports.items():
-            found = asyncio.run(_measured(port, options))
-            bare = median(turn.cpu_us for turn in found[BARE])
-            for name, turns in found.items():
-                cpu = median(turn.cpu_us for turn in turns)
-                rates = spread([turn.rate for turn in turns])
-                table.add(name, f"{delay} ms", rates, f"{cpu:.0f}", f"{cpu / bare:.2f}")
-    report.tables.append(table)
-    report.write(options)
+            count = parsed.count // (5 if delay else 1)
+            rate, cpu_us = _measured(connection, port, count, parsed)
+            table.add(f"{delay} ms", f"{rate:,.0f}", f"{cpu_us:.0f}")
+    report.write(parsed)
 
 
-def _options() -> Namespace:
-    options = Options(".callbacks", __doc__).size("seconds", 1.0, 0.3, "seconds of a turn")
-    options.size("rounds", 9, 2, "turns of each client")
-    return options.size("concurrency", 100, 100, "callbacks at a time").parse()
+def _measured(
+    connection: Connection, port: int, count: int, options: Namespace
+) -> tuple[float, float]:
+    """Return the callbacks a second and the CPU of each, in µs, after some to warm up."""
+    connection.execute("TRUNCATE delayed_queue, delayed_queue_topic")
+    connection.execute(TOPIC, [f"127.0.0.1:{port}"])
+    callbacks = {"ENABLED": True, "ALLOWED_NETWORKS": ["127.0.0.1"], "ALLOWED_PORTS": [port]}
+    environment = worker_environment(conninfo_of(connection), Path(), CALLBACKS=callbacks)
+    environment["DJANGO_SETTINGS_MODULE"] = "benchmarks.webapp.settings"
+    # One topic alone leaves a ninth of the slots to others.
+    slots = str(options.concurrency * 9 // 8 + 1)
+    command = ("-m", "django", "runqueueworker", "--async-concurrency", slots)
+    with running(*command, environment=environment) as process:
+        _send(connection, 200, port, "warm")
+        began, cpu_began = time.perf_counter(), cpu_seconds(process.pid)
+        _send(connection, count, port, "k")
+        seconds = time.perf_counter() - began
+        return count / seconds, (cpu_seconds(process.pid) - cpu_began) / count * 1e6
 
 
-async def _measured(port: int, options: Namespace) -> dict[str, list[Turn]]:
-    async with AsyncExitStack() as stack:
-        clients = await _clients(port, stack)
-        turns: dict[str, list[Turn]] = {name: [] for name in clients}
-        for number in range(options.rounds + 1):
-            for name, send in clients.items():
-                seconds = options.seconds if number else WARM_UP_SECONDS
-                turn = await _turn(send, seconds, options.concurrency)
-                turns[name] += [turn] if number else []
-    return turns
-
-
-async def _clients(port: int, stack: AsyncExitStack) -> dict[str, Send]:
-    from delayed_queue.http.callbacks.calls import CallbackRequest, new_secret, sign
-    from delayed_queue.http.callbacks.client import CallbackClient
-    from delayed_queue.http.conf import CallbackSettings
-
-    url, secrets = f"http://127.0.0.1:{port}/hook", [new_secret()]
-    connector = aiohttp.TCPConnector(limit=0)
-    session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-    allowed = CallbackSettings(ALLOWED_NETWORKS=["127.0.0.1"], ALLOWED_PORTS=[port])
-    client = CallbackClient(allowed)
-    stack.push_async_callback(client.close)
-
-    async def bare() -> None:
-        async with session.post(url, data=BODY) as response:
-            await response.read()
-            response.raise_for_status()
-
-    async def ours(headers: dict[str, str] | None = None) -> None:
-        result = await client.send(CallbackRequest(url, BODY, headers or {}))
-        if not result.is_success:
-            raise SystemExit(f"A callback failed: {result.detail}")
-
-    async def signed() -> None:
-        await ours(dict(sign(secrets, "msg_1", int(time.time()), BODY)))
-
-    return {BARE: bare, "callback": ours, "callback, signed": signed}
-
-
-async def _turn(send: Send, seconds: float, concurrency: int) -> Turn:
-    """Send for a time, always the same number at once."""
-    ends_at, done = time.perf_counter() + seconds, 0
-
-    async def repeat() -> None:
-        nonlocal done
-        while time.perf_counter() < ends_at:
-            await send()
-            done += 1
-
-    began, cpu_began = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(repeat() for _ in range(concurrency)))
-    rate = done / (time.perf_counter() - began)
-    return Turn(rate, (time.process_time() - cpu_began) / done * 1e6)
+def _send(connection: Connection, count: int, port: int, prefix: str) -> None:
+    """Add jobs that are due; return when none is left."""
+    url = f"http://127.0.0.1:{port}/hook"
+    params = {"prefix": prefix, "kind": KIND, "body": BODY, "url": url, "count": count}
+    connection.execute(ADD, params)
+    connection.execute("SELECT pg_notify(%s, '')", [channel_of(KIND)])
+    while connection.execute(LEFT).fetchone() is not None:
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":
