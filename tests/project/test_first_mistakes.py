@@ -43,7 +43,6 @@ def run(folder: Path, *command: str, lines: str, apps: str = "", engine: str = "
 
 
 MISTAKES = {
-    "list": ("", "DELAYED_QUEUE = []", "(delayed_queue.E001) DELAYED_QUEUE must be a dict."),
     "list with notifications": (
         NOTIFICATIONS, "DELAYED_QUEUE = []", "(delayed_queue.E001) DELAYED_QUEUE must be a dict."
     ),
@@ -59,9 +58,6 @@ MISTAKES = {
     "queues": (
         TASKS, f"TASKS = {{'default': {{{BACKEND}, 'QUEUES': 'mail'}}}}",
         "(delayed_queue.E006) TASKS['default']: QUEUES must be a list of names, not a str.",
-    ),
-    "tasks as a list": (
-        TASKS, "TASKS = ['x']", "(delayed_queue.E006) TASKS must be a dict, not a list."
     ),
     "entry as a text": (
         TASKS, "TASKS = {'default': 'x'}",

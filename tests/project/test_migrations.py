@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib import import_module
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import psycopg
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError, connection, migrations, models
+from django.db import OperationalError, connection, migrations
 from django.db.migrations import Migration
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
@@ -392,22 +392,3 @@ def test_o16_the_name_of_a_migration_says_who_can_work_after_it(modules: dict[st
         found = [migrations_of(label) for label in our_labels()]
     assert all(each[0].name == "0001_initial" for each in found)
     assert [misnamed(each) for each in found] == [[]] * len(found)
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "is_right"),
-    [
-        ("0002_more_compat1", models.TextField(null=True), True),
-        ("0002_more_compat1", models.TextField(db_default=""), True),
-        ("0002_more_compat1", models.TextField(default=""), False),
-        ("0002_more_compat2", models.TextField(default=""), True),
-        ("0002_more_compat3", models.TextField(null=True), False),
-        ("0002_more", models.TextField(null=True), False),
-    ],
-)
-def test_o16_a_name_that_promises_too_much_is_found(name, field, is_right):
-    class Adding(Migration):
-        operations: ClassVar[list[Operation]] = [migrations.AddField("message", "more", field)]
-
-    found = [Migration("0001_initial", "delayed_queue"), Adding(name, "delayed_queue")]
-    assert misnamed(found) == ([] if is_right else [name])

@@ -149,17 +149,6 @@ class TestVersions:
         assert f"Python {pythons[0]} to {pythons[-1]}" in text
         assert f"Django {', '.join(djangos[:-1])} and {djangos[-1]}" in text
 
-    def test_here_each_further_one_has_its_turn_once(self, metadata: dict[str, Any]) -> None:
-        script = runpy.run_path(str(ROOT / ".ci/pairs.py"))
-        pythons = described(metadata, "Programming Language :: Python")
-        djangos = described(metadata, "Framework :: Django")
-        for done in {script["Pair"](*pair) for pair in script["PAIRS"]}:
-            found = [*script["chosen"](pythons, done), done]
-            assert {each.python for each in found} == pythons
-            assert {each.django for each in found} == djangos
-            assert {each.psycopg for each in found} == {"3.2", "3.3"}
-            assert len(set(found)) == len(found)
-
 
 def test_the_wheel_has_the_translations(metadata: dict[str, Any]):
     assert "locale/**/*" in metadata["package_data"][""]

@@ -250,17 +250,3 @@ def test_an_operation_answers_in_the_language_of_its_operator_and_is_recorded_in
 
     recorded = set(LogEntry.objects.values_list("change_message", flat=True))
     assert {each.partition(".")[0] for each in recorded} == {"Made due"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'Report("Paused")',
-        'report.leave("gone", row.key)',
-        'self.message_user(request, f"{name} is gone")',
-        'report.notes.append(f"Left: {count}")',
-        'class Close:\n    name, past = "close", "Closed"',
-    ],
-)
-def test_a_text_of_a_report_that_nothing_translates_is_found(text: str):
-    assert len(list(unmarked(ast.parse(text)))) == 1

@@ -64,16 +64,6 @@ def test_what_runs_statements_is_not_loaded_by_a_question():
     assert run(REFUSE_DJANGO + code) == "False False\n"
 
 
-def test_the_refusal_refuses():
-    code = """
-try:
-    import delayed_queue.facade
-except ModuleNotFoundError as error:
-    print(error.name in {"django", "asgiref", "psycopg"})
-"""
-    assert run(REFUSE_DJANGO + code) == "True\n"
-
-
 def test_the_public_names_without_django_are_there_without_it():
     names = sorted(set(HOMES) - {"DelayedQueue", "MessageBatch"})
     code = f"from delayed_queue import {', '.join(names)}\nprint(Snooze.__module__)"

@@ -20,10 +20,7 @@ from delayed_queue.messages import (
     MIN_MILLISECONDS,
     Envelope,
     QueueStats,
-    ScheduledMessage,
-    check_delay,
     check_key,
-    check_schedule,
     encode_headers,
     from_milliseconds,
     to_milliseconds,
@@ -63,20 +60,10 @@ class TestMilliseconds:
         assert from_milliseconds(stored).year in (1, 9999)
 
 
-class TestChecks:
-    def test_a_long_key_is_not_quoted_whole(self):
-        with pytest.raises(InvalidMessage) as raised:
-            check_key("x" * 100_000)
-        assert len(str(raised.value)) < 200
-
-    def test_a_schedule(self):
-        assert check_schedule(None) is None
-        assert check_schedule(EPOCH + timedelta(microseconds=1500)) == 1
-
-    def test_a_delay(self):
-        assert check_delay(None, NOW) is None
-        assert check_delay(timedelta(microseconds=2999), NOW) == 2
-        assert check_delay(timedelta(microseconds=-1), NOW) == -1
+def test_a_long_key_is_not_quoted_whole():
+    with pytest.raises(InvalidMessage) as raised:
+        check_key("x" * 100_000)
+    assert len(str(raised.value)) < 200
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5)
@@ -137,11 +124,6 @@ class TestEnvelopes:
 
     def test_each_delivery_is_its_own(self):
         assert envelope() != envelope()
-
-
-def test_a_scheduled_message_is_due_at_once_and_may_update():
-    message = ScheduledMessage("a", 1)
-    assert (message.schedule_at, message.can_update, message.headers) == (None, True, None)
 
 
 @pytest.mark.parametrize("count", ["due", "scheduled", "leased", "dead"])
