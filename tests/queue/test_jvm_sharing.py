@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import connection
 
 from delayed_queue import DelayedQueue, DeliveryType, OfferOutcome
 from delayed_queue.codecs import jvm_kind
@@ -15,6 +14,7 @@ from delayed_queue.messages import from_milliseconds, to_milliseconds
 from delayed_queue.testing import ManualClock, assert_dead, assert_not_offered, assert_offered
 from tests.queue.contract.support import HOUR, MINUTE, SECOND, leased
 from tests.queue.jvm import KIND, JvmService
+from tests.support.concurrency import raw_connection
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,12 +26,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def jvm(clock: ManualClock) -> Iterator[JvmService]:
-    wrapper = connection.copy()
-    wrapper.connect()
-    try:
-        yield JvmService(wrapper.connection, clock)
-    finally:
-        wrapper.close()
+    with raw_connection() as session:
+        yield JvmService(session, clock)
 
 
 @pytest.fixture

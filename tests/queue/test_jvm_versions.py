@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from django.db import connection
 
 from delayed_queue import (
     DelayedQueue,
@@ -54,12 +53,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def jvm(clock: ManualClock) -> Iterator[JvmService]:
-    wrapper = connection.copy()
-    wrapper.connect()
-    try:
-        yield JvmService(wrapper.connection, clock)
-    finally:
-        wrapper.close()
+    with raw_connection() as session:
+        yield JvmService(session, clock)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,6 +30,7 @@ from tests.queue.contract.support import (
     polled_keys,
     watched_stop,
 )
+from tests.support.concurrency import calling, wait_until_blocked
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
 commits = pytest.mark.django_db(transaction=True)
@@ -39,18 +39,6 @@ commits = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def queue() -> DelayedQueue:
     return DelayedQueue("orders")
-
-
-def await_locked(other: psycopg.Connection[Any]) -> None:
-    """Wait until some session of this database waits for a lock."""
-    deadline = time.monotonic() + TIMEOUT
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity, pg_sleep(0.01)"
-        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    while not other.execute(waiting).fetchone()[0]:  # type: ignore[index]
-        other.execute("SELECT pg_stat_clear_snapshot()")
-        assert time.monotonic() < deadline, "no session waits for a lock"
 
 
 @commits
@@ -93,11 +81,12 @@ class TestTransactions:
 
     def test_q13_an_insertion_that_is_undone_meanwhile_costs_nothing(self, queue, other):
         messages = [ScheduledMessage(key, 1) for key in ("a", "b", "c")]
-        with other.transaction(force_rollback=True):
-            _insert(other, queue.kind, "b")
-            future = in_thread(lambda: queue.offer_batch(messages))
-            await_locked(other)
-        assert future.result(TIMEOUT) == [CREATED] * 3
+        other.execute("BEGIN")
+        _insert(other, queue.kind, "b")
+        with calling(lambda: queue.offer_batch(messages)) as offering:
+            wait_until_blocked(other, offering)
+            other.execute("ROLLBACK")
+            assert offering.answer() == [CREATED] * 3
 
 
 @pytest.mark.django_db
@@ -190,23 +179,19 @@ class TestWaiting:
     def test_q21_can_be_stopped_while_in_sql(self, queue, other):
         with watched_stop() as stop, other.transaction():
             other.execute("LOCK TABLE delayed_queue IN ACCESS EXCLUSIVE MODE")
-            future = in_thread(lambda: queue.poll(stop=stop))
-            await_locked(other)
-            stop.set()
-            assert future.result(TIMEOUT) is None
+            with calling(lambda: queue.poll(stop=stop)) as polling:
+                wait_until_blocked(other, polling)
+                stop.set()
+                assert polling.answer() is None
 
     def test_q21_a_statement_cancelled_by_others_is_an_error(self, queue, other):
-        cancel = """
-            SELECT pg_cancel_backend(pid) FROM pg_stat_activity
-            WHERE datname = current_database() AND wait_event_type = 'Lock'
-        """
         with watched_stop() as stop, other.transaction():
             other.execute("LOCK TABLE delayed_queue IN ACCESS EXCLUSIVE MODE")
-            future = in_thread(lambda: queue.poll(stop=stop))
-            await_locked(other)
-            other.execute(cancel)
-            with pytest.raises(OperationalError, match="canceling statement"):
-                future.result(TIMEOUT)
+            with calling(lambda: queue.poll(stop=stop)) as polling:
+                wait_until_blocked(other, polling)
+                other.execute("SELECT pg_cancel_backend(%s)", [polling.pid])
+                with pytest.raises(OperationalError, match="canceling statement"):
+                    polling.answer()
 
 
 @pytest.mark.django_db

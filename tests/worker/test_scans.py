@@ -21,6 +21,7 @@ from delayed_queue.queue.store.claim import NO_FLOOR
 from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
 from delayed_queue.worker.engine.scanning import MARGIN_MS, REWIND_MS
 from delayed_queue.worker.engine.worker import Worker
+from tests.support.concurrency import raw_connection
 from tests.support.processes import wait_until
 from tests.support.running import SOON, handler_of, running, worker_with
 
@@ -57,19 +58,15 @@ def seen() -> Seen:
 @contextmanager
 def late_transaction(queue: DelayedQueue, key: str) -> Iterator[Any]:
     """An offer, due now, in an open transaction."""
-    wrapper = connections["default"].copy()
-    wrapper.connect()
-    try:
-        params = {
-            "kind": queue.kind, "key": key, "payload": b"1", "schedule_at": None,
-            "expires_at": None, "expires_in": None, "delay": 0,
-            "headers": None, "group": None, "now": None,
-        }  # fmt: skip
-        wrapper.connection.execute("BEGIN")
-        wrapper.connection.execute(OFFER_IF_NOT_EXISTS, params)
-        yield wrapper.connection
-    finally:
-        wrapper.close()
+    params = {
+        "kind": queue.kind, "key": key, "payload": b"1", "schedule_at": None,
+        "expires_at": None, "expires_in": None, "delay": 0,
+        "headers": None, "group": None, "now": None,
+    }  # fmt: skip
+    with raw_connection() as other:
+        other.execute("BEGIN")
+        other.execute(OFFER_IF_NOT_EXISTS, params)
+        yield other
 
 
 def outrun_the_margin(queue: DelayedQueue, seen: Seen) -> None:
