@@ -13,10 +13,10 @@ import pytest
 from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
-from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
 from delayed_queue.worker.engine.worker import Worker
 from tests.support.concurrency import raw_connection
 from tests.support.processes import wait_until
+from tests.support.rivals import insert
 from tests.support.running import handler_of, running, worker_with
 from tests.worker.dynamic import Changing
 
@@ -34,12 +34,7 @@ def queue() -> DelayedQueue:
 
 
 def offer_uncommitted(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
-    params = {
-        "kind": queue.kind, "key": "early", "payload": b"1", "delay": 0, "headers": None,
-        "schedule_at": to_milliseconds(datetime.now(UTC) - AGE),
-        "expires_at": None, "expires_in": None, "group": None, "now": None,
-    }  # fmt: skip
-    connection.execute(OFFER_IF_NOT_EXISTS, params)
+    insert(connection, queue, "early", schedule_at=to_milliseconds(datetime.now(UTC) - AGE))
 
 
 def lock(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:

@@ -18,11 +18,11 @@ from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.queue.store.claim import NO_FLOOR
-from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
 from delayed_queue.worker.engine.scanning import MARGIN_MS, REWIND_MS
 from delayed_queue.worker.engine.worker import Worker
 from tests.support.concurrency import raw_connection
 from tests.support.processes import wait_until
+from tests.support.rivals import insert
 from tests.support.running import SOON, handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,14 +58,9 @@ def seen() -> Seen:
 @contextmanager
 def late_transaction(queue: DelayedQueue, key: str) -> Iterator[Any]:
     """An offer, due now, in an open transaction."""
-    params = {
-        "kind": queue.kind, "key": key, "payload": b"1", "schedule_at": None,
-        "expires_at": None, "expires_in": None, "delay": 0,
-        "headers": None, "group": None, "now": None,
-    }  # fmt: skip
     with raw_connection() as other:
         other.execute("BEGIN")
-        other.execute(OFFER_IF_NOT_EXISTS, params)
+        insert(other, queue, key)
         yield other
 
 

@@ -13,11 +13,11 @@ from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.db.sql import NOTIFY
 from delayed_queue.db.wakeups import channel_of
 from delayed_queue.exceptions import ResourceUnavailable
-from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS
 from tests.support.answers import present
 from tests.support.concurrency import Call, at_most, calling
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
+from tests.support.rivals import insert
 
 
 def is_asleep(proxy: Proxy) -> bool:
@@ -45,12 +45,8 @@ def polling(sleeper: DelayedQueue, proxy: Proxy) -> Iterator[Call[Envelope | Non
 
 def offer(other: psycopg.Connection[Any], queue: DelayedQueue) -> None:
     """Put a message and announce it, past the proxy."""
-    offered = {
-        "kind": queue.kind, "key": "key", "payload": b'"payload"', "schedule_at": None, "delay": 0,
-        "headers": None, "group": None, "now": None, "expires_at": None, "expires_in": None,
-    }  # fmt: skip
     with other.transaction():
-        other.execute(OFFER_IF_NOT_EXISTS, offered)
+        insert(other, queue)
         other.execute(NOTIFY, {"channel": channel_of(queue.kind)})
 
 

@@ -7,13 +7,12 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
-import psycopg
 import pytest
 from django.db import transaction
 
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.queue.store.offer import OFFER_BATCH_OR_UPDATE, OFFER_IF_NOT_EXISTS
+from delayed_queue.queue.store.offer import OFFER_BATCH_OR_UPDATE
 from tests.support.answers import stored
 from tests.support.concurrency import (
     Call,
@@ -23,6 +22,7 @@ from tests.support.concurrency import (
     together,
     wait_until_blocked,
 )
+from tests.support.rivals import insert
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
 SIZE: Final = 500
@@ -33,18 +33,6 @@ def batch(*, can_update: bool = True, payload: str = "batch") -> list[ScheduledM
     return [
         ScheduledMessage(f"key-{each:03}", payload, can_update=can_update) for each in range(SIZE)
     ]
-
-
-def insert(connection: psycopg.Connection[Any], kind: str, key: str) -> None:
-    """Put the key, and leave the transaction to the caller."""
-    connection.execute(
-        OFFER_IF_NOT_EXISTS,
-        {
-            "kind": kind, "key": key, "payload": b'"held"', "schedule_at": 0,
-            "expires_at": None, "expires_in": None, "delay": 0,
-            "headers": None, "group": None, "now": None,
-        },
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -60,7 +48,7 @@ def test_q13_a_key_inserted_meanwhile_costs_only_that_key(
     queue, other, admin, can_update, end, expected
 ):
     other.execute("BEGIN")
-    insert(other, queue.kind, f"key-{HELD:03}")
+    insert(other, queue, f"key-{HELD:03}", payload=b'"held"', schedule_at=0)
 
     with calling(lambda: queue.offer_batch(batch(can_update=can_update))) as offering:
         wait_until_blocked(admin, offering)
@@ -103,7 +91,7 @@ def test_q13_two_batches_with_the_same_keys_in_opposite_orders_take_turns(queue,
     with ExitStack() as stack:
         calls: list[Call[list[Any]]] = []
         other.execute("BEGIN")
-        insert(other, queue.kind, "b")
+        insert(other, queue, "b", payload=b'"held"', schedule_at=0)
         for keys in (["a", "b", "c"], ["c", "b", "a"]):
             connection = stack.enter_context(raw_connection())
             connection.execute("SET deadlock_timeout = '20ms'")

@@ -13,11 +13,11 @@ import pytest
 from delayed_queue import DelayedQueue, OfferOutcome, ScheduledMessage
 from delayed_queue.models import DeadLetter, Message
 from delayed_queue.queue.store.dead_letters import PRUNE_DEAD_LETTERS, REDRIVE, family_params
-from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from delayed_queue.queue.store.settle import DEAD_LETTER
 from tests.support.answers import only_row, polled, stored
 from tests.support.concurrency import calling, raw_connection, together, wait_until_blocked
 from tests.support.processes import wait_until
+from tests.support.rivals import insert
 
 CREATED, UPDATED, IGNORED = OfferOutcome.CREATED, OfferOutcome.UPDATED, OfferOutcome.IGNORED
 # In one statement, so both counts have the same snapshot.
@@ -100,14 +100,7 @@ def test_q29_a_redrive_waits_for_an_offer_of_its_key(queue, other, admin, overwr
     """Only ``overwrite`` replaces a newer message; otherwise the dead letter stays."""
     [letter] = bury(queue, "key")
     other.execute("BEGIN")
-    other.execute(
-        OFFER_OR_UPDATE,
-        {
-            "key": "key", "kind": queue.kind, "payload": b'"new"', "schedule_at": None,
-            "expires_at": None, "expires_in": None,
-            "delay": 0, "headers": None, "group": None, "now": None,
-        },
-    )  # fmt: skip
+    insert(other, queue)
 
     with calling(partial(queue.redrive, [letter], overwrite=overwrite)) as redriving:
         wait_until_blocked(admin, redriving)

@@ -14,10 +14,10 @@ from django.db import connection, transaction
 from delayed_queue import DelayedQueue, Groups, ScheduledMessage
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.queue.store.groups import TAKE_TURN
-from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from delayed_queue.queue.store.settle import EXTEND
 from tests.queue.races.conftest import LIMITS
 from tests.support.concurrency import calling, raw_connection, together, wait_until_blocked
+from tests.support.rivals import update
 
 EXPIRE = """
 UPDATE delayed_queue SET "scheduledAt" = "scheduledAtInitially" WHERE "lockUuid" IS NOT NULL
@@ -136,15 +136,6 @@ def test_a_slot_is_free_when_what_ends_its_lease_has_committed(queue, other, rul
     assert keys(queue) == ["a2"]
 
 
-def replace(other: psycopg.Connection[Any], queue: DelayedQueue, key: str) -> None:
-    params = {
-        "kind": queue.kind, "key": key, "payload": b'"anew"', "schedule_at": 0,
-        "expires_at": None, "expires_in": None, "delay": 0,
-        "headers": None, "group": key[0], "now": None,
-    }  # fmt: skip
-    assert other.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
-
-
 @pytest.mark.parametrize(
     ("rules", "found"), [(Groups(concurrency=1), ["a2"]), (Groups(order="fifo"), [])]
 )
@@ -154,7 +145,7 @@ def test_a_message_that_is_being_replaced_is_passed_over_but_not_in_order(
     impatient.groups.set(rules)
     offer(impatient, "a1", "a2")
     with other.transaction():
-        replace(other, impatient, "a1")
+        update(other, impatient, "a1", schedule_at=0, group="a")
         assert keys(impatient) == found
 
 
@@ -163,7 +154,7 @@ def test_a_group_of_which_somebody_holds_the_first_does_not_keep_the_turn(impati
     impatient.groups.set(rules)
     offer(impatient, "a1", "b1", "b2")
     with other.transaction():
-        replace(other, impatient, "a1")
+        update(other, impatient, "a1", schedule_at=0, group="a")
         assert keys(impatient, 1) == ["b1"]
         assert keys(impatient, 1) == []
     assert keys(impatient, 1) == ["a1"]

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 
 from delayed_queue import DelayedQueue, Envelope, ScheduledMessage
+from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import DeadLetter, Message
-from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
-from delayed_queue.queue.store.inspect import DROP
-from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
+from delayed_queue.testing import ManualClock
 from tests.support.answers import polled
 from tests.support.concurrency import calling, together, wait_until_blocked
+from tests.support.rivals import drop, lease_again, update
 
 LEASE: Final = timedelta(minutes=5)
 # Operations on a lease. Once the lease is lost, each answers False and changes nothing.
@@ -28,37 +28,23 @@ ACTIONS: Final[dict[str, Callable[[Envelope], bool]]] = {
 }
 
 
-class Clock:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2030, 1, 1, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    @property
-    def milliseconds(self) -> int:
-        return int(self.now.timestamp() * 1000)
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(datetime(2030, 1, 1, tzinfo=UTC))
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def timed(transactional_db: None, clock: Clock) -> DelayedQueue:
+def timed(transactional_db: None, clock: ManualClock) -> DelayedQueue:
     """A queue on that clock."""
     return DelayedQueue("races", clock=clock, lease_duration=LEASE)
 
 
 @pytest.fixture
-def late(timed: DelayedQueue, clock: Clock) -> Envelope:
+def late(timed: DelayedQueue, clock: ManualClock) -> Envelope:
     """An envelope whose lease has expired, though no other consumer has leased the message yet."""
     timed.offer_or_update("key", "payload")
     envelope = polled(timed)
-    clock.now += LEASE + timedelta(seconds=1)
+    clock.advance(LEASE + timedelta(seconds=1))
     return envelope
 
 
@@ -66,36 +52,16 @@ def row(key: str = "key") -> dict[str, Any]:
     return dict(Message.objects.filter(key=key).values().get())
 
 
-def lease_again(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
-    """Lease the message for another consumer, and leave the transaction to the caller."""
-    params = {
-        "kind": timed.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
-        "lease": 60_000, "floor": NO_FLOOR, "floor_id": 0, "now": clock.milliseconds,
-    }  # fmt: skip
-    assert len(connection.execute(CLAIM, params).fetchall()) == 1
-
-
-def update(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
-    """Replace the payload, and leave the transaction to the caller."""
-    params = {
-        "key": "key", "kind": timed.kind, "payload": b'"new"', "schedule_at": None,
-        "expires_at": None, "expires_in": None, "delay": 0,
-        "headers": None, "group": None, "now": clock.milliseconds,
-    }  # fmt: skip
-    assert connection.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
-
-
-def drop(connection: psycopg.Connection[Any], timed: DelayedQueue, clock: Clock) -> None:
-    """Delete the message, and leave the transaction to the caller."""
-    assert connection.execute(DROP, {"key": "key", "kind": timed.kind}).rowcount == 1
+def update_at(other: psycopg.Connection[Any], timed: DelayedQueue, now: int) -> None:
+    update(other, timed, now=now)
 
 
 # A transaction of another session, its end, the answer to the late action, and what is left: the
 # lease, the attempts and the last error of the message.
 THEFTS: Final = {
     "leased again": (lease_again, "COMMIT", False, [("theirs", 2, None)]),
-    "updated": (update, "COMMIT", False, [(None, 0, None)]),
-    "dropped": (drop, "COMMIT", False, []),
+    "updated": (update_at, "COMMIT", False, [(None, 0, None)]),
+    "dropped": (lambda other, timed, now: drop(other, timed), "COMMIT", False, []),
     "leased again, and rolled back": (lease_again, "ROLLBACK", True, None),
 }
 
@@ -108,7 +74,7 @@ def test_q25_q31_a_late_action_waits_for_a_theft_and_follows_its_outcome(
     """The lease has expired: until the theft commits, no other consumer has the message."""
     steal, end, succeeds, left = THEFTS[theft]
     other.execute("BEGIN")
-    steal(other, timed, clock)
+    steal(other, timed, to_milliseconds(clock()))
 
     with calling(lambda: ACTIONS[action](late)) as acting:
         wait_until_blocked(admin, acting)
@@ -138,7 +104,7 @@ def test_q24_a_member_that_is_being_updated_survives_the_acknowledgement_of_its_
     timed.offer_batch([ScheduledMessage(key, "old") for key in ("a", "key", "z")])
     batch = timed.try_poll_many(3)
     other.execute("BEGIN")
-    update(other, timed, clock)
+    update_at(other, timed, to_milliseconds(clock()))
 
     with calling(batch.acknowledge) as acknowledging:
         wait_until_blocked(admin, acknowledging)
@@ -156,9 +122,9 @@ def test_a_member_that_is_leased_again_survives_the_acknowledgement_of_its_batch
     """Q24, Q25."""
     timed.offer_batch([ScheduledMessage(key, "old") for key in ("first", "second")])
     batch = timed.try_poll_many(2)
-    clock.now += LEASE + timedelta(seconds=1)
+    clock.advance(LEASE + timedelta(seconds=1))
     other.execute("BEGIN")
-    lease_again(other, timed, clock)
+    lease_again(other, timed, to_milliseconds(clock()))
 
     with calling(batch.acknowledge) as acknowledging:
         wait_until_blocked(admin, acknowledging)

@@ -10,10 +10,10 @@ import psycopg
 
 from delayed_queue import DelayedQueue, Envelope, RetryPolicy, ScheduledMessage
 from delayed_queue.models import Message
-from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from delayed_queue.worker.engine.settling import Counts
 from delayed_queue.worker.engine.worker import Worker
 from tests.support.processes import wait_until
+from tests.support.rivals import update
 from tests.support.running import handler_of, running, worker_with
 
 HOUR = timedelta(hours=1)
@@ -21,13 +21,8 @@ HOUR = timedelta(hours=1)
 
 def hold(other: psycopg.Connection[Any], queue: DelayedQueue, key: str) -> None:
     """Update the message in a transaction that stays open."""
-    params = {
-        "key": key, "kind": queue.kind, "payload": b'"new"', "schedule_at": None,
-        "expires_at": None, "expires_in": None,
-        "delay": HOUR // timedelta(milliseconds=1), "headers": None, "group": None, "now": None,
-    }  # fmt: skip
     other.execute("BEGIN")
-    assert other.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
+    update(other, queue, key, delay=HOUR // timedelta(milliseconds=1))
 
 
 class Handler:

@@ -15,9 +15,9 @@ from delayed_queue.db.statements import run
 from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
 from delayed_queue.queue.store.claim import claim_step
-from delayed_queue.queue.store.offer import OFFER_IF_NOT_EXISTS, OFFER_OR_UPDATE
 from delayed_queue.worker.engine.consumers import Consumer
 from delayed_queue.worker.engine.plans import ClaimPlan
+from tests.support.rivals import insert, update
 from tests.support.running import handler_of, worker_with
 
 LIMIT: Final = 2
@@ -47,16 +47,16 @@ def poll(consumer: Consumer) -> list[str]:
 
 
 def offer_late(connection: psycopg.Connection[Any], queue: DelayedQueue, due_at: int) -> None:
-    _offer(connection, queue, due_at, OFFER_IF_NOT_EXISTS)
+    insert(connection, queue, EARLY, schedule_at=due_at)
 
 
 def reschedule(connection: psycopg.Connection[Any], queue: DelayedQueue, due_at: int) -> None:
     queue.offer_or_update(EARLY, "old", delay=timedelta(hours=1))
-    _offer(connection, queue, due_at - 1, OFFER_OR_UPDATE)
+    update(connection, queue, EARLY, schedule_at=due_at - 1)
 
 
 def hold_it(connection: psycopg.Connection[Any], queue: DelayedQueue, due_at: int) -> None:
-    _offer(connection, queue, due_at, OFFER_IF_NOT_EXISTS)
+    offer_late(connection, queue, due_at)
     connection.execute("COMMIT")
     connection.execute("BEGIN")
     connection.execute('SELECT FROM delayed_queue WHERE "pKey" = %s FOR UPDATE', [EARLY])
@@ -67,17 +67,6 @@ def lease_it(connection: psycopg.Connection[Any], queue: DelayedQueue, due_at: i
     hold_it(connection, queue, due_at)
     statement, params = claim_step(queue.kind, 1, "theirs", "theirs", 60_000)
     assert len(connection.execute(statement, params).fetchall()) == 1
-
-
-def _offer(
-    connection: psycopg.Connection[Any], queue: DelayedQueue, due_at: int, statement: str
-) -> None:
-    params = {
-        "kind": queue.kind, "key": EARLY, "payload": b"1", "schedule_at": due_at,
-        "expires_at": None, "expires_in": None, "delay": 0,
-        "headers": None, "group": None, "now": None,
-    }  # fmt: skip
-    connection.execute(statement, params)
 
 
 @pytest.mark.parametrize(

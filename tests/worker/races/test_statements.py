@@ -16,9 +16,6 @@ from delayed_queue import DelayedQueue, ScheduledMessage
 from delayed_queue.db.sql import Step
 from delayed_queue.db.statements import run
 from delayed_queue.models import Message
-from delayed_queue.queue.store.claim import CLAIM, NO_FLOOR
-from delayed_queue.queue.store.inspect import DROP
-from delayed_queue.queue.store.offer import OFFER_OR_UPDATE
 from delayed_queue.queue.store.settle import (
     COUNT_CRASH,
     RELEASE_LEASES,
@@ -31,6 +28,7 @@ from delayed_queue.spark.store.streaming import COUNT_DELIVERY
 from delayed_queue.tasks.store import Attempt, acknowledging
 from tests.support.answers import polled
 from tests.support.concurrency import calling, together, wait_until_blocked
+from tests.support.rivals import drop, lease_again, update
 
 HOUR_MS: Final = 3_600_000
 
@@ -78,30 +76,15 @@ STEPS: Final[dict[str, Callable[[str, int], Step]]] = {
 Theft = Callable[[psycopg.Connection[Any], DelayedQueue], None]
 
 
-def lease_again(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
-    """Lease for another consumer, as if an hour later."""
-    now = int(timezone.now().timestamp() * 1000) + HOUR_MS
-    params = {
-        "kind": queue.kind, "limit": 1, "lease_id": "theirs", "retaken_id": "theirs",
-        "lease": HOUR_MS, "floor": NO_FLOOR, "floor_id": 0, "now": now,
-    }  # fmt: skip
-    assert len(connection.execute(CLAIM, params).fetchall()) == 1
+def lease_an_hour_later(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
+    lease_again(connection, queue, int(timezone.now().timestamp() * 1000) + HOUR_MS)
 
 
-def update(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
-    params = {
-        "key": "key", "kind": queue.kind, "payload": b'"new"', "schedule_at": None,
-        "expires_at": None, "expires_in": None,
-        "delay": HOUR_MS, "headers": None, "group": None, "now": None,
-    }  # fmt: skip
-    assert connection.execute(OFFER_OR_UPDATE, params).fetchall() == [(False,)]
+def postpone(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
+    update(connection, queue, delay=HOUR_MS)
 
 
-def drop(connection: psycopg.Connection[Any], queue: DelayedQueue) -> None:
-    assert connection.execute(DROP, {"key": "key", "kind": queue.kind}).rowcount == 1
-
-
-THEFTS: Final[list[Theft]] = [lease_again, update, drop]
+THEFTS: Final[list[Theft]] = [lease_an_hour_later, postpone, drop]
 
 
 def rows() -> list[dict[str, Any]]:
@@ -139,7 +122,7 @@ def test_what_is_being_taken_is_left_alone(queue, other, admin, step, theft):
 @pytest.mark.parametrize("name", STEPS)
 def test_it_takes_effect_when_the_theft_is_rolled_back(queue, other, admin, step):
     other.execute("BEGIN")
-    update(other, queue)
+    postpone(other, queue)
     with calling(lambda: ran(step)) as call:
         wait_until_blocked(admin, call)
         other.execute("ROLLBACK")
@@ -151,7 +134,7 @@ def test_of_a_whole_lease_only_what_was_taken_is_left_out(queue, other, admin, n
     queue.offer_batch([ScheduledMessage(key, "old") for key in ("a", "key", "z")])
     lease_id = queue.try_poll_many(3).lease_id
     other.execute("BEGIN")
-    update(other, queue)
+    postpone(other, queue)
     with calling(lambda: ran(STEPS[name](lease_id, 0))) as call:
         wait_until_blocked(admin, call)
         other.execute("COMMIT")
