@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -280,14 +279,14 @@ def show_payload(kind: str, head: bytes, size: int) -> SafeString:
     Uses only built-in codecs, by the name in the kind: a codec of the project is not safe for bytes
     from any writer.
     """
-    text, note = _as_text(head, is_whole=len(head) == size)
+    text, note = _as_text(head), ""
     # Callbacks have JSON payloads, too.
     if name_of(kind).codec in {"json", "callback"} and len(head) == size:
         try:
             text, note = _pretty(decode(codec_named("json"), head)), _(" of JSON, indented")
         except (PayloadNotDecodable, RecursionError) as error:
             unreadable = _(", not readable as JSON (%(error)s)")
-            note += unreadable % {"error": error.__cause__ or error}
+            note = unreadable % {"error": error.__cause__ or error}
     shown = _("%(size)s bytes") % {"size": number(size)} + note
     if len(text) > MAX_SHOWN or len(head) < size:
         first = _("; the first %(shown)s characters are shown")
@@ -307,17 +306,7 @@ def _pretty(value: Any) -> str:
     return "".join(parts)
 
 
-def _as_text(head: bytes, *, is_whole: bool) -> tuple[str, str]:
-    try:
-        # Not final when cut: the last character may have been cut in two.
-        text = codecs.getincrementaldecoder("utf-8")().decode(head, final=is_whole)
-    except UnicodeDecodeError:
-        return _as_hex(head)
-    if _CONTROL.search(text, 0, MAX_SHOWN):
-        return _as_hex(head)
-    return text, _(" of text")
-
-
-def _as_hex(head: bytes) -> tuple[str, str]:
-    # A byte takes three characters. One more byte than is shown, so that the cut is visible.
-    return head[: MAX_SHOWN // 3 + 1].hex(" "), _(", shown in hexadecimal")
+def _as_text(head: bytes) -> str:
+    """Return more than is shown of the bytes as text, with escapes for those that are none."""
+    text = head[: 4 * MAX_SHOWN + 4].decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -168,16 +168,16 @@ class OperatingAdmin(ListAdmin):
     def _confirm_rows(
         self, request: HttpRequest, operation: Operation, call: Call, form: forms.Form
     ) -> HttpResponse:
-        tokens = call.tokens
-        found = {self.token_of(row): row for row in self.rows_of(call)}
-        count = len(found.keys() & set(tokens))
+        tokens = set(call.tokens)
+        rows = [row for row in self.rows_of(call) if self.token_of(row) in tokens]
+        count = len(rows)
         name = self.opts.verbose_name if count == 1 else self.opts.verbose_name_plural
         return self._confirm(
             request, operation, form,
             title=_("%(label)s: are you sure?") % {"label": operation.label},
             button=f"{operation.label} {number(count)} {name}" if count else "",
-            rows=[(getattr(row, "key", row), row) for row in map(found.get, tokens)],
-            carried=[(ACTION_CHECKBOX_NAME, token) for token in tokens]
+            rows=[(getattr(row, "key", row), row) for row in rows],
+            carried=[(ACTION_CHECKBOX_NAME, token) for token in call.tokens]
             + [("action", operation.name), (ORIGIN, request.POST.get(ORIGIN, ""))],
             above=link(self.list_url(), capfirst(self.opts.verbose_name_plural)),
             back=self._back_url(request, call),

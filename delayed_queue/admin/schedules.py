@@ -18,7 +18,7 @@ from django.utils.translation import ngettext_lazy
 
 from delayed_queue.admin import formats
 from delayed_queue.admin.base import MadeByForm
-from delayed_queue.admin.formats import column, time_column
+from delayed_queue.admin.formats import column
 from delayed_queue.admin.lists import Keyset
 from delayed_queue.admin.operations import Call, Operation, Report, english
 from delayed_queue.admin.rows import find
@@ -129,7 +129,7 @@ _OUTCOMES: Final = {
 }  # fmt: skip
 _TYPES: Final = ("cron", "daily", "periodic", "other")
 _MADE: Final = ("type", "expression", "timezone", "gap", "fold", "missed", "missed_cap")
-_SHOWN: Final = ("declared_column", "installed_column", "past_runs", "runs")
+_SHOWN: Final = ("declared_column", "past_runs", "runs")
 
 
 @admin.register(Schedule)
@@ -164,7 +164,6 @@ class ScheduleAdmin(MadeByForm):
         ),
     )
     next_column = column(_("next run"), lambda row: next_run(row, row.read_at))
-    installed_column = time_column(_("last installed"), "installed_at")
     declared_column = column(_("declared in"), lambda row: row.declared_in or "admin")
     runs = column(_("next runs"), lambda row: preview(row, row.read_at))
 

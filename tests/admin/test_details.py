@@ -115,15 +115,14 @@ def test_everything_is_escaped(admin_client: Client, factory: Any):
         ("q|json", b'{"b":[1],"a":"\xc3\xa9"}', '{\n  "b": [\n    1\n  ],', "18 bytes of JSON"),
         ("q|json", b'{"b":[1],"a":"\xc3\xa9"}', '"a": "é"', "indented"),
         ("q|json", b"{broken", "{broken", "not readable as JSON"),
-        ("q|json", b"\xff\xfe{broken", "ff fe 7b", "shown in hexadecimal, not readable as JSON"),
+        ("q|json", b"\xff\xfe{broken", r"\xff\xfe{broken", "not readable as JSON"),
         ("q|json", rb'"\ud800"', r"\ud800", "of JSON"),
         ("q|json", b"[" * 100_000, "[[[[", "not readable as JSON"),
         ("q|json", b"9" * 5000, "9999", "not readable as JSON"),
-        ("q|text", "grüße 👩‍🚀".encode(), "grüße 👩‍🚀", "of text"),
-        ("q|text", b"\xff", "ff", "hexadecimal"),
-        ("q|text", b"a\x00b", "61 00 62", "hexadecimal"),
-        ("q|bytes", b"\x89PNG\r\n", "89 50 4e", "hexadecimal"),
-        ("7ab2b0dfa43e1a1f12169da88468fb53", b"from the JVM", "from the JVM", "12 bytes of text"),
+        ("q|text", "grüße 👩‍🚀".encode(), "grüße 👩‍🚀", "19 bytes."),
+        ("q|text", b"a\x00b", r"a\x00b", "3 bytes."),
+        ("q|bytes", b"\x89PNG\r\n", r"\x89PNG", "6 bytes."),
+        ("7ab2b0dfa43e1a1f12169da88468fb53", b"from the JVM", "from the JVM", "12 bytes."),
         ("q|msgpack", b"", "", "0 bytes"),
     ],
 )  # fmt: skip
@@ -148,7 +147,7 @@ def test_huge_payload_is_never_fetched_whole(admin_client: Client):
     message = MessageFactory.create(payload=b'"' + "é".encode() * MAX_READ + b'"')
     html = page(admin_client, f"{MESSAGES}{message.pk}/change/")
 
-    assert f"{size + 2:,} bytes of text" in html
+    assert f"{size + 2:,} bytes; the first 10,000 characters are shown." in html
     assert len(html) < 60_000
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -19,8 +17,6 @@ from delayed_queue.handlers import registry
 from delayed_queue.models import DeadLetter, Limit
 from tests.admin.support import QUEUES, operator, page, told
 from tests.support.factories import DeadLetterFactory
-from tests.support.processes import wait_until
-from tests.support.running import handler_of, running, worker_with
 
 pytestmark = pytest.mark.django_db
 
@@ -35,29 +31,6 @@ ERROR = re.compile(r'<ul class="errorlist[^>]*?id="id_(\w+)_error"[^>]*>(.*?)</u
 @pytest.fixture
 def queue() -> DelayedQueue:
     return DelayedQueue("orders")
-
-
-class Handling:
-    """Records the running messages, and the time of each new maximum."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.now = 0
-        self._last: dict[int, float] = {}
-
-    def __call__(self, envelope: Envelope) -> None:
-        with self._lock:
-            self.now += 1
-            self._last[self.now] = time.monotonic()
-        threading.Event().wait(0.005)
-        with self._lock:
-            self._last[self.now] = time.monotonic()
-            self.now -= 1
-
-    def is_at_most(self, number: int, seconds: float = 0.5) -> bool:
-        """True if at most ``number`` messages ran at a time during the last ``seconds``."""
-        last = (at for count, at in self._last.items() if count > number)
-        return time.monotonic() - max(last, default=0.0) > seconds
 
 
 def buttons(client: Client) -> list[tuple[str, str]]:
@@ -270,21 +243,3 @@ def test_g6_viewers_see_what_holds_and_can_change_nothing(queue: DelayedQueue):
             assert viewer.post(URL, {name: "", **data}).status_code == 403
     assert stored().concurrency == 2
     assert stored("a").paused_at is not None
-
-
-@pytest.mark.django_db(transaction=True)
-def test_g6_a_change_is_in_force_within_two_seconds_in_a_running_worker(admin_client, queue):
-    """For a busy worker, and for one that sleeps for an hour."""
-    queue.offer_batch([ScheduledMessage(f"k{n}", None, group="a") for n in range(5_000)])
-    handling = Handling()
-    worker = worker_with(handler_of("orders", handling), batch_size=10, poll_interval=HOUR)
-    with running(worker):
-        wait_until(lambda: handling.now > 1)
-        change(admin_client, "limit_all", **{**ALL, "concurrency": "1"})
-        wait_until(lambda: handling.is_at_most(1), seconds=2)
-        change(admin_client, "clear_limits")
-        wait_until(lambda: handling.now > 1, seconds=2)
-        change(admin_client, "pause_group", group="a")
-        wait_until(lambda: handling.is_at_most(0), seconds=2)
-        change(admin_client, "resume_group", "a")
-        wait_until(lambda: handling.now > 0, seconds=2)
