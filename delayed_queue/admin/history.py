@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from delayed_queue.admin.base import QueueModelAdmin
 from delayed_queue.admin.charts import Line, Mark, chart, drawn, largest
 from delayed_queue.admin.filters import KIND, valid_kind
-from delayed_queue.admin.formats import clock, dated, link, number, seconds, table
+from delayed_queue.admin.formats import clock, dated, link, number, seconds
 from delayed_queue.admin.groups import groups_of
 from delayed_queue.admin.limits import CHANGES, group_target
 from delayed_queue.admin.queues import PAUSE_QUEUE
@@ -27,7 +27,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.messages import EPOCH
 from delayed_queue.models import Limit, QueueOverview, Schedule
 from delayed_queue.observe.history import MINUTE, History, Step, quantile, read, window_of
-from delayed_queue.observe.overview import EXACT, name_of
+from delayed_queue.observe.overview import name_of
 from delayed_queue.observe.store import Window
 
 RANGE: Final = "range"
@@ -134,7 +134,7 @@ def history_view(model_admin: QueueModelAdmin, request: HttpRequest) -> HttpResp
 
 
 def _charts(kind: str, chosen: str, using: str, *, has_dead: bool) -> dict[str, Any]:
-    found = read(kind, window_of(*RANGES[chosen], using=using), exact_to=EXACT, using=using)
+    found = read(kind, window_of(*RANGES[chosen], using=using), using=using)
     figures = [each for each in FIGURES if has_dead or each is not _DEAD]
     marks = [*_deploys(found), *_ticks(kind, found, using)]
     drawn_marks = drawn(marks)
@@ -143,7 +143,6 @@ def _charts(kind: str, chosen: str, using: str, *, has_dead: bool) -> dict[str, 
         "gap": _gap(found),
         "figures": [figure_of(each, found.window, found.steps, drawn_marks) for each in figures],
         "marks": marks,
-        "numbers": _numbers(figures, found),
     }
 
 
@@ -237,15 +236,3 @@ def _gap(found: History) -> SafeString | str:
     if last is None or found.window.until - last <= max(2 * found.window.step, 3):
         return ""
     return clock(minute_at(last), "D Y-m-d H:i T")
-
-
-def _numbers(figures: Sequence[Figure], found: History) -> SafeString:
-    """Return the values of all charts as a table, the latest first."""
-    columns = [(each, name, of) for each in figures for name, _, of in each.lines]
-    names = (f"{figure.title}: {name}" for figure, name, _ in columns)
-    heads = [timezone.get_current_timezone_name(), *names]
-    rows = (
-        [clock(minute_at(step.minute)), *(figure.write(of(step)) for figure, _, of in columns)]
-        for step in reversed(found.steps)
-    )
-    return table(heads, rows)

@@ -20,7 +20,13 @@ from delayed_queue.db.resilience import write_by_halves
 from delayed_queue.logs import described, log
 from delayed_queue.messages import MILLISECOND
 from delayed_queue.observe import store
-from delayed_queue.observe.overview import MAX_KINDS, QueueDepth, estimated_depths, find_kinds
+from delayed_queue.observe.overview import (
+    EXACT,
+    MAX_KINDS,
+    QueueDepth,
+    estimated_depths,
+    find_kinds,
+)
 from delayed_queue.observe.store import CountsRow, DepthRow, Window
 
 MINUTE: Final = timedelta(minutes=1)
@@ -240,8 +246,8 @@ def window_of(span: timedelta, step: timedelta, *, using: str = DEFAULT_DB_ALIAS
     return Window(until - span // MINUTE, until, width)
 
 
-def read(kind: str, window: Window, *, exact_to: int, using: str = DEFAULT_DB_ALIAS) -> History:
-    """Return a queue's history; counts of ``exact_to`` and more were estimated."""
+def read(kind: str, window: Window, *, using: str = DEFAULT_DB_ALIAS) -> History:
+    """Return a queue's history."""
     # The step before the window gives the growth of its first step.
     wide = window._replace(since=window.since - window.step)
     sampled = store.sampled(wide, using=using)
@@ -250,7 +256,7 @@ def read(kind: str, window: Window, *, exact_to: int, using: str = DEFAULT_DB_AL
         is_run, bucket = divmod(place, _BUCKETS)
         (steps[minute].runs if is_run else steps[minute].lateness)[bucket] = count
     for before, step in pairwise(steps.values()):
-        step.came_in = _came_in(before.stored, step, exact_to)
+        step.came_in = _came_in(before.stored, step)
     return History(window, list(steps.values())[1:], _deploys(sampled))
 
 
@@ -293,8 +299,9 @@ def _step(
     return Step(minute, width, is_sampled, *depths, *counts)
 
 
-def _came_in(before: int | None, step: Step, exact_to: int) -> int | None:
-    if before is None or step.stored is None or max(before, step.stored) >= exact_to:
+def _came_in(before: int | None, step: Step) -> int | None:
+    """Return the arrivals; unknown where the depths were estimated."""
+    if before is None or step.stored is None or max(before, step.stored) >= EXACT:
         return None
     return max(step.stored - before + step.done + step.died + step.expired, 0)
 

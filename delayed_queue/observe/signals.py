@@ -1,18 +1,7 @@
 """Django signals of the worker, and the receivers that write its log.
 
-Each is sent with ``send_robust``: a receiver that fails is logged and changes nothing.
-
-``leased(sender, envelopes)`` after a claim; ``acknowledged(sender, envelopes)`` after the
-deletion committed; ``expired(sender, envelopes)`` after messages were deleted because no handler
-had started them in time; ``failed(sender, envelope, error, delay)`` after a retry was scheduled;
-``dead(sender, envelope, reason, error)`` after a message became a dead letter, ``error`` being
-the exception that its handler raised; ``refused(sender, envelope, error, sqlstate)`` when the
-database refuses a write about a message, once per attempt;
-``worker_started(sender)``, ``worker_stopped(sender)``. The sender is the worker.
-
-``process_died(sender, process, pid, exit_code, messages)`` is sent by the supervisor, after the
-messages of a dead process were released: ``exit_code`` is negative for a signal, ``messages`` are
-the (queue, key) of those in flight.
+Each is sent with ``send_robust``: a receiver that fails is logged and changes nothing. The sender
+is the worker; ``process_died`` is sent by the supervisor. The guide lists their arguments.
 """
 
 from __future__ import annotations

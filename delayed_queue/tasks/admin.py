@@ -21,7 +21,7 @@ from delayed_queue.admin.history import Figure, figure_of
 from delayed_queue.admin.lists import AFTER
 from delayed_queue.admin.operating import OperatingAdmin
 from delayed_queue.admin.rows import RowState, state_of
-from delayed_queue.models import Message, StoredBatch
+from delayed_queue.models import Message
 from delayed_queue.observe.history import window_of
 from delayed_queue.observe.overview import MAX_KINDS
 from delayed_queue.tasks.ids import id_at
@@ -222,14 +222,7 @@ class TaskResultAdmin(OperatingAdmin):
         key = formats.key_label(row.message.key)
         if self.admin_site.is_registered(Message):
             key = formats.link(self.url("delayed_queue_message_change", row.message.pk), key)
-        return format_html("{} {} {}", key, formats.waiting(row.message), self._batch_of(row))
-
-    def _batch_of(self, row: Any) -> SafeString | str:
-        batch_id = row.message.batch_id
-        if batch_id is None or not self.admin_site.is_registered(StoredBatch):
-            return ""
-        url = self.url("delayed_queue_storedbatch_change", batch_id)
-        return formats.link(url, f"{_('batch')} {batch_id}")
+        return format_html("{} {}", key, formats.waiting(row.message))
 
     @admin.display(description=_("timeline"))
     def times(self, row: Any) -> SafeString:

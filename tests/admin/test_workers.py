@@ -272,15 +272,6 @@ def test_a_silent_worker_says_what_became_of_its_messages(admin_client: Client):
     assert f"?q=lease%3A{worker.holder}" in html
 
 
-def test_what_a_silent_worker_told_last_is_not_of_now_on_its_page_either(admin_client: Client):
-    told = {"orders": 123.0}
-    for silent_for, is_told in ((0, True), (90, False)):
-        worker = enlist(f"worker-{silent_for}", silent_for=silent_for, rates=told)
-        Worker.objects.filter(pk=worker.pk).update(in_flight=4321)
-        html = page(admin_client, f"{WORKERS}{worker.pk}/change/")
-        assert ("123/s" in html) == ("4,321" in html) == is_told
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_workers_leases_begin_with_what_its_row_says():
     release, held = threading.Event(), threading.Event()
