@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 from delayed_queue.http.callbacks.calls import Failure, new_secret, sign
@@ -39,21 +37,6 @@ def test_the_verification_in_python() -> None:
     assert not is_ours(new_secret(), headers, BODY)
     assert not is_ours(secret, headers, BODY + b" ")
     assert not is_ours(secret, sign([secret], "msg_1", int(time.time()) - 301, BODY), BODY)
-
-
-def test_the_verification_by_hand(tmp_path: Path) -> None:
-    """With openssl and standard shell commands."""
-    secret = new_secret()
-    headers = sign([secret], "msg_1", 1767225600, BODY)
-    (tmp_path / "body.json").write_bytes(BODY)
-    given = {
-        "SECRET": secret,
-        "WEBHOOK_ID": headers["webhook-id"],
-        "WEBHOOK_TIMESTAMP": headers["webhook-timestamp"],
-    }
-    command = ["sh", "-c", snippet("shell", "openssl")]
-    printed = subprocess.check_output(command, env={**os.environ, **given}, cwd=tmp_path)
-    assert printed.decode().strip() == headers["webhook-signature"]
 
 
 def test_the_verification_in_javascript() -> None:
