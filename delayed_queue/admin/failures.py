@@ -28,7 +28,7 @@ from delayed_queue.queue import bulk
 from delayed_queue.queue.fingerprints import describe
 from delayed_queue.queue.store.dead_letters import GROUP_CAP, MAX_GROUPS, GroupRow
 
-_SHOWN: Final = 25
+_SHOWN: Final = 20
 _RUN_TEXT: Final = _(
     "Workers carry it out, oldest dead letters first. Messages that die from now on "
     "are not included."

@@ -130,7 +130,7 @@ class ListAdmin(_Base):
     change_list_template = "admin/delayed_queue/keyset_change_list.html"
     object_history_template = "admin/delayed_queue/object_history.html"
     list_filter: ClassVar[Any] = ()
-    list_per_page = 100
+    list_per_page = 50
     list_max_show_all = 0
     empty_value_display = "—"
     show_full_result_count = False

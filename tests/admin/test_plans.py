@@ -40,7 +40,7 @@ SAMPLED_PAGES: Final = 300
 # Without the mark, a run of this file alone would fill the real database, not the one for tests.
 pytestmark = pytest.mark.django_db
 
-PAGE: Final = 101
+PAGE: Final = 51
 IN_FLIGHT: Final = 10_000
 DEAD_KEYS: Final = "dead_letter_key"
 DEAD_OF_GROUP: Final = "dead_letter_of_group"
