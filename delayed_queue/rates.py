@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -71,8 +70,8 @@ class Credit:
         self._lots: deque[tuple[float, int]] = deque()
 
     def add(self, expires_at: float, count: int) -> None:
-        """Add permits that can be used before ``expires_at``."""
-        insort(self._lots, (expires_at, count))
+        """Add permits that can be used before ``expires_at``, later than those that are there."""
+        self._lots.append((expires_at, count))
         self.count += count
 
     def expire(self, now: float) -> None:
@@ -80,16 +79,14 @@ class Credit:
         while self._lots and self._lots[0][0] <= now:
             self.count -= self._lots.popleft()[1]
 
-    def use(self, count: int) -> float:
-        """Use permits that are there; return when the first of them would have expired."""
+    def use(self, count: int) -> None:
+        """Use permits that are there."""
         self.count -= count
-        first = self._lots[0][0]
         while count:
             expires_at, found = self._lots.popleft()
             if found > count:
                 self._lots.appendleft((expires_at, found - count))
             count -= min(found, count)
-        return first
 
 
 # A room grows by one call after N successes for each call that fits.

@@ -7,7 +7,7 @@ import threading
 import time
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -29,17 +29,6 @@ KEEP_SECONDS: Final = 1.0
 MAX_BUCKETS: Final = 10_000
 
 _ZERO: Final = timedelta(0)
-
-
-class Hold(NamedTuple):
-    """Permits that can be given back; or none, and the time to wait for them.
-
-    ``until``: when unused permits are lost, by ``time.monotonic()``.
-    """
-
-    wait: timedelta
-    until: float = 0.0
-    n: int = 0
 
 
 class SharedRate:
@@ -74,29 +63,13 @@ class SharedRate:
         rollback returns the permits; so take them before the transaction. Raises
         ResourceUnavailable while the database is away.
         """
-        return self.hold(n).wait
+        found = self.at_hand(n)
+        return self._bucket.fetch(n) if found is None else found
 
     async def atake(self, n: int = 1) -> timedelta:
         """Like ``take()``; uses a thread only if the database is needed."""
-        return (await self.ahold(n)).wait
-
-    def hold(self, n: int = 1) -> Hold:
-        """Like ``take()``; permits taken outside a transaction can be given back."""
-        found = self._at_hand(n)
-        return self._bucket.fetch(n) if found is None else found
-
-    async def ahold(self, n: int = 1) -> Hold:
-        """Like ``hold()``; uses a thread only if the database is needed."""
-        found = self._at_hand(n)
+        found = self.at_hand(n)
         return await sync_to_async(self._bucket.fetch)(n) if found is None else found
-
-    def give_back(self, hold: Hold) -> None:
-        """Return unused permits to this process; once per hold.
-
-        Like all permits they are lost a second after they came from the database. Permits of a
-        transaction are only returned by its rollback.
-        """
-        self._bucket.give_back(hold)
 
     def left(self) -> timedelta:
         """Return how long this process expects no free permit; takes none."""
@@ -104,10 +77,6 @@ class SharedRate:
 
     def at_hand(self, n: int = 1) -> timedelta | None:
         """Like ``take()`` without the database; None where that is needed."""
-        found = self._at_hand(n)
-        return None if found is None else found.wait
-
-    def _at_hand(self, n: int) -> Hold | None:
         if type(n) is not int or not 1 <= n <= self.burst:
             raise InvalidConfiguration(f"n must be from 1 to the burst of {self.burst}, not {n!r}.")
         return self._bucket.at_hand(n)
@@ -129,14 +98,14 @@ class _Bucket:
         self._lock = threading.Lock()
         self._asking = threading.Lock()
 
-    def at_hand(self, n: int) -> Hold | None:
-        """Return permits, or the time without any; None if the database is needed."""
+    def at_hand(self, n: int) -> timedelta | None:
+        """Use permits, or return the time without any; None if the database is needed."""
         with self._lock:
             now = time.monotonic()
             self._credit.expire(now)
             if self._credit.count >= n:
                 return self._use(n)
-            return Hold(timedelta(seconds=self._ask_at - now)) if now < self._ask_at else None
+            return timedelta(seconds=self._ask_at - now) if now < self._ask_at else None
 
     def left(self) -> timedelta:
         with self._lock:
@@ -145,21 +114,16 @@ class _Bucket:
             wait = 0.0 if self._credit.count else max(self._ask_at - now, 0.0)
             return timedelta(seconds=wait)
 
-    def give_back(self, hold: Hold) -> None:
-        with self._lock:
-            if hold.n and time.monotonic() < hold.until:
-                self._credit.add(hold.until, hold.n)
-
-    def fetch(self, n: int) -> Hold:
+    def fetch(self, n: int) -> timedelta:
         if connections[self._using].in_atomic_block:
             # Other threads must not use permits that a rollback would return.
-            return Hold(self._ask(n, n)[1])
+            return self._ask(n, n)[1]
         with self._asking:
             # Another thread may have fetched enough meanwhile.
             found = self.at_hand(n)
             return self._fetch(n) if found is None else found
 
-    def _fetch(self, n: int) -> Hold:
+    def _fetch(self, n: int) -> timedelta:
         asked_at = time.monotonic()
         with self._lock:
             least = max(n - self._credit.count, 1)
@@ -173,9 +137,9 @@ class _Bucket:
                 self._ask_at = max(asked_at + self._chunk * self._interval / 1e6, self._ask_at)
             if not granted:
                 self._ask_at = max(time.monotonic() + wait.total_seconds(), self._ask_at)
-                return Hold(timedelta(seconds=max(self._ask_at - time.monotonic(), 1e-6)))
+                return timedelta(seconds=max(self._ask_at - time.monotonic(), 1e-6))
             if self._credit.count < n:  # some were used or expired meanwhile
-                return Hold(timedelta(microseconds=math.ceil(self._interval)))
+                return timedelta(microseconds=math.ceil(self._interval))
             return self._use(n)
 
     def _ask(self, least: int, most: int) -> tuple[int, timedelta]:
@@ -184,9 +148,9 @@ class _Bucket:
         )
         return granted, timedelta(microseconds=wait)
 
-    def _use(self, n: int) -> Hold:
-        # All of them are usable until the first one expires.
-        return Hold(_ZERO, self._credit.use(n), n)
+    def _use(self, n: int) -> timedelta:
+        self._credit.use(n)
+        return _ZERO
 
 
 @lru_cache(maxsize=MAX_BUCKETS)

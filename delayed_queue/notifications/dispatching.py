@@ -25,7 +25,6 @@ from delayed_queue.db.gathering import LoopGathering, LoopLocal
 from delayed_queue.db.resilience import is_unavailable, repeat
 from delayed_queue.exceptions import ResourceUnavailable
 from delayed_queue.http.callbacks.calls import least_wait
-from delayed_queue.http.rates import Hold
 from delayed_queue.notifications import services
 from delayed_queue.notifications.channels import Route, routes_of, throttle_of
 from delayed_queue.notifications.conf import get_settings
@@ -133,13 +132,12 @@ class Attempt:
                 return None
             if (end := await self._add_extras()) is not None:
                 return end
-        permit = await _admitted(route)
-        if permit.wait:
-            self._pauses.append(permit.wait)
+        if pause := await _admitted(route):
+            self._pauses.append(pause)
             return None
         end = await self._held_back(route)
         if end is not None:
-            await _spare(route, permit)
+            await _spare(route)
             return end
         outcome = await self._call(route)
         return self._judged(outcome, route)
@@ -160,8 +158,7 @@ class Attempt:
     async def _held_back(self, route: Route) -> Settlement | None:
         """Return how the attempt ends before a call that could be made; None if it may be made.
 
-        The recipient's permit is taken after the provider's: an unused permit of a provider can be
-        given to another message, one of the recipient cannot.
+        The recipient's permit is taken after the provider's, whose permits come much sooner.
         """
         if is_late(self._outgoing):
             return self._end_unsent(Status.EXPIRED)
@@ -257,29 +254,25 @@ def _first(routes: Sequence[Route]) -> Route:
     return next((each for each in routes if not each.circuit.is_open), routes[0])
 
 
-async def _admitted(route: Route) -> Hold:
-    """Return a permit to call the provider now, or how long it may not be called."""
+async def _admitted(route: Route) -> timedelta:
+    """Return zero if the provider may be called now, or how long it may not."""
     timeout = time.monotonic() + get_settings().WAIT.total_seconds()
     if route.circuit.left() or not await _entered(route):
-        return Hold(route.circuit.left() or _POSTPONED)
+        return route.circuit.left() or _POSTPONED
     if pause := route.circuit.wait():
         await _leave(route, None)
-        return Hold(pause)
-    if route.rate is None:
-        return Hold(pause)
-    while (permit := await route.rate.ahold()).wait:
-        if time.monotonic() + permit.wait.total_seconds() > timeout:
-            await _spare(route, None)
-            return permit
-        await asyncio.sleep(permit.wait.total_seconds())
-    return permit
+        return pause
+    while route.rate is not None and (pause := await route.rate.atake()):
+        if time.monotonic() + pause.total_seconds() > timeout:
+            await _spare(route)
+            return pause
+        await asyncio.sleep(pause.total_seconds())
+    return _NOW
 
 
-async def _spare(route: Route, permit: Hold | None) -> None:
-    """Give back what was taken for a call that is not made."""
+async def _spare(route: Route) -> None:
+    """Give back the probe and the room of a call that is not made."""
     route.circuit.spare()
-    if route.rate is not None and permit is not None:
-        route.rate.give_back(permit)
     await _leave(route, None)
 
 

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any, Final
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test.utils import CaptureQueriesContext
 
@@ -70,12 +69,6 @@ def test_a_raised_rate_or_a_smaller_burst_holds_at_once(rate: float, burst: int)
     took("a", burst, burst, at=0, rate=rate, burst=burst)
     assert took("a", 1, 1, at=1_000, rate=10, burst=1) == (0, 100_000)
     assert took("a", 1, 1, at=101_000, rate=10, burst=1) == (1, 0)
-
-
-def test_a_raised_rate_of_a_process_holds_at_once():
-    assert SharedRate("a", 1 / 86_400, 1).take() == ZERO
-    assert SharedRate("a", 1 / 86_400, 1).take() > timedelta(hours=23)
-    assert SharedRate("a", 10, 1).take() < timedelta(seconds=1)
 
 
 @pytest.mark.parametrize("rate", [0.5, 3, 7, 333.3, 5_000, 100_000])
@@ -176,62 +169,17 @@ def test_in_a_transaction_no_permit_is_taken_ahead():
     assert Rate.objects.get().granted == 1
 
 
-def test_atake_is_the_same():
-    async def take() -> list[timedelta]:
-        rate = SharedRate("a", 0.1, 2)
-        return [await rate.atake() for _ in range(3)]
-
-    first, second, third = async_to_sync(take)()
-    assert (first, second) == (ZERO, ZERO)
-    assert third > ZERO
-
-
-def test_what_is_given_back_is_used_next(clock: list[float], django_assert_num_queries):
-    rate = SharedRate("a", 0.001, 5)
-    holds = [rate.hold(3), rate.hold(2)]
-    assert [each.wait for each in holds] == [ZERO, ZERO]
-    for each in holds:
-        rate.give_back(each)
-    with django_assert_num_queries(0):
-        assert [rate.left(), rate.take(4), rate.take()] == [ZERO] * 3
+def test_what_is_left_takes_no_permit():
+    rate = SharedRate("a", 0.001, 1)
+    assert [rate.left(), rate.left(), rate.take()] == [ZERO] * 3
     assert rate.take() > ZERO
     assert rate.left() > ZERO
-
-
-def test_what_is_given_back_lasts_no_longer_than_it_would_have(clock: list[float]):
-    """After any number of returns; a refusal adds none either."""
-    rate = SharedRate("a", 0.001, 1)
-    hold = rate.hold()
-    for _ in range(9):
-        clock[0] += 0.1
-        rate.give_back(hold)
-        hold = rate.hold()
-        assert hold.wait == ZERO
-    clock[0] += 0.1
-    rate.give_back(hold)
-    refused = rate.hold()
-    assert refused.wait > ZERO
-    rate.give_back(refused)
-    assert rate.take() > ZERO
-
-
-def test_of_some_taken_ahead_those_that_end_first_are_used_first(clock: list[float]):
-    rate = SharedRate("a", 1000, 1000)
-    early = rate.hold(100)
-    clock[0] += 0.5
-    late = rate.hold()
-    assert late.until == early.until + 0.5
-    rate.give_back(late)
-    rate.give_back(early)
-    assert rate.hold(100).until == early.until
-    clock[0] += 0.5
-    assert rate.hold(100).until == late.until
 
 
 def test_what_a_transaction_took_comes_back_by_its_rollback_alone():
     rate = SharedRate("a", 0.001, 1)
     with transaction.atomic():
-        rate.give_back(rate.hold())
+        assert rate.take() == ZERO
         assert rate.take() > ZERO
         transaction.set_rollback(True)
     assert rate.take() == ZERO

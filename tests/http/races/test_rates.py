@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Final
 
 import psycopg
@@ -82,20 +81,6 @@ def test_twenty_threads_share_what_their_process_took_ahead():
     rate = SharedRate("a", 0.001, 15)
     answers = together([rate.take] * 20)
     assert answers.count(ZERO) == 15
-
-
-def test_what_threads_give_back_at_once_others_use_and_nobody_twice(monkeypatch):
-    monkeypatch.setattr("delayed_queue.http.rates.time", SimpleNamespace(monotonic=lambda: 1000.0))
-    rate = SharedRate("a", 0.001, 15)
-
-    def give_back() -> bool:
-        hold = rate.hold()
-        rate.give_back(hold)
-        return hold.n == 1
-
-    for _ in range(5):
-        assert any(together([give_back] * 20))
-    assert together([rate.take] * 20).count(ZERO) == 15
 
 
 def test_a_rollback_puts_the_permits_back_and_nobody_has_used_them():
