@@ -14,7 +14,7 @@ from delayed_queue.notifications.intake import Accepted, Refused
 from delayed_queue.notifications.models import Notification, Status, Suppression
 from delayed_queue.notifications.recipients import recipient_hash
 from tests.notifications.configured import configure
-from tests.notifications.requests import email, sms, template, webhook
+from tests.notifications.requests import email, sms, template
 
 pytestmark = pytest.mark.django_db
 
@@ -27,22 +27,6 @@ def accepted(raw, **values) -> Accepted:
     (answer,) = accept(raw, **values)
     assert isinstance(answer, Accepted), answer
     return answer
-
-
-def test_n1_a_request_becomes_a_row_and_a_message():
-    answer = accepted(sms(priority="urgent"))
-    row = Notification.objects.get()
-    assert (answer.id, answer.status) == (row.id, Status.ENQUEUED)
-    assert (row.tenant, row.recipient) == ("shop", "+40721234567")
-    envelope = services.queue_of("urgent", "sms").try_poll()
-    assert envelope is not None
-    assert (envelope.key, envelope.payload) == (str(row.id), None)
-
-
-def test_n1_a_refused_one_leaves_nothing_and_the_others_are_stored():
-    answers = accept(email(), email(to="ada"), webhook(), 7)
-    assert [type(each) for each in answers] == [Accepted, Refused, Accepted, Refused]
-    assert Notification.objects.count() == 2
 
 
 @pytest.mark.parametrize("days", [-40, 40])
@@ -127,9 +111,3 @@ def test_n9_the_last_version_of_a_template_counts_unless_one_is_named():
     assert list(Notification.objects.order_by("id").values_list("body", "template_version")) == [
         ("two", 2), ("one", 1),
     ]  # fmt: skip
-
-
-def test_n4_a_batch_costs_statements_by_lane_not_by_request(django_assert_max_num_queries):
-    raws = [email(dedupeKey=str(n)) for n in range(500)] + [sms() for _ in range(500)]
-    with django_assert_max_num_queries(10):
-        accept(*raws)

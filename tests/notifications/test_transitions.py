@@ -9,7 +9,7 @@ from django.db import IntegrityError, transaction
 
 from delayed_queue import DelayedQueue
 from delayed_queue.notifications import managing, services, sweeping
-from delayed_queue.notifications.models import Delivery, Notification, Status, Suppression
+from delayed_queue.notifications.models import Delivery, Notification, Status
 from delayed_queue.notifications.settling import CALLBACK_QUEUE, IN_DOUBT, Call, Settlement
 from tests.notifications.factories import (
     begin,
@@ -35,22 +35,6 @@ def outcomes(notification: Notification) -> list[str]:
 
 def in_an_hour() -> datetime:
     return datetime.now(UTC) + timedelta(hours=1)
-
-
-def test_n3_from_enqueued_over_processing_to_sent():
-    notification, _, begun = started()
-    assert (begun.id, begun.attempt, begun.was_interrupted) == (notification.id, 1, False)
-    assert (begun.recipient, begun.body) == ("ada@example.org", "Hello, Ada.")
-    notification.refresh_from_db()
-    assert notification.status == Status.PROCESSING
-
-    assert finish(begun, [SENT]) == Status.SUCCESSFULLY_PROCESSED
-    notification.refresh_from_db()
-    assert notification.status == Status.SUCCESSFULLY_PROCESSED
-    assert (notification.provider, notification.provider_id) == ("smtp", "<id@example.org>")
-    assert notification.ended_at is not None
-    delivery = notification.deliveries.get()
-    assert (delivery.attempt, delivery.outcome, delivery.duration_ms) == (1, "sent", 200)
 
 
 def test_n3_beginning_twice_under_one_lease_counts_one_attempt():
@@ -131,20 +115,6 @@ def test_n3_what_is_written_twice_is_told_once():
     assert outcomes(notification) == ["refused"]
 
 
-def test_n3_failed_for_good_and_retried_by_an_operator():
-    notification, envelope, begun = started()
-    assert fail(begun, [REFUSED], "refused") == Status.FAILED
-    envelope.acknowledge()
-    notification.refresh_from_db()
-    assert (notification.status, notification.error_class) == (Status.FAILED, "550")
-
-    assert managing.retry(notification.id)
-    assert not managing.retry(notification.id)
-    again = begin(lease(notification))
-    assert again is not None
-    assert again.attempt == 2
-
-
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
 def test_n8_what_ends_unsent_though_it_may_have_been_sent_says_so(end):
     notification, _, begun = started(expires_at=in_an_hour())
@@ -156,21 +126,6 @@ def test_n8_what_ends_unsent_though_it_may_have_been_sent_says_so(end):
         assert sweeping.expire_overdue() == 1
     notification.refresh_from_db()
     assert notification.outcome == f"{end}, in doubt"
-
-
-@pytest.mark.parametrize("category", ["", "offers"])
-def test_n9_a_suppressed_one_is_never_handed_out(category):
-    notification = enqueue(category="offers")
-    Suppression.objects.create(channel="email", recipient_hash=b"\x01" * 16, category=category)
-    assert begin(lease(notification)) is None
-    notification.refresh_from_db()
-    assert (notification.status, notification.outcome) == (Status.CANCELLED, "suppressed")
-
-
-def test_n9_an_opt_out_of_another_category_does_not_matter():
-    notification = enqueue(category="receipts")
-    Suppression.objects.create(channel="email", recipient_hash=b"\x01" * 16, category="offers")
-    assert begin(lease(notification)) is not None
 
 
 def test_n3_what_waits_without_a_message_is_failed_and_can_be_retried():

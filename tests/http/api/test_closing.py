@@ -71,11 +71,6 @@ def test_who_waits_for_a_claim_gets_what_it_brings(waiting_pops, other):
     assert (job.job_id, Message.objects.get().attempts) == ("a", 1)
 
 
-def test_who_comes_after_a_drain_does_not_wait(waiting_pops: WaitingPops):
-    waiting_pops.drain()
-    assert asyncio.run(wait(waiting_pops, Pop("a"))) == []
-
-
 def test_draining_again_and_again_ends_all_waits(waiting_pops, caplog):
     """As by a second signal: some waits are about to end by then."""
     with waiting(waiting_pops, *(Pop(f"topic-{n}") for n in range(10))) as waits:
