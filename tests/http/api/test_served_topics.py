@@ -115,12 +115,6 @@ def test_nothing_of_it_is_listed_or_found_by_its_id(caller: Client) -> None:
     assert DeadLetter.objects.filter(id=letter).exists()
 
 
-def test_its_metrics_need_a_verb_of_their_own(make_client: Callable[..., Client]) -> None:
-    others = make_client("others", verbs=["add", "read", "delete", "consume", "manage"])
-    assert others.get("/queue/metrics").status_code == 403
-    assert INTERNAL in make_client("p", verbs=["metrics"]).get("/queue/metrics").content.decode()
-
-
 def test_what_is_served_goes_on_as_the_token_says(make_client: Callable[..., Client]) -> None:
     everything, mail = make_client("all"), make_client("mail", topics=["mail.*"])
     for topic in ("orders", "mail.daily"):
