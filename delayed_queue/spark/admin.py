@@ -1,4 +1,4 @@
-"""The pipeline's reports: the latest, its plots, and links to the ones before it."""
+"""The page of the pipeline's last report, and its plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext_lazy as _
 
 from delayed_queue.admin.lists import ListAdmin
-from delayed_queue.admin.rows import find
 from delayed_queue.spark.models import PipelineReport
 from delayed_queue.spark.pipeline.measures import Table, tables_of
 
@@ -25,7 +24,6 @@ _PLOTS: Final = {
     "backlog": _("Backlog, and when it falls due"),
     "reasons": _("Why messages died"),
 }
-_LISTED: Final = 30
 # Titles and heads of the report's tables, translated.
 _WORDS: Final = {
     "Ended messages": _("Ended messages"), "Why messages died": _("Why messages died"),
@@ -49,7 +47,16 @@ class PipelineReportAdmin(ListAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        return self._report_page(request, self.get_queryset(request).order_by("-id").first())
+        report = self.get_queryset(request).order_by("id").last()
+        context: dict[str, Any] = {"title": _("Pipeline report"), "report": report}
+        if report is not None:
+            ends = {name: report.figures.get(name) for name in ("since", "until")}
+            context |= {
+                **{name: datetime.fromisoformat(text) for name, text in ends.items() if text},
+                "tables": [_translated(each) for each in tables_of(report.figures)],
+                "plots": [each for each in _PLOTS.items() if each[0] in report.plots],
+            }
+        return self.page(request, "delayed_queue_spark/report", context)
 
     def change_view(
         self,
@@ -58,11 +65,7 @@ class PipelineReportAdmin(ListAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        report = find(self.get_queryset(request), object_id)
-        response = self._report_page(request, report)
-        if report is None:
-            raise Http404
-        return response
+        return self.changelist_view(request)
 
     def plot_view(self, request: HttpRequest, pk: int, plot: str) -> HttpResponse:
         """Return a plot as PNG."""
@@ -78,20 +81,6 @@ class PipelineReportAdmin(ListAdmin):
         # A stored plot never changes.
         headers = {"Cache-Control": "private, max-age=86400, immutable"}
         return HttpResponse(image, content_type="image/png", headers=headers)
-
-    def _report_page(self, request: HttpRequest, report: PipelineReport | None) -> HttpResponse:
-        rows = self.get_queryset(request).order_by("-id").values_list("id", "created_at")
-        context: dict[str, Any] = {
-            "title": _("Pipeline report"), "report": report, "earlier": list(rows[:_LISTED]),
-        }  # fmt: skip
-        if report is not None:
-            ends = {name: report.figures.get(name) for name in ("since", "until")}
-            context |= {
-                **{name: datetime.fromisoformat(text) for name, text in ends.items() if text},
-                "tables": [_translated(each) for each in tables_of(report.figures)],
-                "plots": [each for each in _PLOTS.items() if each[0] in report.plots],
-            }
-        return self.page(request, "delayed_queue_spark/report", context)
 
 
 def _translated(table: Table) -> dict[str, Any]:

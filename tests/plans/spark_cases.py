@@ -111,7 +111,7 @@ ARCHIVES: Final = [
     *cases("ADVANCE_ARCHIVE", _ARCHIVE, id=1_002_600, state="written", to="pruned", files=None,
            rows=None, deleted=1, changed=0),
     *cases("DROP_ARCHIVE", _ARCHIVE, id=1_002_600),
-    *cases("SAVE_REPORT", "delayed_queue_report_pkey", figures="{}", plots="{}", keep=30, n=130),
+    *cases("SAVE_REPORT", "delayed_queue_report_pkey", figures="{}", plots="{}", n=130),
 ]  # fmt: skip
 
 SPARK_CASES: Final = [*ARCHIVES, *CHUNKS_OF_JOBS, *MERGES, *STREAMS]

@@ -22,19 +22,15 @@ _MAX_MINUTES: Final = 24 * 60
 _HOURS: Final = 24
 
 # A fact is a message that ended: the same columns for drained messages and for dead letters.
-_OF_BOTH: Final = ("key", "CAST(attempts AS INT) AS attempts", "CAST(headers AS STRING) AS headers")
 _DRAINED: Final = (
-    "coalesce(kind, '') AS kind", *_OF_BOTH, "CAST(created_at AS TIMESTAMP) AS created_at",
+    "coalesce(kind, '') AS kind", "CAST(attempts AS INT) AS attempts",
+    "CAST(created_at AS TIMESTAMP) AS created_at",
     "CAST(scheduled_at_initially AS TIMESTAMP) AS scheduled_at",
     "CAST(drained_at AS TIMESTAMP) AS finished_at", "'done' AS outcome",
     *(f"CAST(NULL AS STRING) AS {name}" for name in ("reason", "error", "fingerprint")),
 )  # fmt: skip
-DRAINED_SCHEMA: Final = (
-    "kind string, key string, attempts int, headers string, created_at timestamp, "
-    "scheduled_at_initially timestamp, drained_at timestamp"
-)
 _DEAD: Final = (
-    "pKind AS kind", "pKey AS key", *_OF_BOTH[1:],
+    "pKind AS kind", "CAST(attempts AS INT) AS attempts",
     "timestamp_millis(CAST(createdAt AS BIGINT)) AS created_at",
     "timestamp_millis(CAST(scheduledAtInitially AS BIGINT)) AS scheduled_at",
     "timestamp_millis(CAST(diedAt AS BIGINT)) AS finished_at", "'dead' AS outcome",
@@ -42,12 +38,12 @@ _DEAD: Final = (
 )  # fmt: skip
 # Columns of the table of dead letters that a report reads.
 DEAD_COLUMNS: Final = (
-    "id", "pKind", "pKey", "attempts", "headers", "reason", "lastError", "fingerprint",
-    "scheduledAtInitially", "createdAt", "diedAt",
+    "id", "pKind", "attempts", "reason", "lastError", "fingerprint", "scheduledAtInitially",
+    "createdAt", "diedAt",
 )  # fmt: skip
 
 
-def drained_facts(frame: DataFrame, path: str = "") -> DataFrame:
+def drained_facts(frame: DataFrame, path: str) -> DataFrame:
     """Return a fact for each message that ``drain`` has written."""
     return _facts(frame, path, "drained_at", _DRAINED, "files of drain")
 

@@ -9,24 +9,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from delayed_queue.spark.database import database_now, fetch, steady
 from delayed_queue.spark.pipeline import measures
 from delayed_queue.spark.pipeline.cli import DONE, add_partitions, given, instant
 from delayed_queue.spark.pipeline.console import Console, aligned
-from delayed_queue.spark.pipeline.lake import KIND, read_lake
+from delayed_queue.spark.pipeline.lake import read_lake
 from delayed_queue.spark.pipeline.plots import draw
 from delayed_queue.spark.pipeline.session import Stopping, session
 from delayed_queue.spark.pipeline.tables import KNOWN, read_rows
-from delayed_queue.spark.pipeline.values import storable_json
 from delayed_queue.spark.settings import SparkSettings, partitions_on
 from delayed_queue.spark.store.archiving import SAVE_REPORT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-KEPT_REPORTS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +32,8 @@ class ReportOptions:
 
     drained: tuple[str, ...] = ()
     archives: tuple[str, ...] = ()
-    snapshot: str | None = None
     since: datetime | None = None
     until: datetime | None = None
-    uses_database: bool = True
-    facts: str | None = None
     out: Path | None = None
     partitions: int | None = None
 
@@ -75,10 +69,6 @@ def run(spark: SparkSession, options: ReportOptions, console: Console) -> Report
     now = database_now()
     facts = _facts(spark, options).persist()
     try:
-        if options.facts is not None:
-            facts.write.parquet(options.facts)
-            console.progress(f"facts are in {options.facts}")
-        waiting = _waiting(spark, options)
         figures: dict[str, Any] = {
             "created_at": now.isoformat(),
             "since": None if options.since is None else options.since.isoformat(),
@@ -86,7 +76,7 @@ def run(spark: SparkSession, options: ReportOptions, console: Console) -> Report
             "kinds": measures.measure_kinds(facts),
             "throughput": measures.measure_throughput(facts),
             "reasons": measures.measure_reasons(facts),
-            "backlog": [] if waiting is None else measures.measure_backlog(waiting, now),
+            "backlog": measures.measure_backlog(_waiting(spark, options.partitions), now),
         }
     finally:
         facts.unpersist()
@@ -94,9 +84,8 @@ def run(spark: SparkSession, options: ReportOptions, console: Console) -> Report
     if options.out is not None:
         _write(report, options.out)
         console.progress(f"report and plots are in {options.out}")
-    if options.uses_database:
-        _save(report)
-        console.progress("the admin shows the report")
+    _save(report)
+    console.progress("the admin shows the report")
     return report
 
 
@@ -106,12 +95,9 @@ def _facts(spark: SparkSession, options: ReportOptions) -> DataFrame:
     read = {path: read_lake(spark, path) for path in (*options.drained, *options.archives)}
     frames = [measures.drained_facts(read[path], path) for path in options.drained]
     frames += [measures.dead_facts(read[path], path) for path in options.archives]
-    if options.uses_database:
-        letters = KNOWN["dead-letters"]
-        stored = read_rows(spark, letters, measures.DEAD_COLUMNS, options.partitions)
-        frames.append(measures.dead_facts(stored))
-    nothing = measures.drained_facts(spark.createDataFrame([], measures.DRAINED_SCHEMA))
-    found = reduce(lambda left, right: left.unionByName(right), frames, nothing)
+    letters = KNOWN["dead-letters"]
+    stored = read_rows(spark, letters, measures.DEAD_COLUMNS, options.partitions)
+    found = reduce(lambda left, right: left.unionByName(right), frames, measures.dead_facts(stored))
     if options.since is not None:
         found = found.where(col("finished_at") >= lit(options.since))
     if options.until is not None:
@@ -119,17 +105,11 @@ def _facts(spark: SparkSession, options: ReportOptions) -> DataFrame:
     return found
 
 
-def _waiting(spark: SparkSession, options: ReportOptions) -> DataFrame | None:
+def _waiting(spark: SparkSession, partitions: int | None) -> DataFrame:
     """Return kind and schedule of the messages that have not ended."""
-    if options.snapshot is not None:
-        found = read_lake(spark, options.snapshot)
-    elif not options.uses_database:
-        return None
-    else:
-        reader = spark.read.format("delayed_queue").option("allQueues", "true")
-        reader = reader.schema("kind string, scheduled_at timestamp")
-        found = reader.options(**partitions_on(spark, options.partitions)).load()
-    return found.selectExpr(KIND, "CAST(scheduled_at AS TIMESTAMP) AS scheduled_at")
+    reader = spark.read.format("delayed_queue").option("allQueues", "true")
+    reader = reader.schema("kind string, scheduled_at timestamp")
+    return reader.options(**partitions_on(spark, partitions)).load()
 
 
 def _write(report: Report, directory: Path) -> None:
@@ -143,10 +123,7 @@ def _write(report: Report, directory: Path) -> None:
 
 def _save(report: Report) -> None:
     encoded = {name: base64.b64encode(data).decode() for name, data in report.plots.items()}
-    params = {
-        "figures": storable_json(report.figures), "plots": json.dumps(encoded),
-        "keep": KEPT_REPORTS, "now": None,
-    }  # fmt: skip
+    params = {"figures": json.dumps(report.figures), "plots": json.dumps(encoded), "now": None}
     with steady() as connection:
         fetch(connection, SAVE_REPORT, params)
 
@@ -155,12 +132,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--drained", action="append", default=[], metavar="PATH", help="files of drain")
     add("--archive", action="append", default=[], metavar="PATH", help="archived dead letters")
-    add("--snapshot", metavar="PATH", help="the backlog of this snapshot, not of the database")
     add("--since", type=instant, metavar="AT", help="messages that ended then or later")
     add("--until", type=instant, metavar="AT", help="messages that ended before then")
-    add("--no-database", dest="uses_database", action="store_false",
-        help="read only files; save nothing")  # fmt: skip
-    add("--facts", metavar="PATH", help="write one row for each ended message to Parquet")
     add("--out", type=Path, metavar="DIR", help="report.md, report.json and plots, on this machine")
     add_partitions(parser)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from delayed_queue.durations import check_duration
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
-from delayed_queue.handlers import storable
 from delayed_queue.messages import check_schedule, from_milliseconds, to_milliseconds
 
 _CLIPPED: Final = 40
@@ -77,19 +75,6 @@ def duration_of(value: Any) -> timedelta:
 
 def _clip(value: Any) -> str:
     return repr(value)[:_CLIPPED]
-
-
-def storable_json(value: Any) -> str:
-    """Return JSON that PostgreSQL stores as jsonb: NUL and lone surrogates are replaced."""
-    return json.dumps(_with_storable_texts(value), default=str)
-
-
-def _with_storable_texts(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {storable(str(name)): _with_storable_texts(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_storable_texts(each) for each in value]
-    return storable(value) if isinstance(value, str) else value
 
 
 def is_deeper(value: Any, most: int) -> bool:

@@ -165,18 +165,16 @@ FROM unnest(ARRAY[
 EXPORT_SNAPSHOT: Final[Template] = Template("SELECT pg_export_snapshot()")
 
 
-# Save a report and its plots, and drop all but the newest ``keep``, at most 100.
-# Reads: the primary key.
+# Save a report and its plots in place of the last one. Reads: the primary key.
 SAVE_REPORT: Final[LiteralString] = (
     CLOCK
     + """,
-outdated AS (
+last AS (
     DELETE FROM delayed_queue_report
     WHERE id = ANY (ARRAY(
         SELECT id
         FROM delayed_queue_report
-        ORDER BY id DESC
-        OFFSET %(keep)s::integer - 1
+        ORDER BY id
         LIMIT 100
     ))
 )

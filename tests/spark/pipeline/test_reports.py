@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue
+from delayed_queue.models import DeadLetter
+from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.spark.models import PipelineReport
 from delayed_queue.spark.pipeline import reports, snapshots
 from delayed_queue.spark.source.reader import exported
@@ -104,7 +106,22 @@ class TestReport:
         assert "| orders\\|json |" in text
         assert "![reasons](reasons.png)" in text
 
-    def test_of_no_files_and_no_database_nothing_has_ended(self, spark: Any) -> None:
-        report = reports.run(spark, reports.ReportOptions(uses_database=False), CONSOLE)
+    def test_letters_of_one_cause_are_one_row_without_their_values(
+        self, queue: DelayedQueue, spark: Any
+    ) -> None:
+        """Also those from before fingerprints."""
+        letters(4)
+        for n, letter in enumerate(DeadLetter.objects.all()):
+            text = f"no customer 'Alice {n}' in order {n}"
+            known = fingerprint(text, None) if n % 2 else ""
+            DeadLetter.objects.filter(pk=letter.pk).update(reason=text, fingerprint=known)
+        (reason,) = reports.run(spark, reports.ReportOptions(), CONSOLE).figures["reasons"]
+        assert (reason["reason"], reason["messages"]) == ("no customer '…' in order #", 4)
+
+    def test_of_an_empty_database_nothing_has_ended(self, queue: DelayedQueue, spark: Any) -> None:
+        for _ in range(2):
+            report = reports.run(spark, reports.ReportOptions(), CONSOLE)
         assert report.figures["kinds"] == report.figures["backlog"] == []
         assert report.markdown().endswith("Nothing has ended.")
+        # The last one takes the place of the one before.
+        assert PipelineReport.objects.get().figures == report.figures
