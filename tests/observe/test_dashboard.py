@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope
 from delayed_queue.observe.metrics import PrometheusInstrument, QueueCollector, exposition
-from delayed_queue.spark.pipeline.console import count
 from delayed_queue.worker.engine.worker import Worker
 from delayed_queue.worker.options import WorkerOptions
 from tests.support import documents
@@ -56,7 +55,7 @@ def asked() -> Iterator[tuple[str, set[str]]]:
 
 @pytest.fixture
 def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
-    """The labels of each metric in the exposition of a worker, and of a drain on Spark."""
+    """The labels of each metric in the exposition of a worker."""
     settings.DELAYED_QUEUE = {"INSTRUMENTS": [PrometheusInstrument(REGISTRY)]}
     for key in ("fails", "passes"):
         DelayedQueue("orders").offer_or_update(key, key)
@@ -66,7 +65,6 @@ def served(transactional_db: None, settings: Any) -> dict[str, set[str]]:
             raise ValueError
 
     Worker(WorkerOptions(burst=True), registry_of(orders=handle)).run()
-    count("drain", "orders", {"drained": 1})
     running = {"queue": "q", "key": "k", "thread": "t", "seconds": 1.0, "is_slow": False}
     worker_row(scanned="orders", scan_seconds=0.1, running=running)
     with raw_connection() as holder:

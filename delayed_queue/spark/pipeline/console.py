@@ -1,4 +1,4 @@
-"""The output of a command: progress, the result, metrics, and one sentence for an error."""
+"""The output of a command: progress, the result, and one sentence for an error."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from collections.abc import Sequence
+from typing import Any, Final, TextIO
 
 from delayed_queue.exceptions import DelayedQueueError
-
-if TYPE_CHECKING:
-    from prometheus_client import Counter
 
 
 class Console:
@@ -43,26 +38,6 @@ class Console:
         text = json.dumps(report, default=str) if self.as_json else "\n".join(lines)
         self._out.write(f"{text}\n")
         self._out.flush()
-
-
-@cache
-def messages() -> Counter | None:
-    """Return the counter of this process, in the registry of workers; None without Prometheus."""
-    if find_spec("prometheus_client") is None:
-        return None
-    from prometheus_client import Counter
-
-    return Counter(
-        "delayed_queue_pipeline_messages", "Messages of commands, by outcome.",
-        ["command", "queue", "outcome"],
-    )  # fmt: skip
-
-
-def count(command: str, queue: str, outcomes: Mapping[str, int]) -> None:
-    """Count messages by outcome, if there are metrics."""
-    if (found := messages()) is not None:
-        for outcome, number in outcomes.items():
-            found.labels(command, queue, outcome).inc(number)
 
 
 def aligned(rows: Sequence[Sequence[Any]], *, names: int = 1, gap: str = "  ") -> list[str]:

@@ -26,7 +26,7 @@ from delayed_queue.spark.pipeline.cli import (
     pair,
     whole,
 )
-from delayed_queue.spark.pipeline.console import Console, aligned, count
+from delayed_queue.spark.pipeline.console import Console, aligned
 from delayed_queue.spark.pipeline.handling import OUTCOMES, HandledPartition, Handling, ended_of
 from delayed_queue.spark.pipeline.lake import (
     FILES,
@@ -241,15 +241,12 @@ def _count_committed(query: StreamingQuery, found: Drained, console: Console) ->
 def _counted(progress: StreamingQueryProgress, found: Drained, console: Console) -> None:
     rows = progress.numInputRows
     found.batches += 1
-    outcomes = {"drained": rows}
     if found.ended is not None:
         ended = ended_of(JobKey(str(progress.id), progress.batchId))
         found.ended.update(ended)
-        outcomes = dict(ended)
         # A repeated task does not read what the dead one had settled.
         rows = max(rows, ended.total() - ended["lost"])
     found.messages += rows
-    count("drain", found.kind.rpartition("|")[0], outcomes)
     console.progress(f"batch {progress.batchId}: {rows:,} messages")
 
 

@@ -22,7 +22,7 @@ from delayed_queue.spark.pipeline.cli import (
     whole,
     zone,
 )
-from delayed_queue.spark.pipeline.console import Console, count
+from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.inputs import Input, checked, files_of
 from delayed_queue.spark.pipeline.offers import (
@@ -76,13 +76,6 @@ def run(spark: SparkSession, options: ImportOptions, console: Console) -> Offere
     name = id_of(stamps, {**asdict(options.source), "mode": options.mode})
     # The same id with other files or options is another job.
     options = replace(options, name=name if options.job is None else f"{options.job}-{name}")
-    report = _checked_first(spark, options, console)
-    if not report.is_dry_run:
-        count("import", options.source.rules.queue or "", report.parts)
-    return report
-
-
-def _checked_first(spark: SparkSession, options: ImportOptions, console: Console) -> Offered:
     console.progress(f"checking the records of {', '.join(options.source.paths)} …")
     try:
         return _run(spark, options, console, is_uncut=False)

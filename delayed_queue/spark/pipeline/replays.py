@@ -12,7 +12,6 @@ from delayed_queue.messages import MAX_KEY_LENGTH
 from delayed_queue.spark.database import check_database
 from delayed_queue.spark.pipeline.cli import DONE, add_offering, given, instant
 from delayed_queue.spark.pipeline.console import Console
-from delayed_queue.spark.pipeline.console import count as add_up
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.lake import KIND, read_lake
 from delayed_queue.spark.pipeline.offers import (
@@ -77,9 +76,7 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Offere
             if options.is_dry_run:
                 return found
             placed = _spread(unique, options.spread, count, job)
-            found = offer(placed, count, found, options.mode, console)
-    add_up("replay", "", found.parts)
-    return found
+            return offer(placed, count, found, options.mode, console)
 
 
 def _normal(source: DataFrame) -> DataFrame:

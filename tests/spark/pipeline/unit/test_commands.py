@@ -9,10 +9,9 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
-from prometheus_client import REGISTRY
 
 from delayed_queue.management.arguments import FORMAT, add_all
-from delayed_queue.spark.pipeline import cli, console
+from delayed_queue.spark.pipeline import cli
 from delayed_queue.spark.pipeline.bundles import bundle
 from delayed_queue.spark.pipeline.cli import DONE, FAILED, asked_name
 from delayed_queue.spark.pipeline.console import Console, aligned, sentence_of
@@ -125,13 +124,3 @@ class TestErrors:
     )
     def test_pages_become_a_sentence(self, text: str, sentence: str) -> None:
         assert sentence_of(RuntimeError(text)) == sentence
-
-
-class TestMetrics:
-    """The commands' metrics, for Prometheus."""
-
-    def test_what_became_of_messages(self) -> None:
-        console.count("drain", "measured", {"done": 3})
-        console.count("drain", "measured", {"done": 1})
-        labels = {"command": "drain", "queue": "measured", "outcome": "done"}
-        assert REGISTRY.get_sample_value("delayed_queue_pipeline_messages_total", labels) == 4
