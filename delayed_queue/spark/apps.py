@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-from delayed_queue.conf import register_section, section
-from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.conf import Rule, RuledSection, counts, optional, register_section, section
+from delayed_queue.spark.settings import MASTERS, SparkSettings
 
 
-class _SparkSection:
-    """``SparkSettings`` checks itself: drivers without Django have it, too."""
-
-    def made(self, value: Any) -> SparkSettings:
-        return SparkSettings.of(value)
-
-    def wrongs(self, value: Any) -> Iterator[tuple[str, str]]:
-        try:
-            SparkSettings.of(value)
-        except InvalidConfiguration as error:
-            yield " cannot be used.", str(error)
+def _is_master(value: Any) -> bool:
+    return isinstance(value, str) and MASTERS.fullmatch(value) is not None
 
 
-register_section("SPARK", _SparkSection())
+def _is_conf(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(each, str) for pair in value.items() for each in pair
+    )
+
+
+# Beside the class, which drivers without Django have, too.
+_RULES = {
+    "MASTER": optional(Rule(_is_master, "It must be local[…], spark://…, yarn or k8s://….")),
+    "MAX_CONNECTIONS": counts(1, 10_000),
+    "CONF": Rule(_is_conf, "It must be a dict of text by text."),
+}
+register_section("SPARK", RuledSection(SparkSettings, _RULES))
 
 
 def spark_settings() -> SparkSettings:

@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import replace
 
 from django.core.management import execute_from_command_line
 
@@ -47,7 +46,7 @@ def _serve_spark() -> None:
     os.environ[VARIABLE] = dsn_from_django(connections["default"].settings_dict)
     # Without Spark's web page, and with partitions for one machine.
     conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4"}
-    settings = replace(SparkSettings(), CORES=min(4, os.cpu_count() or 1), CONF=conf)
+    settings = SparkSettings(MAX_CONNECTIONS=4, CONF=conf)
     with session(settings, Console(), "demo") as spark:
         # Warm up while earlier acts still wait: the first job is slow.
         spark.range(1).selectExpr("md5(string(id))").collect()

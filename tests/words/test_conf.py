@@ -92,7 +92,14 @@ WRONG: dict[str, list[Any]] = {
         ApiSettings(WAITERS=0),
     ],
     "CALLBACKS": [None, [], {"ALLOWED_PORT": [8080]}, CallbackSettings(ALLOWED_PORTS=(0,))],
-    "SPARK": [None, [], {"MASTR": "yarn"}, {"MASTER": "moon"}, {"CORES": 0}],
+    "SPARK": [
+        None,
+        [],
+        {"MASTR": "yarn"},
+        {"MASTER": "moon"},
+        {"MAX_CONNECTIONS": None},
+        {"CONF": {"a": 1}},
+    ],
 }
 
 
@@ -110,7 +117,7 @@ def test_right_values(settings: LazySettings, key: str, value: Any):
     settings.DELAYED_QUEUE = {key: value}
     assert check_settings() == []
     if key in SECTIONS:
-        assert section(key) == (SECTIONS[key].of(value) if key == "SPARK" else value)
+        assert section(key) == (SparkSettings(**value) if isinstance(value, dict) else value)
     else:
         assert getattr(get_settings(), key) == value
 

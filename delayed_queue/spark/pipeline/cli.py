@@ -17,7 +17,7 @@ from delayed_queue.durations import check_duration
 from delayed_queue.exceptions import DelayedQueueError, InvalidConfiguration
 from delayed_queue.spark.pipeline.console import Console, sentence_of
 from delayed_queue.spark.pipeline.session import Stopping, signals
-from delayed_queue.spark.settings import SparkSettings
+from delayed_queue.spark.settings import MASTERS, SparkSettings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,6 +51,13 @@ def pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise ValueError(f"{text!r} is not name=value")
     return name, value
+
+
+@_argument
+def master(text: str) -> str:
+    if MASTERS.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is not local[…], spark://…, yarn or k8s://…")
+    return text
 
 
 @_argument
@@ -205,10 +212,12 @@ def main(arguments: Sequence[str], settings: SparkSettings | None = None) -> int
 
 def _settings(options: Namespace, settings: SparkSettings) -> SparkSettings:
     """Return the settings, overridden by the command line."""
-    names = ("MASTER", "EXECUTORS", "CORES", "MEMORY", "MAX_CONNECTIONS")
-    given = {name: getattr(options, name.lower(), None) for name in names}
-    conf = {**settings.CONF, **dict(options.conf or ())}
-    return replace(settings, **{k: v for k, v in given.items() if v is not None}, CONF=conf)
+    return replace(
+        settings,
+        MASTER=options.master or settings.MASTER,
+        MAX_CONNECTIONS=options.max_connections or settings.MAX_CONNECTIONS,
+        CONF={**settings.CONF, **dict(options.conf)},
+    )
 
 
 def build_parser(names: Collection[str] = tuple(COMMANDS)) -> ArgumentParser:
@@ -227,17 +236,17 @@ def build_parser(names: Collection[str] = tuple(COMMANDS)) -> ArgumentParser:
 
 def _add_common(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("Spark")
-    group.add_argument("--master", help="local[…], spark://…, yarn or k8s://…")
-    group.add_argument("--executors", type=whole, metavar="N", help="executors of a cluster")
-    group.add_argument(
-        "--cores", type=whole, metavar="N", help="cores of each executor, or of local"
-    )
-    group.add_argument("--memory", metavar="SIZE", help="memory of each of them, or of local: 2g")
+    group.add_argument("--master", type=master, help="local[…], spark://…, yarn or k8s://…")
     group.add_argument(
         "--max-connections", type=whole, metavar="N", help="maximum number of connections in all"
     )
     group.add_argument(
-        "--conf", type=pair, action="append", metavar="NAME=VALUE", help="a setting of Spark"
+        "--conf",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of Spark",
     )
     # As in management/arguments.py, which imports Django.
     parser.add_argument(

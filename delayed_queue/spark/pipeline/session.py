@@ -230,17 +230,13 @@ def master_of(settings: SparkSettings) -> str:
         submitted = SparkConf().get("spark.master")
         if submitted:
             return submitted
-    cores = min(settings.CORES or os.cpu_count() or 1, settings.MAX_CONNECTIONS)
+    cores = min(os.cpu_count() or 1, settings.MAX_CONNECTIONS)
     return f"local[{cores},4]"
 
 
 def conf_of(settings: SparkSettings, master: str, *, is_verbose: bool = False) -> dict[str, str]:
-    """Return Spark's options: sizes, and few enough cores for the cap on connections."""
-    conf: dict[str, str] = {}
-    if not master.startswith("local"):
-        conf |= _sizes(settings)
-    elif settings.MEMORY is not None:
-        conf["spark.driver.memory"] = settings.MEMORY
+    """Return Spark's settings, with few enough cores for the cap on connections."""
+    conf = {} if master.startswith("local") else _limits(settings)
     if "DJANGO_SETTINGS_MODULE" in os.environ and not master.startswith("local["):
         name = "spark.executorEnv.DJANGO_SETTINGS_MODULE"
         conf[name] = os.environ["DJANGO_SETTINGS_MODULE"]
@@ -251,25 +247,21 @@ def conf_of(settings: SparkSettings, master: str, *, is_verbose: bool = False) -
     return conf | dict(settings.CONF)
 
 
-def _sizes(settings: SparkSettings) -> dict[str, str]:
-    executors, cores = settings.EXECUTORS, settings.CORES
-    if executors is not None and executors * (cores or 1) > settings.MAX_CONNECTIONS:
+def _limits(settings: SparkSettings) -> dict[str, str]:
+    """Return the limits of a cluster's cores, or refuse a larger one."""
+    most = settings.MAX_CONNECTIONS
+    executors = int(settings.CONF.get("spark.executor.instances", 0))
+    cores = int(settings.CONF.get("spark.executor.cores", 1))
+    if executors * cores > most:
         raise InvalidConfiguration(
-            f"{executors} executors of {cores or 1} cores may open {executors * (cores or 1)} "
-            f"connections, more than MAX_CONNECTIONS, {settings.MAX_CONNECTIONS}."
+            f"{executors} executors of {cores} cores may open {executors * cores} connections, "
+            f"more than MAX_CONNECTIONS, {most}."
         )
-    most = settings.MAX_CONNECTIONS if executors is None else executors * (cores or 1)
     # A standalone master obeys the first, dynamic allocation the second.
-    found = {
+    return {
         "spark.cores.max": str(most),
-        "spark.dynamicAllocation.maxExecutors": str(max(most // (cores or 1), 1)),
+        "spark.dynamicAllocation.maxExecutors": str(max(most // cores, 1)),
     }
-    given = {
-        "spark.executor.instances": executors,
-        "spark.executor.cores": cores,
-        "spark.executor.memory": settings.MEMORY,
-    }
-    return found | {name: str(value) for name, value in given.items() if value is not None}
 
 
 @contextmanager

@@ -46,7 +46,7 @@ pytestmark = [*with_jvm, pytest.mark.slow]
 # Outcomes of every fiftieth message.
 WORDS = {0: "fail", 1: "reject", 2: "snooze"}
 SMALL = [
-    "--memory", "1g", "--conf", "spark.ui.enabled=false",
+    "--conf", "spark.driver.memory=1g", "--conf", "spark.ui.enabled=false",
     # On a busy machine a worker needs its time to start.
     "--conf", "spark.python.authenticate.socketTimeout=60s",
 ]  # fmt: skip

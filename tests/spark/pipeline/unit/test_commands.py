@@ -24,11 +24,18 @@ def _format_of(text: str) -> str:
 
 class TestCommandLine:
     def test_wrong_arguments_answer_1(self, capsys: pytest.CaptureFixture[str]) -> None:
-        for arguments in (["nothing"], ["import"], ["import", "x.csv", "--over", "long"]):
+        for arguments in (
+            ["nothing"],
+            ["import"],
+            ["import", "x.csv", "--over", "long"],
+            ["import", "x.csv", "--master", "moon"],
+        ):
             with pytest.raises(SystemExit) as ended:
                 cli.main(arguments)
             assert ended.value.code == FAILED
-        assert "not a duration" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "not a duration" in said
+        assert "'moon' is not local[…]" in said
 
     def test_a_queue_may_be_written_as_its_kind(self) -> None:
         parse = cli.build_parser().parse_args
@@ -61,7 +68,6 @@ class TestCommandLine:
             ["import", "x.csv", "--queue", "q|text"],
             ["replay", "lake", "--id", "a/b"],
             ["drain", "--queue", "q", "--handler", "a:b", "--checkpoint", "c", "--lease", "long"],
-            ["import", "x.csv", "--queue", "q", "--executors", "90", "--master", "yarn"],
         ]
         for arguments in wrong:
             assert cli.main(arguments) == FAILED
