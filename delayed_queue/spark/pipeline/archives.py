@@ -10,8 +10,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
-from operator import add
 from typing import TYPE_CHECKING, Final
 
 from delayed_queue.exceptions import InvalidConfiguration
@@ -27,14 +25,17 @@ from delayed_queue.spark.database import (
 )
 from delayed_queue.spark.pipeline.cli import DONE, add_partitions, duration, given, whole
 from delayed_queue.spark.pipeline.console import Console, aligned
-from delayed_queue.spark.pipeline.files import Sums, checksum_of, files_on, sums
+from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.manifests import (
     ArchivedFile,
     ArchiveLost,
     Manifest,
     Manifests,
     Pruning,
+    Sums,
+    checksum_of,
     locked,
+    sums,
 )
 from delayed_queue.spark.pipeline.session import Stopping, session, uncut
 from delayed_queue.spark.pipeline.tables import (
@@ -180,7 +181,7 @@ class Archive:
         self._console.progress(f"{manifest.source}: writing to {manifest.path} …")
         read = self._write_files(manifest.path, ranges)
         files = self.read_back(manifest.path)
-        if reduce(add, (each.sums for each in files), Sums(0, 0)) != read:
+        if sum((each.sums for each in files), Sums()) != read:
             raise InvalidConfiguration(
                 f"The files in {manifest.path} do not have the rows that were read. Nothing was "
                 "deleted; archive again."
@@ -204,7 +205,7 @@ class Archive:
         # Spark counts each partition once, also if several tasks tried it.
         read = Observation()
         rows.observe(read, *sums(rows.columns)).write.parquet(path)
-        return Sums.of(**read.get)
+        return Sums(**read.get)
 
     def read_back(self, path: str) -> list[ArchivedFile]:
         """Return the files, with the sums of the rows in each."""
@@ -212,10 +213,9 @@ class Archive:
 
         back = self._read(path)
         found = back.groupBy(col(_FILE).alias("file")).agg(*sums(back.columns)).collect()
-        read = {name: Sums.of(*figures) for name, *figures in found}
-        nothing = Sums(0, 0)
+        read = {name: Sums(*figures) for name, *figures in found}
         return [
-            ArchivedFile(name, size, **asdict(read.get(name, nothing)))
+            ArchivedFile(name, size, **asdict(read.get(name, Sums())))
             for name, size in self._files.sizes(path)
         ]
 

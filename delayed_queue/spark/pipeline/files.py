@@ -1,9 +1,7 @@
-"""Files where Spark keeps them, and the sums by which rows are compared."""
+"""Files where Spark keeps them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +13,7 @@ from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.settings import is_elsewhere
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import SparkSession
 
 _HIDDEN: Final = ("_", ".")
 # Hadoop's schemes that Arrow names otherwise.
@@ -122,42 +120,3 @@ class Files:
             for each in files
             if not any(part.startswith(_HIDDEN) for part in each.path[len(found) + 1 :].split("/"))
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """The number of rows, and the sum of their checksums modulo 2 ** 64, in any order.
-
-    Two are equal if no row is lost, doubled or changed.
-    """
-
-    rows: int
-    checksum: int
-
-    @classmethod
-    def of(cls, rows: int, high: int | None, low: int | None) -> Sums:
-        """Return the sums from the aggregates of ``sums``, which are null without rows."""
-        return cls(rows, _within_64_bits(((high or 0) << 32) + (low or 0)))
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(self.rows + other.rows, _within_64_bits(self.checksum + other.checksum))
-
-
-def _within_64_bits(number: int) -> int:
-    return (number + 2**63) % 2**64 - 2**63
-
-
-def checksum_of(columns: Iterable[str]) -> str:
-    """Return the expression for the checksum of a row."""
-    return f"xxhash64({', '.join(f'`{each}`' for each in columns)})"
-
-
-def sums(columns: Iterable[str]) -> list[Column]:
-    """Return the aggregates of which Sums are made."""
-    from pyspark.sql.functions import expr
-
-    # In halves: Spark refuses a sum that has no room, and one of decimals is slow.
-    each = checksum_of(columns)
-    halves = {"high": f"sum(shiftright({each}, 32))", "low": f"sum({each} & {2**32 - 1}L)"}
-    named = {"rows": "count(1)", **halves}
-    return [expr(text).alias(name) for name, text in named.items()]

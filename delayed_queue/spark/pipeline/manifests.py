@@ -1,22 +1,22 @@
-"""The manifest of an archive, the lock of its table, and the deletion of rows in its files."""
+"""The manifest of an archive, the sums of its files, and the deletion of their rows."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from delayed_queue.db.sql import value_of
 from delayed_queue.spark.database import Connection, connect, fetch, outlasting, steady
-from delayed_queue.spark.pipeline.files import Sums
 from delayed_queue.spark.pipeline.tables import Layout
 from delayed_queue.spark.store.archiving import (
     ADVANCE_ARCHIVE,
@@ -28,7 +28,37 @@ from delayed_queue.spark.store.archiving import (
     UNFINISHED_ARCHIVE,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
 _PAUSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The number of rows, and the XOR of their checksums, in any order.
+
+    Two are equal if no row is lost, doubled or changed.
+    """
+
+    rows: int = 0
+    checksum: int = 0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.rows + other.rows, self.checksum ^ other.checksum)
+
+
+def checksum_of(columns: Iterable[str]) -> str:
+    """Return the expression for the checksum of a row."""
+    return f"xxhash64({', '.join(f'`{each}`' for each in columns)})"
+
+
+def sums(columns: Iterable[str]) -> list[Column]:
+    """Return the aggregates that are the fields of Sums."""
+    from pyspark.sql.functions import expr
+
+    checksum = f"coalesce(bit_xor({checksum_of(columns)}), 0L)"
+    return [expr("count(1)").alias("rows"), expr(checksum).alias("checksum")]
 
 
 class ArchiveLost(RuntimeError):
@@ -150,7 +180,8 @@ class Pruning:
 
     def prune(self, name: str, rows: pa.Table) -> int | None:
         """Delete the rows; return how many have changed and stay, or None for a wrong file."""
-        if self.files.get(name) != Sums(rows.num_rows, int(rows["checksum"].to_numpy().sum())):
+        checksum = int(np.bitwise_xor.reduce(rows["checksum"].to_numpy()))
+        if self.files.get(name) != Sums(rows.num_rows, checksum):
             return None
         with closing(steady()) as connection:
             starts = range(0, rows.num_rows, self.batch_size)

@@ -57,9 +57,6 @@ _CUTOFFS: Final[Mapping[str, LiteralString]] = {
     "bigint": "%(cutoff)s::bigint",
     "timestamp with time zone": "to_timestamp(%(cutoff)s::bigint / 1000.0)",
 }
-# Parquet and Python hold no other years, and no infinity; a row with one stays in the table.
-_INSTANTS: Final = {"timestamp with time zone", "date"}
-_READABLE: Final = "({} BETWEEN '0001-01-01' AND '9999-12-31') IS NOT FALSE"
 # A task gets at least this number of rows.
 _LEAST_ROWS: Final = 10_000
 _ROWS_OF_READ: Final = 100_000
@@ -169,11 +166,6 @@ class Layout:
             )
             for name, values in self.table.only.items()
         ]  # fmt: skip
-        found += [
-            composed.SQL(_READABLE).format(composed.Identifier(name))
-            for name, kind in self.types.items()
-            if kind in _INSTANTS
-        ]
         return composed.SQL(" AND ").join(found) if found else composed.SQL("true")
 
     def count(self, connection: Connection, cutoff: int) -> int:

@@ -14,13 +14,13 @@ from delayed_queue import DelayedQueue
 from delayed_queue.models import DeadLetter
 from delayed_queue.spark.database import steady
 from delayed_queue.spark.models import ArchiveManifest
-from delayed_queue.spark.pipeline.files import Sums
 from delayed_queue.spark.pipeline.manifests import (
     ArchivedFile,
     ArchiveLost,
     Manifest,
     Manifests,
     Pruning,
+    Sums,
     locked,
 )
 from delayed_queue.spark.pipeline.tables import KNOWN, Layout
@@ -107,7 +107,7 @@ def task(first: Manifests) -> Task:
     with steady() as connection:
         keys, digests, hashes = zip(*connection.execute(LETTERS).fetchall(), strict=True)
     rows = pa.table({"key": keys, "digest": digests, "checksum": hashes})
-    total = sum((Sums(1, each) for each in hashes), Sums(0, 0))
+    total = sum((Sums(1, each) for each in hashes), Sums())
     return Task(Pruning(layout, {"a": total}, 4), rows)
 
 

@@ -128,16 +128,6 @@ ALTER TABLE spark_notes ALTER id SET DATA TYPE {kind}, ADD PRIMARY KEY (id)
 """
 
 
-UNREADABLE = """
-ALTER TABLE spark_notes ADD born date DEFAULT '9999-12-31';
-UPDATE spark_notes SET at = '-infinity' WHERE id = 1;
-UPDATE spark_notes SET at = '0044-03-15 BC' WHERE id = 2;
-UPDATE spark_notes SET born = 'infinity' WHERE id = 3;
-UPDATE spark_notes SET born = '12026-01-01' WHERE id = 4;
-UPDATE spark_notes SET born = NULL WHERE id = 5
-"""
-
-
 def elsewhere(figures: str, lake: str) -> tuple[Any, ...]:
     """Query the files by another engine than their writer."""
     counted = duckdb.execute(f"SELECT {figures} FROM read_parquet(?)", [f"{lake}/*/*/*.parquet"])  # noqa: S608
@@ -335,19 +325,6 @@ class TestArchiveAndReplay:
         assert elsewhere("count(*), sum(number), count(DISTINCT id)", lake) == (*(sums or ()), 100)
         # Each of two tasks writes one file.
         assert len(parquet_files(lake)) == 4
-
-    def test_a_row_with_an_instant_that_parquet_lacks_stays_in_the_table(
-        self, notes: Callable[..., Any], spark: Any, lake: str, other: psycopg.Connection[Any]
-    ) -> None:
-        notes("bigint", "n")
-        other.execute(UNREADABLE)
-        asked = archives.ArchiveOptions((Table("spark_notes", "at"),), 2**42, lake)
-        counted = archives.run(spark, replace(asked, is_dry_run=True), CONSOLE)[0].waiting
-        (found,) = archives.run(spark, asked, CONSOLE)
-        left = other.execute("SELECT id FROM spark_notes ORDER BY id").fetchall()
-        assert (counted, found.rows, found.deleted, found.changed) == (96, 96, 96, 0)
-        assert left == [(1,), (2,), (3,), (4,)]
-        assert elsewhere("count(*), min(id)", lake) == (96, 5)
 
     @pytest.mark.parametrize("kind", KEYS)
     def test_each_row_is_in_one_range(
