@@ -17,7 +17,7 @@ FIVE = ReadMaxRows(5)
 
 
 def reader(**options: str) -> LeasingReader:
-    given = {"queue": "orders", "leaseConnections": "2", "renew": "false", **options}
+    given = {"queue": "orders", "leaseConnections": "2", **options}
     parsed = parse_options(given)
     return LeasingReader(parsed, read_schema(parsed.kind))
 

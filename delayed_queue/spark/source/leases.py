@@ -102,8 +102,7 @@ class Leases:
         self._renewer = threading.Thread(
             target=self._keep, name="delayed-queue-renewer", daemon=True
         )
-        if options.renew:
-            self._renewer.start()
+        self._renewer.start()
 
     def stop_at_now(self) -> None:
         """From here on take only what is due now, on the database's clock.
@@ -266,21 +265,17 @@ class Leases:
         self._stopped.set()
         # Not before they have ended: one that is at work would connect anew.
         self._pool.shutdown(cancel_futures=True)
-        if self._renewer.is_alive():
-            self._renewer.join(_TIMEOUT)
+        self._renewer.join(_TIMEOUT)
         self._link.close()
         for each in self._claimers:
             each.close()
 
 
-def drain(
-    writer: DataStreamWriter, checkpoint: str, *, timeout: int | None = None
-) -> StreamingQuery:
+def drain(writer: DataStreamWriter, checkpoint: str) -> StreamingQuery:
     """Run the stream until what was due when it began is handled; return the finished query.
 
     ``checkpoint`` is its checkpoint location. The last batch is always acknowledged, also one that
-    an earlier run had finished before it was stopped. Raises the error of the query, or
-    TimeoutError after it has stopped the query.
+    an earlier run had finished before it was stopped. Raises the error of the query.
 
     >>> stream = spark.readStream.format("delayed_queue").option("queue", "orders").load()
     >>> drain(stream.writeStream.format("parquet").option("path", "lake"), "lake/_checkpoint")
@@ -290,20 +285,17 @@ def drain(
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     is_done = False
     try:
-        is_done = query.awaitTermination(timeout) is not False  # None if it may take any time
+        query.awaitTermination()
+        is_done = True
     finally:
         # A query that is done planned one more batch, which acknowledged the last one.
         if not is_done:
             query.stop()
             acknowledge_checkpoint(SparkSession.active(), checkpoint)
-    if not is_done:
-        raise TimeoutError(f"The queue was not drained within {timeout} seconds.")
     return query
 
 
-def acknowledge_checkpoint(
-    spark: SparkSession, checkpoint: str, options: Options | None = None
-) -> int:
+def acknowledge_checkpoint(spark: SparkSession, checkpoint: str) -> int:
     """Acknowledge the last finished batch of the checkpoint; return the number of leases.
 
     For a stream that was stopped: Spark reports a batch to the source with the next one, so it
@@ -316,7 +308,7 @@ def acknowledge_checkpoint(
     leases = [each["lock"] for each in offsets[max(done)] if each["lock"]] if done else []
     ahead = [each["next"] for each in offsets[max(logged)] if each["next"]] if logged else []
     if leases or ahead:
-        _settle(options or Options(), leases, ahead)
+        _settle(leases, ahead)
     return len(leases)
 
 
@@ -328,8 +320,8 @@ def is_started(spark: SparkSession, checkpoint: str, owner: Owner) -> bool:
     return bool(logged)
 
 
-def _settle(options: Options, leases: list[str], ahead: list[str]) -> None:
-    with closing(Link(options)) as link:
+def _settle(leases: list[str], ahead: list[str]) -> None:
+    with closing(Link(Options())) as link:
         for lease_id in leases:
             _acknowledge(link, lease_id)
         if ahead:

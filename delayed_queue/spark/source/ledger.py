@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OFFER: Final = "The offer"
-DAY: Final = 24 * 3600 * 1000
-_BATCH: Final = 10_000
+# Rows of the ledger and of the stage are kept for 30 days, and deleted at most 10,000 at a time.
+KEPT: Final = {"age": 30 * 24 * 3600 * 1000, "limit": 10_000}
 
 
 # Places in the ledger that are no partitions, which count from 0.
@@ -144,11 +144,10 @@ def then_pruned(options: Options, what: str, work: Callable[[Connection], T]) ->
     """Do the work of a finished batch, then prune the ledger."""
     with closing(Link(options)) as link:
         answer = link.repeat(what, work)
-        link.repeat(what, lambda connection: prune_ledger(connection, options.ledgerDays))
+        link.repeat(what, prune_ledger)
     return answer
 
 
-def prune_ledger(connection: Connection, days: int) -> int:
-    """Delete up to 10,000 older rows of the ledger; return their number."""
-    params = {"age": days * DAY, "limit": _BATCH, "now": None}
-    return len(fetch(connection, PRUNE_LEDGER, params))
+def prune_ledger(connection: Connection) -> int:
+    """Delete up to 10,000 rows of the ledger that are too old; return their number."""
+    return len(fetch(connection, PRUNE_LEDGER, {**KEPT, "now": None}))

@@ -31,8 +31,13 @@ from delayed_queue.spark.store.offering import (
     MergedRow,
 )
 
+# Bytes of a chunk, of which a task holds two in memory.
+CHUNK_BYTES: Final = 64 * 1024 * 1024
 
-def chunks(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.Table]:
+
+def chunks(
+    batches: Iterable[pa.RecordBatch], rows: int, size: int = CHUNK_BYTES
+) -> Iterator[pa.Table]:
     """Yield tables of at most ``rows`` rows and ``size`` bytes."""
     waiting: list[pa.RecordBatch] = []
     held = 0
@@ -155,7 +160,7 @@ class PartitionOffers:
             # The pool waits for the chunk that is being written, also after an error.
             with ThreadPoolExecutor(1, thread_name_prefix="delayed-queue-offer") as pool:
                 writing: Future[None] | None = None
-                for number, chunk in enumerate(chunks(batches, options.chunk, options.chunkBytes)):
+                for number, chunk in enumerate(chunks(batches, options.chunk)):
                     rows += chunk.num_rows
                     if is_done:
                         continue

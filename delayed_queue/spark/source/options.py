@@ -57,8 +57,6 @@ class Options:
     onFinishedJob: str = "error"
     atomic: bool = False
     chunk: int = 20_000
-    chunkBytes: int = 64 * 1024 * 1024
-    ledgerDays: int = 30
 
     numPartitions: int | None = None
     snapshot: str | None = None
@@ -69,7 +67,6 @@ class Options:
     rowsPerTask: int = 1_000
     lease: int = 600_000
     leaseConnections: int = 2
-    renew: bool = True
     prefetch: bool = True
 
     @property
@@ -216,8 +213,6 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "onFinishedJob": _one_of("error", "skip"),
     "atomic": _flag,
     "chunk": _whole(1, 1_000_000),
-    "chunkBytes": _whole(1024, 1024**3),
-    "ledgerDays": _whole(1, 36_500),
     "numPartitions": _whole(1, 10_000),
     "allQueues": _flag,
     "pushFilters": _flag,
@@ -225,7 +220,6 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "rowsPerTask": _whole(1, 1_000_000),
     "lease": _duration,
     "leaseConnections": _whole(1, 64),
-    "renew": _flag,
     "prefetch": _flag,
 }
 

@@ -22,7 +22,7 @@ from delayed_queue.exceptions import InvalidConfiguration, JobFinished, Resource
 from delayed_queue.spark.database import Connection, Link, connect, copy_rows, fetch, look_around
 from delayed_queue.spark.source.arrow import Columns, encode_rows
 from delayed_queue.spark.source.ledger import (
-    DAY,
+    KEPT,
     OFFER,
     JobKey,
     check_offered,
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 STAGE: Final = "delayed_queue_offer_stage"
 _MERGES: Final = (MERGE_STAGE_IF_NOT_EXISTS, MERGE_STAGE_OR_UPDATE)
 _MERGES_OF_BATCH: Final = (MERGE_STAGED_MEMBERS_IF_NOT_EXISTS, MERGE_STAGED_MEMBERS_OR_UPDATE)
-_BATCH: Final = 10_000
 
 
 def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> Written:
@@ -74,7 +73,7 @@ def stage_all(job: Job, partition: int, batches: Iterator[pa.RecordBatch]) -> Wr
     attempt = str(uuid.uuid4())
     rows, soon = 0, set[str]()
     with closing(Link(job.options)) as link:
-        for chunk in chunks(batches, job.options.chunk, job.options.chunkBytes):
+        for chunk in chunks(batches, job.options.chunk):
             offers = offers_of(chunk, job.options.codec)
             staged = _staged(job, partition, attempt, rows, offers)
             link.once(OFFER, partial(_send, staged))
@@ -132,8 +131,7 @@ def merge_staged(connection: Connection, job: Job, written: Sequence[Written]) -
 def clear_stage(connection: Connection, job: Job) -> None:
     """Delete the job's staged rows, and old rows of other jobs."""
     fetch(connection, CLEAR_STAGE, {"job": job.key.job})
-    age = job.options.ledgerDays * DAY
-    fetch(connection, PRUNE_STAGE, {"age": age, "limit": _BATCH, "now": None})
+    fetch(connection, PRUNE_STAGE, {**KEPT, "now": None})
 
 
 @dataclass

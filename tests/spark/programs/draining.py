@@ -33,7 +33,7 @@ def run(spark: Any, name: str, directory: str, block: str) -> None:
     lake.mkdir(exist_ok=True)
     stream = (
         spark.readStream.format("delayed_queue")
-        .options(queue=name, maxMessagesPerTrigger="40", numPartitions="2", renew="false")
+        .options(queue=name, maxMessagesPerTrigger="40", numPartitions="2")
         .load()
     )
 

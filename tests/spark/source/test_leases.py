@@ -160,7 +160,7 @@ class TestRestarts:
 class TestRenewal:
     def test_a_slow_batch_keeps_its_messages(self, queue: DelayedQueue):
         fill(queue, 3)
-        source = reader(lease="400ms", renew="true")
+        source = reader(lease="400ms")
         end = source.latestOffset(source.initialOffset(), FIVE)
         first = leased_until()
         # Three renewals, so beyond the first lease: no other consumer had a chance.
@@ -170,21 +170,10 @@ class TestRenewal:
         assert Message.objects.count() == 0
         source.stop()
 
-    def test_without_renewal_others_take_them(
-        self, queue: DelayedQueue, other: psycopg.Connection[Any]
-    ):
-        fill(queue, 3)
-        source = reader(lease="100ms")
-        end = source.latestOffset(source.initialOffset(), FIVE)
-        wait_until(lambda: queue.try_poll() is not None)
-        source.commit(end)
-        assert keys_of(other) == ["k000"]
-        source.stop()
-
     def test_threads_stay_on_the_driver(self, queue: DelayedQueue):
         import pickle
 
-        source = reader(renew="true")
+        source = reader()
         fill(queue, 3)
         source.latestOffset(source.initialOffset(), FIVE)
         # An executor's copy holds no leases that it could release.
@@ -195,7 +184,7 @@ class TestRenewal:
 
 def test_what_nobody_has_seen_is_given_back_uncounted(queue: DelayedQueue):
     fill(queue, 5)
-    leases = Leases(parse_options({"queue": "orders", "renew": "false"}))
+    leases = Leases(parse_options({"queue": "orders"}))
     lease_id = leases.take(3)
     assert lease_id is not None
     leases.give_back(lease_id)

@@ -230,7 +230,7 @@ def test_the_ledger_is_pruned_by_age():
     offer(job("old"), [rows(["b"])])
     OfferLedger.objects.filter(job="old").update(recorded_at=at(NOW))
     link = Link(Options())
-    assert link.once("prune", lambda session: prune_ledger(session, 30)) == 1
+    assert link.once("prune", prune_ledger) == 1
     link.close()
     assert list(OfferLedger.objects.values_list("job", flat=True)) == ["new"]
 

@@ -67,7 +67,7 @@ class TestAtomic:
         assert (triple(), keys_of(other)) == ((0, 0, 0), [])
 
     def test_what_failed_is_cleared(self):
-        one = job(atomic="true", ledgerDays="1")
+        one = job(atomic="true")
         self.stage(one, "abc")
         self.stage(job("old", atomic="true"), "abc")  # of 2023
         link = Link(one.options)
