@@ -33,7 +33,6 @@ from delayed_queue.spark.pipeline.offers import (
     Spread,
     id_of,
     offer,
-    pieces_of_bytes,
     telling,
 )
 from delayed_queue.spark.pipeline.records import Rules, parse_mapping
@@ -71,7 +70,8 @@ def run(spark: SparkSession, options: ImportOptions, console: Console) -> Offere
         check_database(spark)
     files = files_of(spark, options.source.paths)
     stamps = files_on(spark).stamps(files)
-    pieces = options.partitions or pieces_of_bytes(sum(size for _, size, _ in stamps))
+    size = sum(each for _, each, _ in stamps)
+    pieces = options.partitions or max(1, -(-size // BYTES_PER_PARTITION))
     options = replace(options, source=options.source.known(files), pieces=pieces)
     name = id_of(stamps, {**asdict(options.source), "mode": options.mode})
     # The same id with other files or options is another job.

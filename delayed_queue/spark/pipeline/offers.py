@@ -164,16 +164,12 @@ class JobOptions:
     partitions: int | None = None
 
     def __post_init__(self) -> None:
-        check_id(self.job)
-
-
-def check_id(job: str | None) -> None:
-    """Refuse an id that is no name, because the quarantine replaces the directory of that name."""
-    if job is not None and _ID.fullmatch(job) is None:
-        raise InvalidConfiguration(
-            f"--id {job[:120]!r}: an id has 1 to 99 letters, digits, dots, dashes and underscores, "
-            "and starts with a letter or a digit."
-        )
+        """Refuse an id that is no name: the quarantine replaces the directory of that name."""
+        if self.job is not None and _ID.fullmatch(self.job) is None:
+            raise InvalidConfiguration(
+                f"--id {self.job[:120]!r}: an id has 1 to 99 letters, digits, dots, dashes and "
+                "underscores, and starts with a letter or a digit."
+            )
 
 
 @contextmanager
@@ -211,16 +207,6 @@ def ranked(frame: DataFrame, pieces: int, order: str, key: str = "kind, key") ->
     return frame.repartition(pieces, *key.split(", ")).selectExpr(
         "*", f"row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS rank"
     )
-
-
-def pieces_of_rows(rows: int) -> int:
-    """Return the number of pieces for these rows."""
-    return max(1, -(-rows // ROWS_PER_PARTITION))
-
-
-def pieces_of_bytes(size: int) -> int:
-    """Return the number of pieces for files of this size together."""
-    return max(1, -(-size // BYTES_PER_PARTITION))
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.lake import KIND, read_lake
 from delayed_queue.spark.pipeline.offers import (
+    ROWS_PER_PARTITION,
     JobOptions,
     Offered,
     Spread,
     held,
     id_of,
     offer,
-    pieces_of_rows,
     ranked,
 )
 from delayed_queue.spark.pipeline.session import Stopping, session
@@ -68,7 +68,7 @@ def run(spark: SparkSession, options: ReplayOptions, console: Console) -> Offere
     job = options.job or _job(spark, options, files)
     with held(_chosen(_normal(source), options)) as (chosen, total):
         order = "at DESC, payload, headers, `group`, error"
-        pieces = options.partitions or pieces_of_rows(total)
+        pieces = options.partitions or max(1, -(-total // ROWS_PER_PARTITION))
         latest = ranked(chosen, pieces, order).where("rank = 1").drop("rank")
         with held(_keyed(latest, options, job)) as (unique, count):
             console.progress(f"{total:,} messages were chosen, {total - count:,} of them repeated")

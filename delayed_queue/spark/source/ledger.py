@@ -96,12 +96,8 @@ def counts(job: str, dsn: str | None = None) -> Counts:
     Counts(created=990000, updated=0, ignored=10000, is_complete=True)
     """
     with closing(Link(Options(), dsn=dsn)) as link:
-        return link.repeat("Reading the counts", lambda connection: job_counts(connection, job))
-
-
-def job_counts(connection: Connection, job: str) -> Counts:
-    """Return the counts over an open connection; the transaction stays open."""
-    ((created, updated, ignored, is_complete),) = fetch(connection, COUNT_JOB, {"job": job})
+        (row,) = link.fetch("Reading the counts", COUNT_JOB, {"job": job})
+    created, updated, ignored, is_complete = row
     return Counts(created, updated, ignored, bool(is_complete))
 
 
