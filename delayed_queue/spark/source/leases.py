@@ -84,8 +84,9 @@ class Leases:
     Its id is in the offset of the batch before it, so that a process that comes after finds it.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, owner: Owner) -> None:
         self._options = options
+        self.owner = owner
         self._link = Link(options)
         self._claimers = [Link(options) for _ in range(options.leaseConnections)]
         self._pool = ThreadPoolExecutor(
@@ -231,14 +232,11 @@ class Leases:
 
     def give_back(self, lease_id: str) -> None:
         """Release a lease whose messages no task has read, if the database responds."""
-        self._forget(lease_id)
+        with self._turn:
+            self._held.pop(lease_id, None)
         # A separate connection: this may be the thread that leases ahead.
         with closing(Link(self._options)) as link, suppress(ResourceUnavailable):
             _give_back(link, [lease_id])
-
-    def _forget(self, lease_id: str) -> None:
-        with self._turn:
-            self._held.pop(lease_id, None)
 
     def _keep(self) -> None:
         """Renew what is held, in a thread of its own, until the process ends."""

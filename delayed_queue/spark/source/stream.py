@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.spark.database import connect, look_around
-from delayed_queue.spark.source.leases import Leases, Owner, check_offset, owner_of
+from delayed_queue.spark.source.leases import Leases, check_offset, owner_of
 from delayed_queue.spark.source.options import Options
 from delayed_queue.spark.source.reader import IdRange, ranges, read_range
 from delayed_queue.spark.source.schema import check_read
@@ -52,7 +52,6 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._kind = options.required_kind
         self._leases: Leases | None = None
-        self._owner: Owner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections and threads cannot be pickled.
@@ -61,26 +60,19 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def held(self) -> Leases:
         """Return the leases of this reader, made at the first call."""
         if self._leases is None:
-            self._check_room()
-            self._leases = Leases(self._options)
+            with closing(connect(self._options)) as connection:
+                # One per lease connection, one to acknowledge, one to renew.
+                look_around(connection, self._options, leases=self._options.leaseConnections + 2)
+                owner = owner_of(self._kind, connection)
+            self._leases = Leases(self._options, owner)
         return self._leases
 
     def _held_for(self, *offsets: Offset) -> Leases:
         """Return the leases, or raise InvalidConfiguration if an offset is of another queue."""
         leases = self.held()
         for each in offsets:
-            check_offset(each, self._known_owner())
+            check_offset(each, leases.owner)
         return leases
-
-    def _known_owner(self) -> Owner:
-        assert self._owner is not None  # noqa: S101 - by held()
-        return self._owner
-
-    def _check_room(self) -> None:
-        with closing(connect(self._options)) as connection:
-            # One per lease connection, one to acknowledge, one to renew.
-            look_around(connection, self._options, leases=self._options.leaseConnections + 2)
-            self._owner = owner_of(self._kind, connection)
 
     def initialOffset(self) -> Offset:  # Spark's names, here and below
         return {"n": 0, "lock": "", "next": "", "kind": self._kind}
@@ -111,7 +103,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if lease_id is None:
             return start
         held = {"n": start["n"] + 1, "lock": lease_id, "next": leases.look_ahead(most)}
-        return {**held, "kind": self._kind, "database": self._known_owner().database}
+        return {**held, "kind": self._kind, "database": leases.owner.database}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Cut the batch that ends at ``end`` into pieces; after a restart, the rest of it."""

@@ -12,8 +12,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from delayed_queue import DelayedQueue
 from delayed_queue.exceptions import InvalidConfiguration
 from delayed_queue.models import Message
-from delayed_queue.spark.source.leases import Leases
-from delayed_queue.spark.source.options import parse_options
 from delayed_queue.spark.source.stream import LeasingReader
 from tests.spark.leasing import FIVE, expire, fill, leased_until, read, reader, settled
 from tests.spark.support import keys_of
@@ -182,11 +180,9 @@ class TestRenewal:
         source.stop()
 
 
-def test_what_nobody_has_seen_is_given_back_uncounted(queue: DelayedQueue):
+def test_what_nobody_has_seen_is_given_back_uncounted(queue: DelayedQueue, source: LeasingReader):
     fill(queue, 5)
-    leases = Leases(parse_options({"queue": "orders"}))
-    lease_id = leases.take(3)
+    lease_id = source.held().take(3)
     assert lease_id is not None
-    leases.give_back(lease_id)
-    leases.close()
+    source.held().give_back(lease_id)
     assert Message.objects.filter(lease_id__isnull=True, attempts=0).count() == 5

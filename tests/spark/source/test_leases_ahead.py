@@ -89,7 +89,7 @@ class TestAhead:
         fill(queue, 10)
         first = source.latestOffset(source.initialOffset(), FIVE)
         settled(source)
-        leases = Leases(parse_options({"queue": "orders"}))
+        leases = Leases(parse_options({"queue": "orders"}), source.held().owner)
         for _ in range(2):
             found = leases.take_over("ours", [first["next"], "ours"], deliveries=0)
             assert found == 5
