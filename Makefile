@@ -134,8 +134,7 @@ chaos: $(VENV)/installed ## workers under random faults, then the fault tests ma
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 	CHAOS_ROUNDS=20 HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest \
 		tests/queue/contract/test_state_machine.py tests/*/faults -n $(JOBS) $(ARGS)
-	CHAOS_ROUNDS=20 $(BIN)/python -m pytest -m "" tests/spark/source/test_leases_shared.py \
-		tests/spark/pipeline/test_shared_lakes.py $(ARGS)
+	CHAOS_ROUNDS=20 $(BIN)/python -m pytest tests/spark/source/test_leases_interleaved.py $(ARGS)
 
 $(VENV)/themes: $(VENV)/installed
 	$(INSTALL) --group projects

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from delayed_queue import DelayedQueue
-from delayed_queue.models import DeadLetter, Message
+from delayed_queue.models import Message
 from delayed_queue.spark.pipeline import drains, imports, replays, reports, snapshots
 from delayed_queue.spark.pipeline.lake import read_lake
-from tests.spark.pipelines import CONSOLE, archive, letters, options
+from tests.spark.pipelines import CONSOLE, options
 from tests.spark.support import with_jvm
 from tests.support.sampling import sample
 
@@ -92,20 +92,6 @@ def test_kinds_that_name_no_directory_come_back_as_they_were(
         replay(spark, path)
     assert replay(spark, path, kinds=tuple(ESCAPED)) == len(ESCAPED)
     assert stored() == {(kind, key) for kind, key in before if kind}
-
-
-@pytest.mark.long
-def test_an_archived_kind_is_a_column_of_the_files(
-    queue: DelayedQueue, spark: Any, lake: str
-) -> None:
-    letters(1)
-    DeadLetter.objects.update(kind="0042")
-    assert archive(spark, lake).deleted == 1
-    path = f"{lake}/delayed_queue_dead_letter"
-    figures = measured(spark, archives=(path,))
-    assert [each["kind"] for each in figures["kinds"]] == ["0042"]
-    assert replay(spark, path) == 1
-    assert stored() == {("0042", "k0")}
 
 
 def test_an_import_takes_names_of_directories_as_texts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import threading
 from collections import Counter
@@ -21,7 +20,6 @@ from delayed_queue.spark.pipeline import drains
 from delayed_queue.spark.pipeline.handling import Handling
 from delayed_queue.spark.settings import VARIABLE
 from tests.spark.pipelines import CONSOLE, TARGETS
-from tests.spark.source.test_leases_shared import ROUNDS
 from tests.spark.support import with_jvm
 
 pytestmark = [*with_jvm, pytest.mark.usefixtures("queue")]
@@ -163,41 +161,3 @@ class TestAnotherQueuesCheckpoint:
         with pytest.raises(InvalidConfiguration, match="written under another checkpoint"):
             run(spark, "alpha", to=lake, checkpoint=f"{lake}/_checkpoint/mine")
         assert run(spark, "alpha", to=lake).messages == 1
-
-
-def failure_of(spark: Any, asked: drains.DrainOptions, stopping: threading.Event) -> str:
-    """Return the error of a drain, or an empty text."""
-    try:
-        drains.run(spark, asked, CONSOLE, stopping)
-    except Exception as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(2 + ROUNDS))
-def test_whatever_fails_each_message_ends_once_under_its_own_kind(
-    spark: Any, lake: str, tmp_path: Path, seed: int
-):
-    """Failing and stopped drains of two queues in one lake, perhaps with one checkpoint."""
-    chance = random.Random(seed)
-    checkpoint = str(tmp_path / "checkpoint") if chance.random() < 0.5 else None
-    fill(20)
-    for _ in range(8):
-        name, stopping = chance.choice(QUEUES), threading.Event()
-        options = chance.choice([{}, BROKEN])
-        if chance.random() < 0.3:
-            stopping.set()
-        asked = drains.DrainOptions(
-            f"{name}|json", to=lake, checkpoint=checkpoint, sink_options=options,
-            max_messages=chance.randint(1, 9),
-        )  # fmt: skip
-        said = failure_of(spark, asked, stopping)
-        assert said == "" or "nope" in said or (checkpoint and "Nothing was leased" in said)
-    for name in QUEUES:
-        try:
-            run(spark, name, to=lake, checkpoint=checkpoint)
-        except InvalidConfiguration:
-            run(spark, name, to=lake)
-    assert kinds_of(spark, lake) == each_once(20)
-    assert Message.objects.count() == 0

@@ -248,18 +248,6 @@ class TestReading:
         assert [tuple(row) for row in found.collect()] == [("orders", bytearray(b"1"))]
 
     @pytest.mark.long
-    def test_queries_on_one_frame_do_not_touch_each_other(self, spark: Any, queue: DelayedQueue):
-        write(messages(spark, 300))
-        queue.try_poll_many(10)
-        frame = read(spark)
-        waiting, leased = frame.where("lock_uuid IS NULL"), frame.where("state = 'leased'")
-        assert (waiting.count(), leased.count()) == (290, 10)
-        # One after the other, the second without any filter, and both in one query.
-        assert (frame.count(), waiting.union(leased).count()) == (300, 300)
-        assert frame.where("key IN ('k1', 'k2', 'x')").count() == 2
-        assert frame.where("key = 'k1' OR key = 'k2'").count() == 2
-
-    @pytest.mark.long
     def test_payloads_that_are_no_text_are_told_of(
         self, spark: Any, other: psycopg.Connection[Any]
     ):

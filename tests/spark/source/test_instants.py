@@ -18,14 +18,10 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from delayed_queue import DelayedQueue
-from delayed_queue.messages import to_milliseconds
 from delayed_queue.models import Message
-from delayed_queue.spark import drain
-from delayed_queue.spark.pipeline import imports
 from delayed_queue.spark.pipeline.records import Checker, Rules
 from delayed_queue.spark.source.arrow import converted
 from delayed_queue.spark.source.rules import offers_of
-from tests.spark.pipelines import CONSOLE, options
 
 BERLIN: Final = "Europe/Berlin"
 SECOND: Final = 1_000_000
@@ -122,14 +118,3 @@ class TestASessionWhoseClocksRepeatAnHour:
         frame = in_berlin.read.parquet(path)
         frame.write.format("delayed_queue").option("queue", "orders").mode("append").save()
         assert due() == WANTED
-
-    @pytest.mark.long
-    def test_import_and_stream(
-        self, in_berlin: Any, queue: DelayedQueue, tmp_path: Path, path: str, lake: str
-    ):
-        report = imports.run(in_berlin, options(tmp_path, path, form="parquet"), CONSOLE)
-        assert (report.created, due()) == (2, WANTED)
-
-        stream = in_berlin.readStream.format("delayed_queue").option("queue", "orders").load()
-        drain(stream.writeStream.format("parquet").option("path", lake), f"{lake}/checkpoint")
-        assert instants_of(in_berlin.read.parquet(lake)) == list(map(to_milliseconds, WANTED))

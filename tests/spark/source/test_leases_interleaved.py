@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +23,9 @@ from delayed_queue.models import Message
 from tests.spark.leasing import expire, fill, read, reader, settled
 
 pytestmark = pytest.mark.usefixtures("queue")
+
+# `make chaos` raises it.
+ROUNDS: Final = int(os.environ.get("CHAOS_ROUNDS", "1"))
 
 
 class Interleaving(RuleBasedStateMachine):
@@ -144,7 +148,7 @@ def test_interleaved_with_another_consumer_each_is_delivered_and_deleted_once():
     run_state_machine_as_test(
         Interleaving,
         settings=settings(
-            max_examples=15,
+            max_examples=15 * ROUNDS,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),

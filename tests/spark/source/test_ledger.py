@@ -93,14 +93,6 @@ class TestRepetitions:
         # Six messages of four rows: the counts do not exceed the input.
         assert (len(keys_of(other)), counts("job").offered) == (6, 4)
 
-    def test_another_order_counts_once_too(self):
-        one = job(chunk="2")
-        with pytest.raises(OSError, match="killed"):
-            offer(one, failing_after([rows(letters("abcd"))]))
-        offer(one, [rows(letters("dcba"))])
-        close(one, 4)
-        assert triple() == (4, 0, 0)
-
     def test_partitions_with_the_same_rows_are_told_apart(self):
         one = job()
         for partition in range(3):

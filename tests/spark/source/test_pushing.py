@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -133,25 +133,3 @@ def test_without_the_option_none_is_taken(spark: Any, logged: Logged):
         assert asked.count() == ROWS
         assert asked.where("key = 'k7'").union(asked.where("key = 'k8'")).count() == 2
     assert set(reads) == {KIND}
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("pushing")
-def test_one_query_for_each_frame(spark: Any, logged: Logged):
-    """The guide's warning, until Spark is fixed."""
-    asked = frame(spark, logged, pushFilters="true")
-    assert asked.where("key = 'k7'").count() == 1
-    assert asked.count() == 1, "Spark keeps filters with their query: the warning can go"
-    assert frame(spark, logged, pushFilters="true").count() == ROWS
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("pushing")
-def test_a_frame_with_its_filter_may_be_used_again(spark: Any, logged: Logged):
-    """Each query passes the filter anew, with its own additions."""
-    wanted = frame(spark, logged, pushFilters="true").where(f"created_at >= timestamp'{AT:%F}'")
-    assert wanted.where("attempts = 1").count() == ROWS // 4
-    assert wanted.count() == ROWS
-    late = wanted.where("created_at >= timestamp'2030-01-01 00:00:00.050'")
-    assert (late.count(), wanted.count()) == (ROWS - 50, ROWS)
-    assert timedelta(0) <= late.first().created_at.astimezone(UTC) - AT

@@ -82,12 +82,6 @@ class TestDraining:
         assert sorted(in_lake(spark, lake)) == ["k0000", "k0002", "k0003"]
         assert Message.objects.count() == 0
 
-    @pytest.mark.long
-    def test_an_empty_queue_ends_at_once(self, spark: Any, lake: str):
-        for _ in range(2):
-            query = drain(to_lake(stream(spark), lake), f"{lake}/checkpoint")
-            assert sum(each["numInputRows"] for each in query.recentProgress) == 0
-
     def test_a_stream_that_was_stopped_is_acknowledged_by_its_checkpoint(
         self, spark: Any, lake: str
     ):
