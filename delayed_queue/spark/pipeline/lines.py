@@ -18,7 +18,6 @@ MOST_LINES: Final = 1_000
 MOST_CHARACTERS: Final = 4 * 1024 * 1024
 _MOST_IN_CELL: Final = 2**31 - 1
 _UNCLOSED: Final = "unexpected end of data"  # the text of the module csv
-_OPEN: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +71,14 @@ class JsonReader:
 class CsvReader:
     """A record is a line, or several if a quoted cell holds line breaks; it is at its first line.
 
-    Lines that are no record together are read one by one again; the first of them is a bad one.
+    If lines are no record together, the first one is bad, and the others are read again.
     """
 
     def __init__(self, columns: Sequence[str], delimiter: str) -> None:
         self._columns = list(columns)
         self._delimiter = delimiter
-        # Lines without a result: the first ones, which may be a record that continues, are tried.
+        # Lines of a record that may continue.
         self._lines: list[tuple[int, str | Unreadable]] = []
-        self._tried = 0
         # For the whole process, which is a worker of Spark: a cell is as large as a payload.
         csv.field_size_limit(_MOST_IN_CELL)
 
@@ -95,16 +93,11 @@ class CsvReader:
             first, lines = first + 1, lines[1:]
         elif (records := self._plain(lines)) is not None:
             return Read(range(first, first + len(lines)), records)
-        for place, line in enumerate(lines, first):
-            self._lines.append((place, _text(line)))
-            found += self._records()
-        return _sorted_out(found)
+        self._lines += enumerate(map(_text, lines), first)
+        return _sorted_out([*found, *self._records()])
 
     def end(self) -> Read:
-        found: list[Found] = []
-        while self._lines:
-            found += [self._given_up(), *self._records()]
-        return _sorted_out(found)
+        return _sorted_out(self._records(is_end=True))
 
     def _header(self, line: str | Unreadable) -> list[Found]:
         """Return the first line if it is not the header, which all files have alike."""
@@ -132,53 +125,50 @@ class CsvReader:
         cells = [pa.array(each, pa.string()) for each in zip(*rows, strict=True)]
         return pa.RecordBatch.from_arrays(cells, self._columns)
 
-    def _records(self) -> Iterator[Found]:
+    def _records(self, *, is_end: bool = False) -> Iterator[Found]:
         """Yield the records of the lines, but the last one if it may continue."""
-        while self._tried < len(self._lines):
-            self._tried += 1
-            tried = self._lines[: self._tried]
-            record = self._record([line for _, line in tried])
-            if record is _OPEN:
-                continue
-            if len(tried) > 1 and isinstance(record, Unreadable):
-                yield self._given_up()
-                continue
-            del self._lines[: self._tried]
-            self._tried = 0
-            yield tried[0][0], record
+        while self._lines:
+            count, record = self._first_record(is_end=is_end)
+            if not count:
+                return
+            yield self._lines[0][0], record
+            del self._lines[:count]
 
-    def _given_up(self) -> Found:
-        """Return the first line as a bad one; the others are tried again."""
-        place, line = self._lines.pop(0)
-        self._tried = 0
-        return place, Unreadable(str(line), f"The line is not CSV: {_UNCLOSED}.")
-
-    def _record(self, lines: list[str | Unreadable]) -> Any:
-        """Return the record of the lines, _OPEN, Unreadable, or None for no record."""
-        last = lines[-1]
-        if isinstance(last, Unreadable):
-            return last
-        text = "\n".join(map(str, lines))
-        may_continue = len(lines) < MOST_LINES and len(text) < MOST_CHARACTERS
-        if len(lines) > 1 and '"' not in last and may_continue:
-            return _OPEN
-        if not text.strip():
-            return None
+    def _first_record(self, *, is_end: bool) -> tuple[int, dict[str, Any] | Unreadable | None]:
+        """Return the number of lines of the first record, 0 if it may continue, and the record."""
+        _, line = self._lines[0]
+        if isinstance(line, Unreadable) or not line.strip():
+            return 1, line if isinstance(line, Unreadable) else None
+        used: list[str] = []
         try:
-            cells = cells_of(text, self._delimiter)
+            cells = next(csv.reader(self._texts(used), delimiter=self._delimiter, strict=True))
         except csv.Error as error:
-            is_open = str(error) == _UNCLOSED and may_continue
-            return _OPEN if is_open else Unreadable(text, f"The line is not CSV: {error}.")
-        if len(cells) != len(self._columns):
+            is_open = str(error) == _UNCLOSED and len(used) == len(self._lines)
+            if is_open and not is_end and _may_continue(used):
+                return 0, None
+            said = f"The line is not CSV: {error}."
+        else:
+            if len(cells) == len(self._columns):
+                return len(used), dict(zip(self._columns, cells, strict=True))
             said = f"It has {len(cells)} columns; the header has {len(self._columns)}."
-            return Unreadable(text, said)
-        return dict(zip(self._columns, cells, strict=True))
+        return 1, Unreadable(line, said if len(used) == 1 else f"The line is not CSV: {_UNCLOSED}.")
+
+    def _texts(self, used: list[str]) -> Iterator[str]:
+        """Yield the lines that the first record may have, and add each to ``used``."""
+        for _, line in self._lines:
+            if isinstance(line, Unreadable) or not _may_continue(used):
+                return
+            used.append(line)
+            yield f"{line}\n"
+
+
+def _may_continue(used: Sequence[str]) -> bool:
+    return len(used) < MOST_LINES and sum(map(len, used)) < MOST_CHARACTERS
 
 
 def cells_of(text: str, delimiter: str) -> list[str]:
-    """Return the cells of one record, or raise csv.Error."""
-    lines = (f"{line}\n" for line in text.split("\n"))
-    return next(csv.reader(lines, delimiter=delimiter, strict=True), [])
+    """Return the cells of a line, or raise csv.Error."""
+    return next(csv.reader([f"{text}\n"], delimiter=delimiter, strict=True))
 
 
 def _is_cells(text: str, delimiter: str, cells: list[str]) -> bool:
