@@ -8,17 +8,14 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from delayed_queue.db.sql import value_of
-from delayed_queue.exceptions import InvalidConfiguration
-from delayed_queue.spark.database import connect, database_now, fetch
+from delayed_queue.spark.database import connect, database_now
 from delayed_queue.spark.pipeline.cli import CODECS, DONE, add_partitions, asked_kind
 from delayed_queue.spark.pipeline.console import Console
 from delayed_queue.spark.pipeline.files import files_on
 from delayed_queue.spark.pipeline.session import Stopping, session
 from delayed_queue.spark.settings import SparkSettings, partitions_on
 from delayed_queue.spark.source.queues import check_known
-from delayed_queue.spark.source.reader import exported
-from delayed_queue.spark.store.archiving import COUNT_MESSAGES
+from delayed_queue.spark.source.reader import consistent_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +33,7 @@ def run(
     spark: SparkSession, kind: str | None, to: str, console: Console, *,
     partitions: int | None = None,
 ) -> Snapshot:  # fmt: skip
-    """Write the messages, count them against the same moment of the database, then name them.
+    """Write the messages as they stand at one moment, then give their directory its name.
 
     Raises InvalidConfiguration for a queue that the database does not know.
     """
@@ -49,7 +46,7 @@ def run(
     files = files_on(spark)
     try:
         console.progress("reading the messages …")
-        written = _write(spark, kind, staging, {**which, **partitions_on(spark, partitions)})
+        written = _write(spark, staging, {**which, **partitions_on(spark, partitions)})
         files.rename(staging, path)
     # Also after a stop by a signal no incomplete files stay.
     except BaseException:
@@ -58,18 +55,16 @@ def run(
     return Snapshot(path, written)
 
 
-def _write(spark: SparkSession, kind: str | None, staging: str, which: Mapping[str, str]) -> int:
-    with exported() as (connection, snapshot):
-        reader = spark.read.format("delayed_queue").options(**which)
-        frame = reader.option("snapshot", snapshot).load()
-        frame.write.partitionBy("kind").parquet(staging)
-        expected = int(value_of(fetch(connection, COUNT_MESSAGES.text, {"kind": kind})))
-    written = spark.read.schema(frame.schema).parquet(staging).count() if expected else 0
-    if written != expected:
-        raise InvalidConfiguration(
-            f"{written:,} messages were written, and there were {expected:,}; try again."
-        )
-    return written
+def _write(spark: SparkSession, staging: str, which: Mapping[str, str]) -> int:
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import expr
+
+    written = Observation()
+    with consistent_snapshot() as name:
+        frame = spark.read.format("delayed_queue").options(**which).option("snapshot", name).load()
+        counted = frame.observe(written, expr("count(1)").alias("messages"))
+        counted.write.partitionBy("kind").parquet(staging)
+    return int(written.get["messages"])
 
 
 def add_arguments(parser: ArgumentParser) -> None:

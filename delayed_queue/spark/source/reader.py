@@ -153,14 +153,6 @@ def selected(query: str, columns: Sequence[str], conditions: Sequence[Condition]
 
 
 @contextmanager
-def exported(dsn: str | None = None) -> Iterator[tuple[Connection, str]]:
-    """Hold a transaction open; yield its connection and the name of its snapshot."""
-    with closing(connect(Options(), dsn=dsn)) as connection:
-        connection.execute(REPEATABLE)
-        yield connection, str(value_of(fetch(connection, EXPORT_SNAPSHOT.text, {})))
-
-
-@contextmanager
 def consistent_snapshot(dsn: str | None = None) -> Iterator[str]:
     """Hold a transaction open whose snapshot other reads can share; yield its name.
 
@@ -171,5 +163,6 @@ def consistent_snapshot(dsn: str | None = None) -> Iterator[str]:
     ...     read = spark.read.format("delayed_queue").option("snapshot", name)
     ...     read.option("queue", "orders").load().write.parquet("orders")
     """
-    with exported(dsn) as (_, name):
-        yield name
+    with closing(connect(Options(), dsn=dsn)) as connection:
+        connection.execute(REPEATABLE)
+        yield str(value_of(fetch(connection, EXPORT_SNAPSHOT.text, {})))

@@ -144,14 +144,6 @@ SELECT
     set_config('extra_float_digits', '1', false)
 """)
 
-# The number of messages, of a kind or of all; a snapshot's files are checked against it.
-COUNT_MESSAGES: Final[Template] = Template("""
-SELECT count(*)
-FROM delayed_queue
-WHERE %(kind)s::text IS NULL
-    OR "pKind" = %(kind)s
-""")
-
 # The tables that the pipeline needs, and whether each exists.
 PRESENT: Final[Template] = Template("""
 SELECT name, to_regclass(name) IS NOT NULL

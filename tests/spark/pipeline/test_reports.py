@@ -18,7 +18,7 @@ from delayed_queue.models import DeadLetter
 from delayed_queue.queue.fingerprints import fingerprint
 from delayed_queue.spark.models import PipelineReport
 from delayed_queue.spark.pipeline import reports, snapshots
-from delayed_queue.spark.source.reader import exported
+from delayed_queue.spark.source.reader import consistent_snapshot
 from tests.spark.pipelines import CONSOLE, letters
 from tests.spark.support import with_jvm
 
@@ -36,13 +36,13 @@ class TestSnapshot:
         DelayedQueue("mail").offer_or_update("m", 1)
 
         @contextmanager
-        def and_then() -> Iterator[Any]:
-            with exported() as found:
+        def and_then() -> Iterator[str]:
+            with consistent_snapshot() as name:
                 queue.drop_all_messages("Yes, please, I know what I'm doing!")
                 queue.offer_or_update("late", 1)
-                yield found
+                yield name
 
-        monkeypatch.setattr(snapshots, "exported", and_then)
+        monkeypatch.setattr(snapshots, "consistent_snapshot", and_then)
         found = snapshots.run(spark, None, lake, CONSOLE)
         assert found.messages == 51
         rows = spark.read.parquet(found.path).collect()
