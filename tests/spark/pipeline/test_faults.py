@@ -148,11 +148,11 @@ class TestImport:
         records = [{"key": f"k{n}", "payload": {"n": n}} for n in range(60_000)]
         path = lines(tmp_path / "in.jsonl", records)
         with psycopg.connect(known) as holder:
-            # The last of three chunks, in key order, waits for this.
+            # The last of three chunks, in the order of the file, waits for this.
             holder.execute(
                 """INSERT INTO delayed_queue
                 ("pKey", "pKind", payload, "scheduledAt", "scheduledAtInitially", "createdAt")
-                VALUES ('k9999', 'orders|json', '', 0, 0, 0)"""
+                VALUES ('k59999', 'orders|json', '', 0, 0, 0)"""
             )
             with command(
                 "import", path, "--queue", "orders", "--id", "killed", "--master", "local[2,4]"
