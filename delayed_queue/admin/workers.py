@@ -142,6 +142,7 @@ class WorkerAdmin(RecordAdmin):
     host_column = column(_("host"), "host")
     pid_column = column(_("process id"), "pid")
     process_column = column(_("process"), "process")
+    served = column(_("queues, by priority"), lambda row: ", ".join(row.queues))
 
     def gone_text(self) -> Any:
         return _("This worker has stopped and removed its row.")
@@ -186,14 +187,6 @@ class WorkerAdmin(RecordAdmin):
         )  # fmt: skip
 
     # The detail page
-
-    @admin.display(description=_("queues, by priority"))
-    def served(self, row: Any) -> SafeString:
-        def rate(name: str) -> str:
-            return _of_now(row, formats.per_second(row.rates.get(name, 0)))
-
-        lines = [(name, rate(name)) for name in row.queues]
-        return formats.table((_("queue"), _("rate")), lines)
 
     @admin.display(description=_("leases"))
     def held(self, row: Any) -> SafeString:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import getpass
-from functools import partial
 from typing import Any, Final
 
 from django.db import transaction
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
-from delayed_queue.db.resilience import never, repeat
 from delayed_queue.exceptions import did_you_mean
 from delayed_queue.facade import DelayedQueue
 from delayed_queue.management.arguments import (
@@ -76,7 +74,7 @@ def _change(options: dict[str, Any]) -> Outcome:
     if group is not None and not options["force"]:
         _check_group(queue, group)
     of = queue.kind if group is None else f"{queue.kind}, group {named(group)},"
-    was_changed = repeat(queue.using, partial(_changed, queue, verb, options), doubt=never)
+    was_changed = _changed(queue, verb, options)
     if not was_changed:
         text = "is paused already" if verb == "pause" else "is not held"
     else:
