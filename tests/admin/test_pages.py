@@ -123,10 +123,11 @@ PAGES = sorted(
 
 @pytest.mark.parametrize("url", PAGES)
 def test_ids_longer_than_python_reads_are_of_nothing(admin_client: Client, url: str):
-    """Python refuses int() of 4,301 digits; each page of each model reports a missing row."""
+    """Python refuses int() of 4,301 digits. Reports have one page, with the last one."""
     long = "9" * 4301
     for page_of in ("change", "history", "delete"):
-        assert admin_client.get(f"{url}{long}/{page_of}/").status_code in {302, 403, 404}
+        status = admin_client.get(f"{url}{long}/{page_of}/").status_code
+        assert status in {302, 403, 404} or (status == 200 and "pipelinereport" in url)
 
 
 @pytest.mark.parametrize(
