@@ -39,7 +39,7 @@ TOPIC_CASES: Final = [
     *cases("CREATE_TOPIC", TOPICS, topic=Each("bulk", "new")),
     *cases("KEEP_PLANS", timeout=100, max_rows=0),
     *cases("LOCK_TOPIC", **_BULK, max_rows=0),
-    *cases("TRY_KEY", lock=1, max_rows=0),
+    *cases("TRY_KEY", scope="a", key="b", max_rows=0),
     *cases("LOCK_JOBS", **_BULK, keys=["1"]),
     *cases("LOCK_JOBS", **_BULK, keys=Each([str(each) for each in range(200)]), n=200),
     *cases("READ_ANSWER", "idempotency_scope_key", scope="token-5", age=10**8),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from typing import Final
 
 from django.db import DEFAULT_DB_ALIAS, Error, transaction
@@ -19,13 +19,6 @@ from delayed_queue.http.conf import MAX_KEY
 from delayed_queue.http.models import IdempotencyKey
 from delayed_queue.http.store.callers import AnswerRow
 from delayed_queue.messages import MILLISECOND
-
-
-def lock_of(*names: str) -> int:
-    """Return the number of an advisory lock; names that share one only wait for each other."""
-    digest = blake2b("\0".join(names).encode(), digest_size=8, person=b"delayed_queue").digest()
-    return int.from_bytes(digest, signed=True)
-
 
 RETENTION: Final = timedelta(hours=24)
 _PRUNE_SECONDS: Final = 600.0
@@ -94,9 +87,8 @@ def _once(
     scope: str, key: str, digest: bytes, call: Callable[[], KeptAnswer], using: str
 ) -> KeptAnswer | Refusal:
     with transaction.atomic(using=using):
-        is_held, kept = IdempotencyKey.objects.hold(
-            lock_of("idempotency", scope, key), scope, key, RETENTION // MILLISECOND, using=using
-        )
+        age = RETENTION // MILLISECOND
+        is_held, kept = IdempotencyKey.objects.hold(scope, key, age, using=using)
         if not is_held:
             return Refusal.IN_PROGRESS
         if kept is not None:
@@ -104,7 +96,7 @@ def _once(
         answer = call()
         row = AnswerRow(digest, answer.status, answer.body)
         IdempotencyKey.objects.save(scope, key, row, using=using)
-        return replace(answer, is_replay=False)
+        return answer
 
 
 def _replay(kept: AnswerRow, digest: bytes) -> KeptAnswer | Refusal:

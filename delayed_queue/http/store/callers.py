@@ -68,7 +68,12 @@ RETURNING
 """
 
 # Lock an idempotency key until the end of the transaction; false if another request has it.
-TRY_KEY: Final[LiteralString] = "SELECT pg_try_advisory_xact_lock(%(lock)s::bigint)"
+# Keys that share a hash only wait for each other.
+TRY_KEY: Final[LiteralString] = """
+SELECT pg_try_advisory_xact_lock(
+    hashtextextended((%(scope)s::text || '|' || %(key)s::text) COLLATE "C", 1726099841030127)
+)
+"""
 
 # The answer of a key, unless it is too old. Reads: idempotency_scope_key.
 READ_ANSWER: Final[LiteralString] = f"""{CLOCK}
@@ -160,7 +165,7 @@ class IdempotencyKeyManager(models.Manager[M]):
     """The statements of idempotency keys."""
 
     def hold(
-        self, lock: int, scope: str, key: str, age: int, *, using: str = DEFAULT_DB_ALIAS
+        self, scope: str, key: str, age: int, *, using: str = DEFAULT_DB_ALIAS
     ) -> tuple[bool, AnswerRow | None]:
         """Lock the key in a new transaction; return whether that worked, and the kept answer.
 
@@ -168,7 +173,7 @@ class IdempotencyKeyManager(models.Manager[M]):
         """
         params = {"scope": scope, "key": key, "age": age, "now": None}
         # Two statements: the second sees what the previous holder has committed.
-        steps: list[Step] = [(TRY_KEY, {"lock": lock}), (READ_ANSWER, params)]
+        steps: list[Step] = [(TRY_KEY, {"scope": scope, "key": key}), (READ_ANSWER, params)]
         ((is_held,),), rows = run(using, steps, savepoint=False)
         return is_held, first_row(AnswerRow, rows)
 

@@ -23,7 +23,7 @@ from delayed_queue.http.jobs.catalogue import (
     pause_topic,
     read_topic,
 )
-from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, lock_of, once, prune_answers
+from delayed_queue.http.jobs.idempotency import KeptAnswer, Refusal, once, prune_answers
 from delayed_queue.http.jobs.jobs import IfExists
 from delayed_queue.http.jobs.requests import job_from
 from delayed_queue.http.models import IdempotencyKey, Topic
@@ -240,7 +240,7 @@ class TestIdempotency:
     def test_a_request_under_way_refuses_its_like_and_then_answers_or_not(self, other, end):
         """TRY_KEY, READ_ANSWER, SAVE_ANSWER: stored with the commit or not at all."""
         other.execute("BEGIN")
-        held = other.execute(TRY_KEY, {"lock": lock_of("idempotency", SCOPE, "key")})
+        held = other.execute(TRY_KEY, {"scope": SCOPE, "key": "key"})
         assert held.fetchone() == (True,)
         kept = {"scope": SCOPE, "key": "key", "request_hash": b"x", "status": 202,
                 "answer": "theirs", "now": None}  # fmt: skip
