@@ -33,7 +33,6 @@ _NEXT: Final = {
     RowState.EXPIRED: _("lease ended, so due again"),
 }
 _BY_SCHEDULE: Final = Keyset("scheduled_at", is_partial=True)
-_BY_LEASE: Final = Keyset("lease_id", is_text=True)
 _BY_KIND: Final = Keyset("kind", is_text=True)
 
 
@@ -78,7 +77,7 @@ class MessageAdmin(KeyedRowAdmin):
 
     def listed_by(self, request: HttpRequest) -> Keyset:
         if request.GET.get(filters.STATE) in {RowState.LEASED, RowState.EXPIRED}:
-            return _BY_LEASE
+            return searching.BY_LEASE
         return NEWEST_FIRST if filters.chosen_kind(request) is None else _BY_SCHEDULE
 
     def token_of(self, row: Any) -> str:

@@ -149,9 +149,9 @@ def of_group(keyset: Keyset, *branches: Q) -> Term:
     return Term(_of_group, keyset, branches=branches or (Q(),), needs_queue=True)
 
 
-_BY_LEASE: Final = Keyset("lease_id", is_text=True)
-LEASE: Final = Term(_leased, _BY_LEASE)
-WORKER: Final = Term(_held, _BY_LEASE)
+BY_LEASE: Final = Keyset("lease_id", is_text=True)
+LEASE: Final = Term(_leased, BY_LEASE)
+WORKER: Final = Term(_held, BY_LEASE)
 BATCH: Final = Term(_of_batch, Keyset("batch_id"))
 PREFIX: Final = Term(_beginning_with, Keyset("key", is_text=True), scans=True)
 HEADER: Final = Term(_of_queue, matches=_with_header, scans=True)

@@ -107,8 +107,8 @@ FROM ended
 )
 
 
-# The nesting of arrays and objects in a request.
-DEPTH: Final = 16
+# Deeper than validation allows, so that validation reports the path.
+DEPTH: Final = 32
 # The largest request, without attachments.
 BODY_BYTES: Final = 256 * KIB
 

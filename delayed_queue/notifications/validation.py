@@ -1,15 +1,16 @@
 """Validation of requests from REST, the broker and imports.
 
-It takes what was read as strict JSON, raises nothing, and never repeats a recipient, a context or a
-text.
+It raises nothing, and its messages never repeat a recipient, a context or a text.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -29,18 +30,27 @@ from delayed_queue.notifications.requests import MAX_SUBJECT, Attachment, Mail, 
 from delayed_queue.notifications.segments import segments_of
 from delayed_queue.notifications.services import USING
 
+MAX_DEPTH: Final = 16
+# Python refuses to write numbers of thousands of digits.
+MAX_BITS: Final = 256
 MAX_TEXT: Final = 100_000
 MAX_ERRORS: Final = 20
 MAX_AHEAD: Final = timedelta(days=366)
 _BLANK: Final = frozenset(
     ("subject", "html", "priority", "sendAt", "expiresAt", "callbackUrl", "replyTo")
 )
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _PATH: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,100}")
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _INSTANT: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
     r"([Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
+
+
+# Where a member is: its container's place, and its name or number there.
+Place = tuple[Any, ...]
 
 
 class FieldError(Struct, frozen=True):
@@ -93,6 +103,8 @@ def validate(
     """
     if not isinstance(raw, dict):
         return [FieldError("", "must be a JSON object")]
+    if errors := list(islice(_unstorable(raw), MAX_ERRORS + 1)):
+        return _first(errors)
     reader = _Reader(raw, find_template, now or database_now(USING), guesses)
     request = reader.request()
     return request if request is not None else _first(reader.errors)
@@ -102,6 +114,45 @@ def _first(errors: list[FieldError]) -> list[FieldError]:
     if len(errors) <= MAX_ERRORS:
         return errors
     return [*errors[:MAX_ERRORS], FieldError("", f"has more than {MAX_ERRORS} errors")]
+
+
+def _unstorable(value: Any, place: Place = (), depth: int = 1) -> Iterator[FieldError]:
+    """Yield errors for what neither JSON nor the database can hold.
+
+    There may be very many members, so a path is written only for an error.
+    """
+    is_object = isinstance(value, dict)
+    for name, each in value.items() if is_object else enumerate(value):
+        message = (_scalar_problem(name) if is_object else "") or _scalar_problem(each)
+        if type(each) in (dict, list) and each and not message:
+            if depth < MAX_DEPTH:
+                yield from _unstorable(each, (place, name), depth + 1)
+                continue
+            message = f"is nested deeper than {MAX_DEPTH} levels"
+        if message:
+            yield FieldError(_path((place, name)), message)
+
+
+def _path(place: Place) -> str:
+    parts: list[str] = []
+    while place:
+        place, name = place
+        shown = name if isinstance(name, str) and _NAME.fullmatch(name) else "?"
+        parts.append(f"[{name}]" if isinstance(name, int) else f".{shown}")
+    return "".join(reversed(parts)).removeprefix(".")
+
+
+def _scalar_problem(value: Any) -> str:
+    if isinstance(value, str):
+        if "\x00" in value:
+            return "contains NUL"
+        return "is not valid Unicode" if not value.isascii() and _SURROGATES.search(value) else ""
+    if isinstance(value, int):
+        return "is too large a number" if value.bit_length() > MAX_BITS else ""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else "is not a finite number"
+    known = value is None or isinstance(value, dict | list)
+    return "" if known else f"is a {type(value).__name__}, not a JSON value"
 
 
 class _Reader:

@@ -366,7 +366,12 @@ def exposition(*collectors: Collector, accept: str = "") -> tuple[bytes, str]:
     return encode(registry), content_type
 
 
-def forget_child(process: int) -> None:
-    """Remove the gauges of an ended process of a supervisor from the sums; its counters stay."""
-    if _Sharing.is_on:
-        mark_process_dead(process)  # type: ignore[no-untyped-call]
+def forget_process(pid: int) -> None:
+    """Remove the gauges of an ended process from the sums; its counters stay."""
+    if _DIRECTORY in os.environ:
+        mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def forget_child(pid: int, process: int) -> None:
+    """Do the same for a process of a supervisor, numbered if metrics are shared."""
+    forget_process(process if _Sharing.is_on else pid)

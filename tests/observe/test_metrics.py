@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -21,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayed_queue import DelayedQueue, Envelope, Reject, ScheduledMessage, Snooze
 from delayed_queue.checks import check_instruments
-from delayed_queue.models import StoredBatch
+from delayed_queue.models import Message, StoredBatch
 from delayed_queue.observe.metrics import (
     TOP_GROUPS,
     PrometheusInstrument,
@@ -36,7 +38,7 @@ from tests.support import documents
 from tests.support.concurrency import raw_connection
 from tests.support.factories import DeadLetterFactory, MessageFactory, from_now, worker_row
 from tests.support.instruments import registry_of
-from tests.support.processes import wait_until
+from tests.support.processes import LEAN, ROOT, environment, wait_until
 
 SOON = timedelta(milliseconds=50)
 
@@ -324,10 +326,54 @@ def refused() -> Iterator[None]:
         connection.close()
 
 
-def test_processes_that_share_a_directory_are_added_up(tmp_path, monkeypatch):
-    """Instead of this process alone: none of them has counted here yet."""
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    assert exposition()[0] == b""
+def start(queue: str, directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.instrumented_worker", queue],
+        cwd=ROOT,
+        env={**environment(), **LEAN, "PROMETHEUS_MULTIPROC_DIR": str(directory)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+class TestProcesses:
+    def test_counts_of_all_processes_are_added_up(self, tmp_path: Path) -> None:
+        queue = DelayedQueue("orders")
+        text = ""
+        for number in range(3):
+            queue.offer_batch([ScheduledMessage(f"k{number}-{n}", n) for n in range(10)])
+            text, _ = start("orders", tmp_path).communicate(timeout=60)
+        assert not Message.objects.exists()
+        found = Samples.read(text)
+        assert found.of("messages_acknowledged_total", queue="orders") == 30
+        count = found.of("handler_duration_seconds_count", queue="orders", outcome="done")
+        assert count == 30
+        assert found.of("handlers_in_progress", queue="orders") == 0
+
+    def test_a_dead_process_is_forgotten(self, tmp_path: Path) -> None:
+        DelayedQueue("stuck").offer_or_update("k", "hang")
+        with start("stuck", tmp_path) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "hanging\n"
+            process.kill()
+        script = (
+            "from delayed_queue.observe.metrics import exposition, forget_process\n"
+            "print(exposition()[0].decode(), end='')\n"
+            f"forget_process({process.pid})\n"
+            "print('---')\n"
+            "print(exposition()[0].decode(), end='')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "manage.py", "shell", "--no-imports", "-c", script],
+            cwd=ROOT, timeout=60, check=True, stdout=subprocess.PIPE, text=True,
+            env={**environment(), **LEAN, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        )  # fmt: skip
+        before, _, after = done.stdout.partition("---\n")
+        assert Samples.read(before).of("handlers_in_progress", queue="stuck") == 1
+        assert Samples.read(after).of("handlers_in_progress", queue="stuck") is None
+        assert Samples.read(after).of("messages_leased_total", queue="stuck") == 1
 
 
 @pytest.mark.parametrize(

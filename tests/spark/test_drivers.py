@@ -1,8 +1,9 @@
-"""A killed driver, and one that continues its streams."""
+"""A killed driver, and two at once, beside the session of the run."""
 
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,19 @@ def test_a_driver_is_killed_and_another_goes_on(tmp_path: Path, spark: Any):
     found = in_lake(tmp_path / "batch" / "rows")
     assert sorted(found) == keys
     assert sorted(key for key, times in found.items() if times > 1) == keys[:40]
+
+
+@pytest.mark.long
+def test_two_drivers_on_one_queue(tmp_path: Path, spark: Any):
+    """Each has its own reader process, and shares only the database."""
+    keys = fill(400, "file")
+    lakes = [tmp_path / "one", tmp_path / "two"]
+    for at in lakes:
+        at.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(draining.run, spark, "file", str(at), "none") for at in lakes]
+        for each in both:
+            each.result(TIMEOUT)
+    found = [in_lake(at / "file" / "rows") for at in lakes if (at / "file/rows").exists()]
+    assert sum(found, Counter()) == Counter(keys)
+    assert Message.objects.count() == 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
+import psycopg
 import pytest
+from django.db import transaction
 
 from delayed_queue.messages import Envelope
 from delayed_queue.models import Message, StoredBatch
@@ -14,7 +17,7 @@ from delayed_queue.tasks import task_batch
 from delayed_queue.tasks.priorities import TaskQueue
 from delayed_queue.tasks.serving import UNLIMITED, servings
 from delayed_queue.testing.draining import deliver_treated
-from tests.support.concurrency import together
+from tests.support.concurrency import calling, together, wait_until_blocked
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("both_paths")]
 ROUNDS: Final = 8
@@ -51,6 +54,20 @@ def counts(batch: Any) -> dict[str, int]:
     return {
         key: each for key, each in (then.headers or {})["batch"].items() if each and key != "id"
     }
+
+
+def test_b7_the_second_of_two_last_members_waits_and_offers_then(
+    work: Any, admin: psycopg.Connection[Any]
+) -> None:
+    batch, _ = filled(work, (work.add, 1), (work.pay, "a"))
+    first, second = begun(), begun()
+    with ExitStack() as stack:
+        with transaction.atomic():
+            assert end(first)
+            started = stack.enter_context(calling(partial(end, second)))
+            wait_until_blocked(admin, started)
+        assert started.answer()
+    assert counts(batch) == {"total": 2, "done": 2}
 
 
 @pytest.mark.parametrize("task", ["add", "fail", "pay"])

@@ -1,1 +1,1 @@
-"""The HTTP API: endpoints, and the calls about jobs."""
+"""The HTTP API: calls about jobs; notifications share its endpoints, bodies and replies."""

@@ -132,7 +132,7 @@ def admit(request: HttpRequest, limit: Limit, types: Collection[str]) -> None:
         _check_type(request, types)
     # Many clients send an empty object or null with each POST.
     elif request.content_type == JSON and body.strip() not in (b"", b"{}", b"null"):
-        detail = "This call takes no body; its parameters are in the query."
+        detail = "This call takes no body. Parameters, if it has any, are in the query."
         raise Problem(400, "invalid_request", "Invalid request", detail)
     # ``request.body`` keeps it here; after read() alone it would raise.
     request._body = body  # noqa: SLF001

@@ -67,8 +67,8 @@ RETURNING
     END
 """
 
-# Lock an idempotency key until the end of the transaction; false if another request has it.
-# Keys that share a hash only wait for each other.
+# Lock an idempotency key until the end of the transaction; false if another request has it, or one
+# of a key with the same hash.
 TRY_KEY: Final[LiteralString] = """
 SELECT pg_try_advisory_xact_lock(
     hashtextextended((%(scope)s::text || '|' || %(key)s::text) COLLATE "C", 1726099841030127)

@@ -149,7 +149,7 @@ class RetryParked(ServiceOperation):
 
 @admin.register(ParkedRequest)
 class ParkedRequestAdmin(ShownOnly):
-    """The latest first."""
+    """The newest first; one that is parked again keeps its place."""
 
     list_heading = _("Parked requests")
     list_display = ("reason", "origin", "tenant", "times", "size_column", "parked_column")

@@ -29,6 +29,10 @@ _DRAINED: Final = (
     "CAST(drained_at AS TIMESTAMP) AS finished_at", "'done' AS outcome",
     *(f"CAST(NULL AS STRING) AS {name}" for name in ("reason", "error", "fingerprint")),
 )  # fmt: skip
+DRAINED_SCHEMA: Final = (
+    "kind string, attempts int, created_at timestamp, scheduled_at_initially timestamp, "
+    "drained_at timestamp"
+)
 _DEAD: Final = (
     "pKind AS kind", "CAST(attempts AS INT) AS attempts",
     "timestamp_millis(CAST(createdAt AS BIGINT)) AS created_at",

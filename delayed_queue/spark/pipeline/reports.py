@@ -97,7 +97,9 @@ def _facts(spark: SparkSession, options: ReportOptions) -> DataFrame:
     frames += [measures.dead_facts(read[path], path) for path in options.archives]
     letters = KNOWN["dead-letters"]
     stored = read_rows(spark, letters, measures.DEAD_COLUMNS, options.partitions)
-    found = reduce(lambda left, right: left.unionByName(right), frames, measures.dead_facts(stored))
+    frames.append(measures.dead_facts(stored))
+    nothing = measures.drained_facts(spark.createDataFrame([], measures.DRAINED_SCHEMA), "")
+    found = reduce(lambda left, right: left.unionByName(right), frames, nothing)
     if options.since is not None:
         found = found.where(col("finished_at") >= lit(options.since))
     if options.until is not None:

@@ -250,18 +250,29 @@ def conf_of(settings: SparkSettings, master: str, *, is_verbose: bool = False) -
 def _limits(settings: SparkSettings) -> dict[str, str]:
     """Return the limits of a cluster's cores, or refuse a larger one."""
     most = settings.MAX_CONNECTIONS
-    executors = int(settings.CONF.get("spark.executor.instances", 0))
-    cores = int(settings.CONF.get("spark.executor.cores", 1))
-    if executors * cores > most:
+    executors, cores = (
+        _size(settings, name) for name in ("spark.executor.instances", "spark.executor.cores")
+    )
+    used = (executors or 1) * (cores or 1)
+    if used > most:
         raise InvalidConfiguration(
-            f"{executors} executors of {cores} cores may open {executors * cores} connections, "
-            f"more than MAX_CONNECTIONS, {most}."
+            f"Executors with {used} cores in all may open {used} connections, more than "
+            f"MAX_CONNECTIONS, {most}."
         )
+    most = used if executors else most
     # A standalone master obeys the first, dynamic allocation the second.
     return {
         "spark.cores.max": str(most),
-        "spark.dynamicAllocation.maxExecutors": str(max(most // cores, 1)),
+        "spark.dynamicAllocation.maxExecutors": str(most // (cores or 1)),
     }
+
+
+def _size(settings: SparkSettings, name: str) -> int | None:
+    """Return one of Spark's sizes from CONF; None if it is not there."""
+    given = str(settings.CONF.get(name, "1"))
+    if not re.fullmatch("[1-9][0-9]{0,5}", given):
+        raise InvalidConfiguration(f"CONF: {name} must be a whole number from 1, not {given!r}.")
+    return int(given) if name in settings.CONF else None
 
 
 @contextmanager

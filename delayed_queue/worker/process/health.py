@@ -330,8 +330,11 @@ def measure_if_served(address: tuple[str, int] | None) -> None:
 
 @contextmanager
 def sharing_metrics(address: tuple[str, int] | None) -> Iterator[None]:
-    """Share the metrics of all processes in a temporary directory, where they are served."""
-    metrics = None if address is None else _metrics()
+    """Share the metrics of all processes in a temporary directory.
+
+    No action without an address or prometheus-client, or if the operator has set a directory.
+    """
+    metrics = None if address is None or _MULTIPROCESS in os.environ else _metrics()
     with ExitStack() as stack:
         if metrics is not None:
             try:
@@ -348,7 +351,7 @@ def number_metrics(process: int) -> None:
         metrics.number_process(process)
 
 
-def forget_metrics(process: int) -> None:
+def forget_metrics(pid: int, process: int) -> None:
     """Remove the gauges of an ended process from the sums."""
     if (metrics := _shared_metrics()) is not None:
-        metrics.forget_child(process)
+        metrics.forget_child(pid, process)

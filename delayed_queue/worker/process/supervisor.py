@@ -304,7 +304,7 @@ class Supervisor:
                 self.watch_over(child)
                 self._replace_when_used_up(child)
             else:
-                forget_metrics(child.index)
+                forget_metrics(pid, child.index)
                 self._note_end(child, pid, code)
         elif self._may_start(child):
             child.start(self._work_as)

@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 from delayed_queue.codecs import codec_named
 from delayed_queue.exceptions import InvalidConfiguration, InvalidMessage
 from delayed_queue.messages import from_milliseconds, to_milliseconds
+from delayed_queue.spark.source.filters import Condition
 from delayed_queue.spark.source.offering import (
     chunks,
     digest_of,
@@ -193,6 +194,11 @@ class TestRanges:
 
 
 class TestConditions:
+    def test_values_cannot_become_sql(self):
+        evil = "x' OR true; DROP TABLE delayed_queue; --\\"
+        query = selected("SELECT 1 AS key", ["key"], [Condition("key", "=", evil)])
+        assert query.endswith(" E'x'' OR true; DROP TABLE delayed_queue; --\\\\'")
+
     def test_a_column_is_an_identifier(self):
         assert selected("SELECT 1", ['a"b'], []).startswith('SELECT "a""b" FROM')
 

@@ -21,3 +21,18 @@ class TestSettings:
         assert limits.items() | sizes.items() <= conf.items()
         with pytest.raises(InvalidConfiguration, match="32 connections, more than"):
             conf_of(SparkSettings(MAX_CONNECTIONS=31, CONF=sizes), "yarn")
+
+    @pytest.mark.parametrize("cores", ["0", "two", "-1", "1.5"])
+    def test_a_size_that_is_no_number_is_named(self, cores: str) -> None:
+        with pytest.raises(InvalidConfiguration, match=r"spark\.executor\.cores must be a whole"):
+            conf_of(SparkSettings(CONF={"spark.executor.cores": cores}), "yarn")
+
+    def test_one_executor_may_not_have_more_cores_than_connections(self) -> None:
+        with pytest.raises(InvalidConfiguration, match="may open 40 connections"):
+            conf_of(SparkSettings(CONF={"spark.executor.cores": "40"}), "yarn")
+
+    def test_a_small_cluster_stays_small(self) -> None:
+        sizes = {"spark.executor.instances": "2", "spark.executor.cores": "4"}
+        conf = conf_of(SparkSettings(CONF=sizes), "spark://a:7077")
+        limits = {"spark.cores.max": "8", "spark.dynamicAllocation.maxExecutors": "2"}
+        assert limits.items() <= conf.items()
